@@ -1,0 +1,1 @@
+"""The trainer: runs alone in the container; never imports the broker."""

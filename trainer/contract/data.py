@@ -1,0 +1,128 @@
+"""How rows are read and prompts rendered: the same code before a GPU is bought and while it trains."""
+
+import csv
+import io
+import json
+import string
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.contract.train import DataConfig, DataFormat
+
+MAX_CELL = 1_000_000
+
+
+class DataError(ValueError):
+    """The data set or a template is at fault; the message is one line and names the place and the fix."""
+
+
+def format_of(path: str, declared: DataFormat | None) -> DataFormat:
+    """The declared format, or the one that the file's ending tells. Raises DataError when neither says."""
+    if declared is not None:
+        return declared
+    ending = path.rsplit(".", 1)[-1].lower()
+    match ending:
+        case "csv" | "json" | "jsonl":
+            return ending
+        case "ndjson":
+            return "jsonl"
+    raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to csv, json or jsonl")
+
+
+def read_rows(data: bytes, fmt: DataFormat) -> Iterator[dict[str, Any]]:
+    """Rows as dictionaries by column name. Raises DataError naming the line that cannot be read."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise DataError(f"data: byte {e.start} is not UTF-8; save the file as UTF-8") from None
+    if not text.strip():
+        raise DataError("data: the file is empty; give a file with at least one row")
+    match fmt:
+        case "csv":
+            yield from _csv_rows(text)
+        case "json":
+            yield from _json_rows(text)
+        case "jsonl":
+            yield from _jsonl_rows(text)
+
+
+def _csv_rows(text: str) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(MAX_CELL)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            if None in row or any(v is None for v in row.values()):
+                wrong = "more" if None in row else "fewer"
+                raise DataError(
+                    f"data line {reader.line_num}: {wrong} cells than the header's {len(reader.fieldnames or ())}; "
+                    "quote cells that hold commas"
+                )
+            yield row
+    except csv.Error as e:
+        raise DataError(f"data line {reader.line_num}: {e}; check the quotes of this CSV") from None
+
+
+def _json_rows(text: str) -> Iterator[dict[str, Any]]:
+    try:
+        rows = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as e:
+        line = getattr(e, "lineno", 1)
+        raise DataError(f"data line {line}: not JSON ({type(e).__name__}); for one object a line use jsonl") from None
+    if not isinstance(rows, list):
+        raise DataError("data: the JSON must be a list of objects; for one object a line use jsonl")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"data row {number}: is not an object; every row must map columns to values")
+        yield row
+
+
+def _jsonl_rows(text: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            raise DataError(f"data line {number}: not JSON; every line must be one object") from None
+        if not isinstance(row, dict):
+            raise DataError(f"data line {number}: is not an object; every line must map columns to values")
+        yield row
+
+
+def template_columns(template: str, field: str) -> tuple[str, ...]:
+    """The columns that a template names, in order. Raises DataError for a template that cannot be parsed."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as e:
+        raise DataError(f"{field}: {e}; write {{column}}, and {{{{ }}}} for literal braces") from None
+    names: list[str] = []
+    for _, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if not name or spec or conversion or not name.replace("_", "a").replace("-", "a").replace(" ", "a").isalnum():
+            raise DataError(f"{field}: {{{name}}} is not a plain column name; write {{column}}")
+        names.append(name)
+    return tuple(names)
+
+
+def check_templates(config: DataConfig, columns: frozenset[str]) -> None:
+    """Raises DataError when a template names a column that the data set lacks."""
+    for field, template in (("data.prompt", config.prompt), ("data.completion", config.completion)):
+        for name in template_columns(template, field):
+            if name not in columns:
+                raise DataError(f"{field}: no column {name!r} in the data; it has {', '.join(sorted(columns))}")
+
+
+def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str]:
+    """(prompt, completion) of a row. Raises DataError naming the row when a column is missing or null."""
+    try:
+        texts = []
+        for template in (config.prompt, config.completion):
+            names = template_columns(template, "data template")
+            empty = next((n for n in names if row[n] is None), None)
+            if empty is not None:
+                raise DataError(f"data row {number}: column {empty!r} is null; fill it or drop the row")
+            texts.append(template.format_map({n: row[n] for n in names}))
+    except KeyError as e:
+        raise DataError(f"data row {number}: no column {e.args[0]!r}; every row needs it") from None
+    return texts[0], texts[1]

@@ -1,0 +1,66 @@
+"""Where each object lies. Every key is below `<installation>/`; see docs/architecture.md for who writes what."""
+
+
+def job_prefix(job: str) -> str:
+    return f"jobs/{job}/"
+
+
+def job_data(job: str, sha256: str) -> str:
+    """Content-addressed copy of an upload, readable by the job's attempts only."""
+    return f"jobs/{job}/data/{sha256}"
+
+
+def upload(sha256: str) -> str:
+    """An upload that no job owns yet; the broker alone reads it."""
+    return f"uploads/{sha256}"
+
+
+def spec(attempt: str) -> str:
+    return f"attempts/{attempt}/spec.json"
+
+
+def desired(attempt: str) -> str:
+    return f"attempts/{attempt}/desired.json"
+
+
+def grant(attempt: str) -> str:
+    return f"attempts/{attempt}/grant.json"
+
+
+def final(attempt: str) -> str:
+    return f"attempts/{attempt}/final.json"
+
+
+BEATS = "beats/"
+
+
+def beat(attempt: str, node: int) -> str:
+    return f"{BEATS}{attempt}/{node}"
+
+
+def attempt_of_beat(key: str) -> str:
+    """The attempt that a key below `beats/` belongs to."""
+    return key.removeprefix(BEATS).split("/", 1)[0]
+
+
+def logs(attempt: str) -> str:
+    return f"attempts/{attempt}/log/"
+
+
+def log_chunk(attempt: str, node: int, boot: str, number: int) -> str:
+    """Chunks of one boot sort in the order in which they were written."""
+    return f"attempts/{attempt}/log/{node}/{boot}-{number:010d}"
+
+
+def checkpoints(job: str) -> str:
+    return f"checkpoints/{job}/"
+
+
+def checkpoint(job: str, attempt: str, step: int, nonce: str) -> str:
+    """The folder of one checkpoint; the nonce keeps an uncommitted folder from ever being used again."""
+    return f"checkpoints/{job}/{attempt}/{step:010d}-{nonce}/"
+
+
+MANIFEST = "manifest.json"
+BROKER_LEASE = "broker/lease"
+INSTALLATION = "broker/installation"

@@ -1,0 +1,214 @@
+"""The documents that broker and trainer exchange through the blob store, and the outcomes of an attempt."""
+
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainer.contract.base import Document
+from trainer.contract.script import ScriptConfig
+from trainer.contract.train import CheckpointConfig, TrainConfig
+
+CONTRACT_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as the agent saw it."""
+
+    COMPLETED = "completed"
+    DRAINED = "drained"
+    """Stopped on request, with everything up to `manifest` safe."""
+    USER_ERROR = "user_error"
+    """The program or the configuration is at fault: a retry cannot help."""
+    DATA = "data"
+    """The data set is at fault: a retry cannot help."""
+    OOM = "oom"
+    INFRASTRUCTURE = "infrastructure"
+    """The machine, the network or the store is at fault: another machine may help."""
+    DEADMAN = "deadman"
+    """The broker's lease went stale; saved and stopped without being told."""
+
+
+class ExitCode(IntEnum):
+    """What the worker process tells the agent; every other code is a user error (script) or infrastructure (train)."""
+
+    COMPLETED = 0
+    DRAINED = 70
+    USER_ERROR = 64
+    DATA = 65
+    OOM = 71
+    INFRASTRUCTURE = 75
+
+
+class Limits(Document):
+    """Rhythms and patience of the agent, in seconds."""
+
+    beat_s: float = 5.0
+    poll_s: float = 5.0
+    """How often `desired.json` and the broker's lease are read."""
+    log_s: float = 5.0
+    deadman_s: float = 900.0
+    """Without a fresh broker lease for so long: checkpoint and stop. 0 means never."""
+    outage_s: float = 7200.0
+    """How long the agent trains on while the store cannot be reached."""
+    drain_s: float = 120.0
+    """From a drain request to the end, the last checkpoint included."""
+
+
+class DataFile(Document):
+    """One input object, checked by hash before use."""
+
+    key: str
+    sha256: str
+    bytes: int
+    format: Literal["csv", "json", "jsonl", "tar"]
+
+
+class World(Document):
+    """How many processes train together."""
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    """0: train on the CPU."""
+
+
+class AttemptSpec(Document):
+    """`attempts/<attempt>/spec.json`: everything the trainer needs; secrets by name only."""
+
+    version: int = CONTRACT_VERSION
+    installation: str
+    job: str
+    attempt: str
+    number: int
+    """1 for the first attempt of the job."""
+    train: TrainConfig | None = None
+    script: ScriptConfig | None = None
+    """Exactly one of `train` and `script`."""
+    data: DataFile | None = None
+    code: DataFile | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    resume_from: tuple[str, ...] = ()
+    """Keys of committed manifests, newest first; the first that verifies is used."""
+    env: dict[str, str] = Field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+    """Names; the values come sealed in `grant.json`."""
+    world: World = World()
+    limits: Limits = Limits()
+
+
+class Desired(Document):
+    """`attempts/<attempt>/desired.json`: what the broker wants; lower (epoch, seq) are ignored, drain never turns back."""
+
+    want: Literal["run", "drain", "stop"] = "run"
+    epoch: int = 0
+    seq: int = 0
+    reason: str = ""
+
+    def newer_than(self, other: "Desired") -> bool:
+        """True when this one replaces `other`: a higher (epoch, seq), and no way back from drain or stop."""
+        strength = {"run": 0, "drain": 1, "stop": 2}
+        return (self.epoch, self.seq) > (other.epoch, other.seq) and strength[self.want] >= strength[other.want]
+
+
+class Grant(Document):
+    """`attempts/<attempt>/grant.json`: `sealed` opens with the attempt's key (Fernet) to a `Sealed` as JSON."""
+
+    seq: int = 0
+    expires_at: datetime | None = None
+    sealed: str
+
+
+class Sealed(Document):
+    """What a grant carries: store options (renewed credentials) and the values of the job's secrets."""
+
+    store_options: dict[str, str] = Field(default_factory=dict)
+    secrets: dict[str, str] = Field(default_factory=dict)
+
+
+class CheckpointRef(Document):
+    """A committed checkpoint."""
+
+    manifest: str
+    """Key of its manifest.json."""
+    step: int
+    save_s: float = 0.0
+    """Seconds from the snapshot to the committed manifest."""
+    stall_s: float = 0.0
+    """Seconds for which the training loop stood still."""
+
+
+Phase = Literal["starting", "loading", "evaluating", "training", "saving", "sampling", "draining", "done"]
+
+
+class Beat(Document):
+    """`beats/<attempt>/<node>`: the sign of life and the progress."""
+
+    attempt: str
+    node: int = 0
+    boot: str
+    """Random for each start of the agent."""
+    seq: int
+    phase: Phase = "starting"
+    message: str = ""
+    step: int = 0
+    total_steps: int = 0
+    resumed_from: int | None = None
+    """Step of the checkpoint that this attempt continued from."""
+    loss: float | None = None
+    heldout_loss: float | None = None
+    tokens_per_s: float | None = None
+    rows_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    gpu_utilisation: float | None = None
+    """0..1 over the last beat; absent without a GPU."""
+    checkpoint: CheckpointRef | None = None
+    notice_s: float | None = None
+    """Seconds until the machine is taken away, if its provider said so to the machine."""
+
+
+class Final(Document):
+    """`attempts/<attempt>/final.json`, put once: how the attempt ended."""
+
+    attempt: str
+    outcome: Outcome
+    message: str = ""
+    """One line: what, where and the fix."""
+    exit_code: int | None = None
+    step: int = 0
+    total_steps: int = 0
+    resumed_from: int | None = None
+    checkpoint: CheckpointRef | None = None
+    """The last committed checkpoint; after `completed` it holds the artifacts too."""
+    heldout_loss_before: float | None = None
+    heldout_loss_after: float | None = None
+    peak_memory_bytes: int | None = None
+    tokens_per_s: float | None = None
+
+
+class ManifestFile(Document):
+    path: str
+    """Below the checkpoint's folder; never absolute, never with `..`."""
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: str
+
+
+class Manifest(Document):
+    """`manifest.json`, put last and only if absent: a checkpoint without one does not exist."""
+
+    version: int = CONTRACT_VERSION
+    job: str
+    attempt: str
+    step: int
+    kind: Literal["train", "script"]
+    files: tuple[ManifestFile, ...]
+    complete: bool = False
+    """True for the one that holds the job's final artifacts."""
+    save_s: float = 0.0
+
+
+class Lease(Document):
+    """`broker/lease`: changed while a broker with a working database is there; the agents' dead-man's switch."""
+
+    broker: str
+    seq: int

@@ -1,0 +1,105 @@
+"""`TrainConfig`: what to fine-tune, on what, and how. The same object in a job spec and in `python -m trainer`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainer.contract.base import Config
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+DataFormat = Literal["csv", "json", "jsonl"]
+
+
+class DataConfig(Config):
+    """Where the rows come from and how a row becomes a prompt and its completion."""
+
+    path: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A CSV, JSON or JSONL file: relative to the spec for the CLI, or `upload:<sha256>` for the API."""
+    format: DataFormat | None = None
+    """Taken from the file's ending when absent."""
+    prompt: Annotated[str, Field(max_length=8192)] = ""
+    """Template over the columns, e.g. `Define {word}:`; it carries no loss."""
+    completion: Annotated[str, Field(min_length=1, max_length=8192)]
+    """Template over the columns, e.g. `{definition}`; the loss is on this part only."""
+    eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the rows held out for evaluation, chosen by the seed."""
+
+
+class LoraConfig(Config):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
+
+    kind: Literal["lora"] = "lora"
+    r: Annotated[int, Field(ge=1, le=1024)] = 16
+    alpha: Annotated[int, Field(ge=1, le=4096)] = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    targets: Literal["all-linear", "attention"] = "all-linear"
+
+
+class FullConfig(Config):
+    """Every weight is trained."""
+
+    kind: Literal["full"] = "full"
+
+
+Method = Annotated[LoraConfig | FullConfig, Field(discriminator="kind")]
+
+
+class OptimConfig(Config):
+    """AdamW with linear warm-up and cosine decay to zero."""
+
+    lr: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+
+class SamplesConfig(Config):
+    """Texts that the tuned model writes at the end, beside the base model's (greedy decoding)."""
+
+    prompts: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(max_length=16)] = ()
+    max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
+
+
+class TrainConfig(Config):
+    """A causal language model fine-tune."""
+
+    task: Literal["causal_lm"] = "causal_lm"
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A Hub id (`owner/name`) or a local folder with config.json, safetensors and tokenizer files."""
+    data: DataConfig
+    method: Method = LoraConfig()
+    optim: OptimConfig = OptimConfig()
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Ignored when `max_steps` is given."""
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Optimizer steps."""
+    global_batch: Annotated[int, Field(ge=1, le=65536)] = 8
+    """Rows per optimizer step over all devices; kept constant when the number of devices changes."""
+    micro_batch: Annotated[int, Field(ge=1, le=4096)] = 4
+    """Rows per forward pass of a device; must divide `global_batch`."""
+    max_length: Annotated[int, Field(ge=8, le=1_048_576)] = 512
+    """Tokens of a row; longer rows are cut at the end."""
+    precision: Precision = "auto"
+    """`auto`: bf16 where the device has it, else fp32."""
+    gradient_checkpointing: bool = False
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 17
+    eval_every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Held-out loss is always measured before the first and after the last step."""
+    samples: SamplesConfig = SamplesConfig()
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        if self.global_batch % self.micro_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} does not divide global_batch {self.global_batch}")
+        return self
+
+
+class CheckpointConfig(Config):
+    """When progress is made safe, and how much of it is kept."""
+
+    every_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+    """Seconds between saves."""
+    keep: Annotated[int, Field(ge=2, le=100)] = 2
+    """Committed checkpoints kept for each job; two at least, so that a torn newest one has a successor."""
