@@ -1,0 +1,1 @@
+"""Runnable examples: the demo job, its data and its model."""
