@@ -1,0 +1,1 @@
+"""What things are: frozen data without behaviour towards the outside."""

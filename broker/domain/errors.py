@@ -1,0 +1,91 @@
+"""The errors that cross the rooms of the house.
+
+GpubrokerError
+├── ProviderError            a cloud answered, or did not
+│   ├── NoCapacity           definitely nothing was created: sold out
+│   ├── Rejected             definitely nothing was created: the request, quota or credential is at fault
+│   ├── Throttled            definitely nothing was done; ask again after `after_s`
+│   ├── Gone                 the instance does not exist (any more)
+│   └── OutcomeUnknown       everything else: it may or may not have happened
+├── StoreError
+│   ├── IdempotencyConflict  the key was used with another body
+│   └── StoreUnavailable     the database cannot be reached, or a commit's fate is unknown
+├── BlobError
+│   ├── AlreadyExists        put-if-absent found something
+│   └── BlobsUnavailable     the blob store cannot be reached; nothing is known about its objects
+└── InvalidInput             a person's input is at fault: `problems` name the places and the fixes
+"""
+
+from dataclasses import dataclass
+
+
+class GpubrokerError(Exception):
+    """Base of all; the message is one line: what, where and the fix."""
+
+
+class ProviderError(GpubrokerError):
+    """A cloud's refusal or silence."""
+
+
+class NoCapacity(ProviderError):
+    """Definitely nothing was created."""
+
+
+class Rejected(ProviderError):
+    """Definitely nothing was created, and asking the same again cannot help."""
+
+
+class Throttled(ProviderError):
+    """Definitely nothing was done."""
+
+    def __init__(self, message: str, after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class Gone(ProviderError):
+    """The cloud says that the instance is absent."""
+
+
+class OutcomeUnknown(ProviderError):
+    """A time-out, a lost reply, an unclassified error: it may have happened."""
+
+
+class StoreError(GpubrokerError):
+    """The database refused."""
+
+
+class IdempotencyConflict(StoreError):
+    """One idempotency key, another body."""
+
+
+class StoreUnavailable(StoreError):
+    """No answer, or a commit whose fate is unknown: re-read before doing anything."""
+
+
+class BlobError(GpubrokerError):
+    """The blob store refused."""
+
+
+class AlreadyExists(BlobError):
+    """Put-if-absent found an object."""
+
+
+class BlobsUnavailable(BlobError):
+    """Unreadable is not stale: nothing is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One fault in an input: `field` as a dotted path (`train.data.prompt`), `message` says what and the fix."""
+
+    field: str
+    message: str
+
+
+class InvalidInput(GpubrokerError):
+    """A spec, a data set or a parameter is at fault."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__("; ".join(f"{p.field}: {p.message}" for p in problems))
+        self.problems = problems

@@ -1,0 +1,73 @@
+"""What a cloud shows of its machines, and what it is given to start one."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from broker.domain.job import Handle
+
+
+class InstanceState(StrEnum):
+    """Three-valued towards life: `unknown` is never taken for dead."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Exists and may bill: ours until destroyed."""
+    GONE = "gone"
+    """The cloud itself says that it was taken away or has exited; nothing runs and nothing bills."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """One machine under our prefix, from the cloud's own listing."""
+
+    handle: Handle
+    state: InstanceState
+    accelerator: str | None = None
+    gpus: int | None = None
+    spot: bool | None = None
+    notice_s: float | None = None
+    """Seconds until it is taken away, if the cloud says so."""
+
+
+class Liveness(StrEnum):
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+SelfStop = Literal["instance_key", "os_shutdown", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """What a provider can and promises; times in seconds."""
+
+    spot: bool
+    notice_s: float = 0.0
+    list_lag_s: float = 0.0
+    """A created or destroyed machine may be missing from, or still in, listings for so long."""
+    teardown_s: float = 5.0
+    """From destroy to the end of billing, as the cloud states it."""
+    boot_s: float = 60.0
+    """Typical time from create to the first beat."""
+    boot_deadline_s: float = 1200.0
+    billing_quantum_s: int = 1
+    multi_node: bool = False
+    trust: Literal["own", "secure", "community"] = "secure"
+    self_stop: SelfStop = "none"
+    reaches_local_files: bool = False
+    simulated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootSpec:
+    """What the instance needs to start the agent."""
+
+    env: dict[str, str] = field(default_factory=dict)
+    """Plain environment of the agent."""
+    secret_env: dict[str, str] = field(default_factory=dict, repr=False)
+    """Environment that must not be shown or logged: the attempt's key, store credentials."""
+    nodes: int = 1

@@ -1,0 +1,159 @@
+"""Capacity that can be bought, what a job needs, and the quote that joins them."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Literal
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuAsk:
+    """What `Provider.offers` is asked for: empty tuples mean any."""
+
+    accelerators: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    min_gpus: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One kind of machine that a cloud sells now, at one price."""
+
+    id: str
+    """Stable while the same thing is for sale: `<provider>/<cloud>/<region>/<type>/<spot|on-demand>`."""
+    provider: str
+    """Key in the registry: who creates it."""
+    cloud: str
+    """Whom the money goes to, as shown to people."""
+    region: str
+    instance_type: str
+    accelerator: str
+    """Canonical GPU name of the hardware table, e.g. `l40s`; `cpu` for a machine without one."""
+    gpus: int
+    gpu_memory_bytes: int
+    """Of one GPU; for `cpu` the memory of the machine."""
+    vcpus: int
+    ram_bytes: int
+    disk_bytes: int
+    spot: bool
+    usd_per_hour: Decimal
+    on_demand_usd_per_hour: Decimal | None = None
+    """Of the same machine; None when unknown."""
+    billing_quantum_s: int = 1
+    available: bool | None = None
+    """None: the cloud does not say."""
+    preemptions_per_hour: float | None = None
+    """Expected rate; None when unknown or not spot."""
+    emulated_on: str | None = None
+    """Simulated machines compute on this hardware instead (`cpu`), so time is estimated for it."""
+    simulated: bool = False
+    reaches_local_files: bool = False
+    """True when the machine sees this host's folders (local, simulated)."""
+    seen_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """Peak bytes of one device by category. `source`: the evidence behind it; `margin`: share added for it."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    context: int
+    margin: float
+    source: str
+
+    @property
+    def peak(self) -> int:
+        """What the training process allocates, bytes, without the margin and the device context."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+
+    @property
+    def required(self) -> int:
+        """What a device must have, bytes."""
+        return int((self.peak + self.context) * (1 + self.margin))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The numbers of a decoder's config that memory and time follow from."""
+
+    name: str
+    family: str
+    """`model_type` of the config, e.g. `llama`."""
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied_embeddings: bool
+    parameters: int
+    known: bool
+    """False: an architecture that the closed form was not validated on."""
+    max_positions: int | None = None
+    gated_mlp: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A job as the estimators see it."""
+
+    shape: ModelShape | None
+    """None: a script, about which nothing is known."""
+    method: Literal["full", "lora", "script"]
+    lora_r: int = 0
+    lora_targets: str = "all-linear"
+    precision: str = "auto"
+    gradient_checkpointing: bool = False
+    micro_batch: int = 1
+    global_batch: int = 1
+    sequence: int = 512
+    """Tokens of the longest row, for memory."""
+    tokens_per_row: float = 512.0
+    """Mean, for time."""
+    steps: int = 0
+    eval_rows: int = 0
+    checkpoint_every_s: float = 300.0
+
+
+class Verdict(StrEnum):
+    KEPT = "kept"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuoteLine:
+    """One offer against the job: kept with its price to finish, or dropped with the reason."""
+
+    offer: Offer
+    verdict: Verdict
+    reason: str
+    memory: MemoryNeed | None = None
+    hours_p50: float | None = None
+    hours_p90: float | None = None
+    usd_p50: Decimal | None = None
+    """Expected dollars to finish: work, set-up, checkpoints and lost work."""
+    usd_p90: Decimal | None = None
+    step_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quote:
+    """All offers, kept ones first by expected dollars to finish."""
+
+    lines: tuple[QuoteLine, ...]
+    made_at: datetime
+    expires_at: datetime
+    proposed_cap_usd: Decimal | None
+    """P90 of the best line x 1.25; None when nothing is kept."""
+
+    @property
+    def best(self) -> QuoteLine | None:
+        return self.lines[0] if self.lines and self.lines[0].verdict is Verdict.KEPT else None

@@ -1,0 +1,83 @@
+"""`JobSpec`: what a person asks for. YAML or JSON; the published JSON Schema is generated from this file."""
+
+from decimal import Decimal
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from trainer.contract.base import Config
+from trainer.contract.script import ScriptConfig
+from trainer.contract.train import CheckpointConfig, TrainConfig
+
+RetryCause = Literal["preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom"]
+RETRY_ALWAYS: tuple[RetryCause, ...] = (
+    "preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom",
+)  # fmt: skip
+
+
+
+def _plain_text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be stored; remove it")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_plain_text)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
+
+
+class Resources(Config):
+    """Limits on what may be bought; everything is allowed that is not excluded."""
+
+    gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    """Number of GPUs; `auto` takes what the estimate needs."""
+    accelerators: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    """Canonical names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`; empty: any."""
+    providers: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    """Empty: every provider that is configured."""
+    regions: Annotated[tuple[Annotated[Text, Field(max_length=64)], ...], Field(max_length=64)] = ()
+    spot: Literal["allowed", "never", "only"] = "allowed"
+    max_usd_per_hour: Usd | None = None
+
+
+class Retry(Config):
+    """When a new attempt follows one that did not complete."""
+
+    max: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Retries after the first attempt; a stop by the dead-man's switch costs none."""
+    on: Annotated[tuple[RetryCause, ...], Field(max_length=16)] = RETRY_ALWAYS
+
+
+class JobSpec(Config):
+    """A training job."""
+
+    name: Name
+    cap_usd: Usd
+    """The job never spends more than this, whatever happens."""
+    train: TrainConfig | None = None
+    """Fine-tune with the built-in trainer; exactly one of `train` and `script`."""
+    script: ScriptConfig | None = None
+    resources: Resources = Resources()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    retry: Retry = Retry()
+    env: Annotated[dict[EnvName, Annotated[Text, Field(max_length=32_768)]], Field(max_length=128)] = {}
+    """Plain environment variables of the program; use `secrets` for what must not be seen."""
+    secrets: Annotated[tuple[EnvName, ...], Field(max_length=64)] = ()
+    """Names of secrets stored with `gpubroker secret set NAME`; the program sees them as environment variables."""
+    labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64)] = {}
+    init_from: Annotated[str, Field(pattern=r"^job/[a-z2-7]{13}$")] | None = None
+    """`job/<id>`: continue from the last checkpoint of another job."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.train is None) == (self.script is None):
+            raise ValueError("give exactly one of train and script")
+        reserved = [n for n in (*self.env, *self.secrets) if n.startswith("GPUBROKER_")]
+        if reserved:
+            raise ValueError(f"{reserved[0]}: names that start with GPUBROKER_ are the broker's own; rename it")
+        both = sorted(set(self.env) & set(self.secrets))
+        if both:
+            raise ValueError(f"{both[0]} is in env and in secrets; keep one")
+        return self
