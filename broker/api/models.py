@@ -1,0 +1,301 @@
+"""What goes over the wire. Money is a decimal string of dollars, times are ISO 8601 in UTC, sizes are bytes."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from broker.domain.ids import AttemptId, InstanceName, JobId
+from broker.domain.job import AttemptState, JobState, LedgerKind, Reason
+from broker.domain.offer import Verdict
+from broker.domain.spec import EnvName, JobSpec, Name, Text, Usd
+from trainer.contract.base import Config
+from trainer.contract.rendezvous import Beat, Final
+
+Scope = Literal["read", "submit", "admin"]
+NO_CAP = Decimal(1_000_000)
+
+
+class Wire(BaseModel):
+    """An answer: made from the domain's objects; a key from a newer server is ignored by an older client."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True, extra="ignore", use_attribute_docstrings=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- problems
+
+
+class FieldProblem(Wire):
+    field: str
+    """Dotted path into the body (`train.data.prompt`), or the name of a parameter."""
+    message: str
+    """One line: what is wrong and what to do."""
+
+
+class Problem(Wire):
+    """An RFC 9457 problem (application/problem+json)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: tuple[FieldProblem, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------------------- quotes
+
+
+class QuoteSpec(JobSpec):
+    """A job's spec; the cap may be left out, and the quote proposes one."""
+
+    cap_usd: Usd = NO_CAP
+
+
+class OfferView(Wire):
+    """One kind of machine that a cloud sells now."""
+
+    id: str
+    provider: str
+    cloud: str
+    region: str
+    instance_type: str
+    accelerator: str
+    gpus: int
+    gpu_memory_bytes: int
+    vcpus: int
+    ram_bytes: int
+    disk_bytes: int
+    spot: bool
+    usd_per_hour: Decimal
+    on_demand_usd_per_hour: Decimal | None = None
+    billing_quantum_s: int
+    available: bool | None = None
+    """null: the cloud does not say."""
+    preemptions_per_hour: float | None = None
+    emulated_on: str | None = None
+    simulated: bool
+    """True: no real money, no real cloud."""
+    seen_at: datetime
+
+
+class MemoryView(Wire):
+    """Bytes of one device, by category."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    context: int
+    peak: int
+    required: int
+    """Peak and context with the margin."""
+    margin: float
+    source: str
+
+
+class LineView(Wire):
+    """One offer against the job."""
+
+    offer: OfferView
+    verdict: Verdict
+    reason: str
+    """Why it was kept or dropped."""
+    memory: MemoryView | None = None
+    hours_p50: float | None = None
+    hours_p90: float | None = None
+    usd_p50: Decimal | None = None
+    """Expected dollars to finish."""
+    usd_p90: Decimal | None = None
+    step_s: float | None = None
+
+
+class QuoteView(Wire):
+    """All offers against the job, kept ones first by expected dollars to finish."""
+
+    check: dict[str, Any]
+    """What was found out about the data set and the model."""
+    lines: tuple[LineView, ...]
+    kept: int
+    dropped: int
+    """Lines in all; `lines` is cut at the `limit` that was asked for."""
+    proposed_cap_usd: Decimal | None
+    made_at: datetime
+    expires_at: datetime
+
+
+class OfferList(Wire):
+    items: tuple[OfferView, ...]
+    total: int
+
+
+# --------------------------------------------------------------------------------------------------------------- jobs
+
+
+class JobView(Wire):
+    """A job in a list."""
+
+    id: JobId
+    name: str
+    owner: str
+    state: JobState
+    reason: str
+    """One line: why it waits, or how it ended."""
+    labels: dict[str, str]
+    created_at: datetime
+    finished_at: datetime | None
+    cap_usd: Decimal
+    spent_usd: Decimal
+    attempts: int
+    retries_used: int
+    stop_requested: bool
+    retry_of: JobId | None
+
+
+class AttemptView(Wire):
+    """One purchase for a job."""
+
+    id: AttemptId
+    number: int
+    instance: InstanceName
+    state: AttemptState
+    reason: Reason | None
+    detail: str
+    offer: OfferView
+    hours_p50: float | None
+    usd_p50: Decimal | None
+    created_at: datetime
+    create_sent_at: datetime | None
+    first_beat_at: datetime | None
+    ended_at: datetime | None
+    reserved_usd: Decimal
+    charged_usd: Decimal
+    resume_from: tuple[str, ...]
+    """Keys of the manifests offered for resuming, newest first."""
+    beat: Beat | None
+    """The latest sign of life of node 0: step, loss, tokens/s."""
+    final: Final | None
+
+
+class JobDetail(JobView):
+    """A job with its attempts."""
+
+    spec: JobSpec
+    reserved_usd: Decimal
+    """Still held for the live attempt."""
+    runs: tuple[AttemptView, ...]
+    """Attempts in the order of their numbers; the last one's `beat` is the live progress."""
+
+
+class JobPage(Wire):
+    items: tuple[JobView, ...]
+    """Newest first."""
+    next: str | None
+    """Cursor for `?cursor=`; null on the last page."""
+
+
+class CapChange(Config):
+    """A higher cap."""
+
+    cap_usd: Usd
+
+
+# -------------------------------------------------------------------------------------------------------------- feeds
+
+
+class EventView(Wire):
+    seq: int
+    """Counts within the job without gaps; the SSE id."""
+    at: datetime | None
+    kind: str
+    message: str
+    attempt_id: AttemptId | None
+    data: dict[str, Any]
+
+
+class EventList(Wire):
+    items: tuple[EventView, ...]
+
+
+class LedgerLine(Wire):
+    attempt_id: AttemptId
+    kind: LedgerKind
+    usd: Decimal
+    note: str
+
+
+class LedgerList(Wire):
+    items: tuple[LedgerLine, ...]
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+class ArtifactView(Wire):
+    path: str
+    bytes: int
+    sha256: str
+
+
+class ArtifactList(Wire):
+    """The files of the job's last committed checkpoint."""
+
+    step: int | None
+    """Optimizer step of the checkpoint; null while there is none."""
+    complete: bool
+    """True for the finished job's artifacts."""
+    items: tuple[ArtifactView, ...]
+
+
+class UploadView(Wire):
+    ref: str
+    """`upload:<sha256>`: what a spec names it by."""
+    sha256: str
+    bytes: int
+    name: str
+    summary: dict[str, Any] | None
+    """The data check's findings; null for an archive."""
+
+
+# -------------------------------------------------------------------------------------------------------------- admin
+
+
+class SecretValue(Config):
+    value: Annotated[Text, Field(min_length=1, max_length=32_768)]
+    """Encrypted before it is stored; never shown again."""
+
+
+class SecretList(Wire):
+    names: tuple[EnvName, ...]
+
+
+class TokenRequest(Config):
+    owner: Name
+    """Whose jobs the token sees."""
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=3)] = ("read", "submit")
+    note: Annotated[Text, Field(max_length=200)] = ""
+
+
+class TokenView(Wire):
+    id: str
+    owner: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    note: str
+
+
+class TokenCreated(TokenView):
+    token: str
+    """The bearer token: shown once, stored as a hash only."""
+
+
+class TokenList(Wire):
+    items: tuple[TokenView, ...]
+
+
+class Health(Wire):
+    """`checks` is empty for /healthz; for /readyz it says `ok` or what is wrong, by part."""
+
+    status: Literal["ok", "unavailable"]
+    checks: dict[str, str] = {}
