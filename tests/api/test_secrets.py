@@ -1,0 +1,61 @@
+"""Sealing: what a stolen database, a rented machine or a wrong key can and cannot do."""
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet, InvalidToken
+
+from broker.secrets import MASTER_KEY_VARIABLE, SecretBox, SecretsError, master_key
+from trainer.contract.rendezvous import Sealed
+
+BOX = SecretBox(bytes(range(32)))
+
+
+def test_a_sealed_secret_opens_again_and_does_not_show_its_value() -> None:
+    sealed = BOX.seal("hf_verysecret")
+    assert b"verysecret" not in sealed
+    assert BOX.open(sealed) == "hf_verysecret"
+    assert "range" not in repr(BOX)
+
+
+def test_another_master_key_says_what_to_do() -> None:
+    with pytest.raises(SecretsError, match="set the secret again"):
+        SecretBox(b"x" * 32).open(BOX.seal("hf_verysecret"))
+
+
+def test_an_attempts_key_opens_its_own_grant_only() -> None:
+    sealed = BOX.seal_for("attempt-a", Sealed(secrets={"HF_TOKEN": "hf_verysecret"}))
+    opened = Sealed.model_validate_json(Fernet(BOX.attempt_key("attempt-a")).decrypt(sealed))
+    assert opened.secrets == {"HF_TOKEN": "hf_verysecret"}
+    for foreign in (BOX.attempt_key("attempt-b"), base64.urlsafe_b64encode(bytes(range(32)))):
+        with pytest.raises(InvalidToken):
+            Fernet(foreign).decrypt(sealed)
+    with pytest.raises(InvalidToken):
+        Fernet(BOX.attempt_key("attempt-a")).decrypt(BOX.seal("at rest"))
+
+
+def test_the_key_file_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "master.key"
+    key = master_key(path, {})
+    assert master_key(path, {}) == key
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["master.key"]
+
+
+def test_a_readable_key_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "master.key"
+    master_key(path, {})
+    path.chmod(0o640)
+    with pytest.raises(SecretsError, match="chmod 600"):
+        master_key(path, {})
+
+
+def test_the_environment_wins_and_is_checked(tmp_path: Path) -> None:
+    key = base64.urlsafe_b64encode(b"k" * 32).decode()
+    assert master_key(tmp_path / "no", {MASTER_KEY_VARIABLE: key}) == b"k" * 32
+    for wrong in ("short", "%%%", base64.urlsafe_b64encode(b"k" * 31).decode()):
+        with pytest.raises(SecretsError, match=MASTER_KEY_VARIABLE):
+            master_key(tmp_path / "no", {MASTER_KEY_VARIABLE: wrong})
+    assert not (tmp_path / "no").exists()
