@@ -1,0 +1,106 @@
+"""Is it alive, dead, or unknown? Beats, the cloud's inventory and notices, three-valued."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.decide.lifecycle import AttemptEvent
+from broker.domain.instance import InstanceState, Liveness, Observed
+from broker.domain.job import Attempt, AttemptState
+from broker.domain.offer import Offer
+from trainer.contract.rendezvous import Beat, Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Limits in seconds; `silence_s` counts only what this observer watched itself."""
+
+    silence_s: float = 300.0
+    hang_s: float = 1800.0
+    """Without a new step, once training has begun."""
+    notice_s: float = 150.0
+    """A notice further away than this is not acted on yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """All that one look showed. `beat_age_s`, `step_age_s`: seconds since this observer saw a change, None when it has
+    not watched for as long as the limit yet."""
+
+    beat: Beat | None = None
+    beat_age_s: float | None = None
+    step_age_s: float | None = None
+    final: Final | None = None
+    seen: tuple[Observed, ...] = ()
+    absent: bool = False
+    """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
+    store_ok: bool = True
+    """Our own probe of the blob store works; without it silence means nothing."""
+
+
+def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
+    """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
+    states = [o.state for o in seen.seen]
+    if InstanceState.GONE in states:
+        return Liveness.DEAD
+    beating = seen.beat_age_s is not None and seen.beat_age_s < patience.silence_s
+    if beating:
+        return Liveness.ALIVE
+    if seen.absent and not states:
+        return Liveness.DEAD
+    running = len(states) >= expected_nodes and all(s is InstanceState.RUNNING for s in states)
+    return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
+
+
+def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
+    """What was bought against what stands there; None while nothing contradicts the offer."""
+    for machine in seen:
+        if machine.accelerator is not None and machine.accelerator != offer.accelerator:
+            return f"asked for {offer.accelerator}, got {machine.accelerator}"
+        if machine.gpus is not None and machine.gpus != offer.gpus:
+            return f"asked for {offer.gpus} GPUs, got {machine.gpus}"
+        if machine.spot is not None and machine.spot != offer.spot:
+            return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other"
+    return None
+
+
+def judge(attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float) -> AttemptEvent | None:
+    """The event that an observation of a booting, training or draining attempt amounts to; None: nothing new."""
+    if seen.final is not None:
+        return AttemptEvent.FINAL
+    if liveness(max(1, len(attempt.handles)), seen, patience) is Liveness.DEAD:
+        return AttemptEvent.GONE
+    if attempt.state is AttemptState.BOOTING:
+        return _judge_booting(attempt, seen, now, boot_deadline_s)
+    if _notice(seen, patience):
+        return AttemptEvent.NOTICE
+    if attempt.state is AttemptState.TRAINING and _hung(seen, patience):
+        return AttemptEvent.HUNG
+    return None
+
+
+def _judge_booting(attempt: Attempt, seen: Observation, now: datetime, boot_deadline_s: float) -> AttemptEvent | None:
+    if mismatch(attempt.line.offer, seen.seen):
+        return AttemptEvent.MISMATCH
+    if seen.beat is not None:
+        return AttemptEvent.FIRST_BEAT
+    if any(o.notice_s is not None for o in seen.seen):
+        return AttemptEvent.NOTICE
+    sent = attempt.create_sent_at or now
+    return AttemptEvent.DEADLINE if (now - sent).total_seconds() > boot_deadline_s else None
+
+
+def _notice(seen: Observation, patience: Patience) -> bool:
+    notices = [o.notice_s for o in seen.seen if o.notice_s is not None]
+    if seen.beat is not None and seen.beat.notice_s is not None:
+        notices.append(seen.beat.notice_s)
+    return any(n <= patience.notice_s for n in notices)
+
+
+def _hung(seen: Observation, patience: Patience) -> bool:
+    """Silent or stuck although the cloud says running; never while our own store probe fails."""
+    running = bool(seen.seen) and all(o.state is InstanceState.RUNNING for o in seen.seen)
+    if not (running and seen.store_ok):
+        return False
+    silent = seen.beat_age_s is not None and seen.beat_age_s >= patience.silence_s
+    stuck = seen.step_age_s is not None and seen.step_age_s >= patience.hang_s
+    return silent or stuck

@@ -1,0 +1,141 @@
+"""`step(attempt, event, now) -> Decision`: one move of an attempt, and what follows for its job."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from broker.decide.lifecycle import (
+    AttemptEvent,
+    Effect,
+    ImpossibleEvent,
+    JobEvent,
+    Verdict,
+    attempt_rule,
+    next_job_state,
+)
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
+from trainer.contract.rendezvous import Final, Outcome
+
+MAX_OOM_CHANGES = 2
+FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED})
+"""Nothing was done wrong and (nearly) nothing was paid: these do not use up `retry.max`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The attempt after the event, and the effects that belong to the move; `stale` when nothing changes."""
+
+    attempt: Attempt
+    effects: tuple[Effect, ...] = ()
+    stale: bool = False
+
+
+def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason | None = None) -> Decision:
+    """Applies one event. `reason` is what the event itself says (of FINAL, say). Raises ImpossibleEvent."""
+    rule = attempt_rule(attempt.state, event)
+    if rule is Verdict.STALE:
+        return Decision(attempt=attempt, stale=True)
+    if rule is Verdict.IMPOSSIBLE or isinstance(rule, Verdict):
+        raise ImpossibleEvent(f"attempt {attempt.state.value}: {event.value}")
+    moved = replace(attempt, state=rule.next, reason=reason or rule.reason or attempt.reason)
+    if rule.next is not attempt.state:
+        moved = _stamp(moved, now)
+    return Decision(attempt=moved, effects=rule.effects)
+
+
+def _stamp(attempt: Attempt, now: datetime) -> Attempt:
+    """Records when a state was entered."""
+    match attempt.state:
+        case AttemptState.LAUNCHING:
+            return replace(attempt, create_sent_at=now)
+        case AttemptState.BOOTING:
+            return replace(attempt, booted_at=now)
+        case AttemptState.TRAINING:
+            return replace(attempt, first_beat_at=now)
+        case AttemptState.DRAINING:
+            return replace(attempt, draining_since=now)
+        case AttemptState.TERMINATING:
+            return replace(attempt, terminating_since=now)
+        case AttemptState.ENDED:
+            return replace(attempt, ended_at=now)
+        case AttemptState.INTENDED:
+            raise ImpossibleEvent("no rule leads back to intended")
+        case _:  # pragma: no cover
+            assert_never(attempt.state)
+
+
+_OF_OUTCOME = {
+    Outcome.COMPLETED: Reason.COMPLETED,
+    Outcome.USER_ERROR: Reason.USER_ERROR,
+    Outcome.DATA: Reason.DATA,
+    Outcome.OOM: Reason.OOM,
+    Outcome.INFRASTRUCTURE: Reason.INFRASTRUCTURE,
+    Outcome.DEADMAN: Reason.DEADMAN,
+}
+
+
+def reason_of(final: Final, drained_for: Reason | None) -> Reason:
+    """What a final.json means; `drained` means what the drain was for (a machine that drained itself was preempted)."""
+    if final.outcome is Outcome.DRAINED:
+        return drained_for or Reason.PREEMPTED
+    return _OF_OUTCOME[final.outcome]
+
+
+def end_reason(attempt: Attempt, job: Job) -> Reason:
+    """Why an attempt ended, all things known: completed > user stop > cap > user error > retry."""
+    told = reason_of(attempt.final, attempt.reason) if attempt.final else attempt.reason
+    if told is Reason.COMPLETED:
+        return Reason.COMPLETED
+    if job.stop_requested or told is Reason.STOPPED:
+        return Reason.STOPPED
+    if attempt.cap_near or told is Reason.CAPPED:
+        return Reason.CAPPED
+    return told or Reason.INFRASTRUCTURE
+
+
+def job_event(job: Job, reason: Reason) -> JobEvent:
+    """What the end of its attempt means for a job: retries and changes of plan are counted here."""
+    match reason:
+        case Reason.COMPLETED:
+            return JobEvent.COMPLETED
+        case Reason.STOPPED:
+            return JobEvent.STOPPED
+        case Reason.CAPPED:
+            return JobEvent.CAPPED
+        case Reason.USER_ERROR | Reason.DATA:
+            return JobEvent.FAILED
+        case Reason.QUOTE_EXPIRED:
+            return JobEvent.RETRY
+        case _:
+            return JobEvent.RETRY if _may_retry(job, reason) else JobEvent.FAILED
+
+
+def _may_retry(job: Job, reason: Reason) -> bool:
+    if reason.value not in job.spec.retry.on:
+        return False
+    if reason is Reason.OOM and job.oom_changes >= MAX_OOM_CHANGES:
+        return False
+    return reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
+
+
+def back_off_s(reason: Reason, used: int) -> float:
+    """Seconds before the next quote: at once after the first preemption, then doubling up to five minutes."""
+    base = 1.0 if reason in (Reason.PREEMPTED, Reason.QUOTE_EXPIRED, Reason.NO_CAPACITY) else 5.0
+    return min(300.0, base * 2.0 ** min(used, 16))
+
+
+def after_attempt(job: Job, reason: Reason, detail: str, now: datetime) -> Job:
+    """The job once its attempt has ended for `reason`."""
+    event = job_event(job, reason)
+    state = next_job_state(job.state, event)
+    if state is not JobState.RECOVERING:
+        return replace(job, state=state, reason=detail or reason.value, finished_at=now)
+    used = job.retries_used + (reason not in FREE_RETRIES)
+    return replace(
+        job,
+        state=state,
+        reason=detail or reason.value,
+        retries_used=used,
+        oom_changes=job.oom_changes + (reason is Reason.OOM),
+        due_at=now + timedelta(seconds=back_off_s(reason, used - 1 if used else 0)),
+    )

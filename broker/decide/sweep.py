@@ -1,0 +1,33 @@
+"""Which machines under our prefix nobody answers for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.domain.ids import AttemptId, Installation, attempt_of
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orphan:
+    observed: Observed
+    attempt: Attempt | None
+    """The ended attempt that it belongs to, if there is one: the time is charged to its job."""
+    why: str
+
+
+def orphans(installation: Installation, seen: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]) -> tuple[Orphan, ...]:
+    """Machines of this installation without a live attempt, or beside the recorded machine of one. Foreign names: never."""
+    found = []
+    for machine in seen:
+        attempt_id = attempt_of(installation, machine.handle.name)
+        if attempt_id is None or machine.state is InstanceState.GONE:
+            continue
+        attempt = attempts.get(attempt_id)
+        if attempt is None:
+            found.append(Orphan(observed=machine, attempt=None, why="no attempt of ours has this name"))
+        elif not attempt.live:
+            found.append(Orphan(observed=machine, attempt=attempt, why="its attempt has ended"))
+        elif attempt.handles and machine.handle.id not in {h.id for h in attempt.handles}:
+            found.append(Orphan(observed=machine, attempt=attempt, why="a second machine under one name"))
+    return tuple(found)
