@@ -1,6 +1,7 @@
 """Capacity that can be bought, what a job needs, and the quote that joins them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
@@ -49,6 +50,8 @@ class Offer:
     """Expected rate; None when unknown or not spot."""
     emulated_on: str | None = None
     """Simulated machines compute on this hardware instead (`cpu`), so time is estimated for it."""
+    emulated_vcpus: int = 0
+    """Cores of the emulating machine; 0: as many as `vcpus`."""
     simulated: bool = False
     reaches_local_files: bool = False
     """True when the machine sees this host's folders (local, simulated)."""
@@ -119,13 +122,34 @@ class Workload:
     tokens_per_row: float = 512.0
     """Mean, for time."""
     steps: int = 0
+    """Optimizer steps still to do."""
     eval_rows: int = 0
+    """Held-out rows times the number of evaluations."""
     checkpoint_every_s: float = 300.0
 
 
 class Verdict(StrEnum):
     KEPT = "kept"
     DROPPED = "dropped"
+
+
+class Drop(StrEnum):
+    """Why an offer was dropped. The first that applies; those that pass by themselves come last."""
+
+    PROVIDER = "provider"
+    ACCELERATOR = "accelerator"
+    REGION = "region"
+    GPUS = "gpus"
+    SPOT = "spot"
+    UNREACHABLE = "unreachable"
+    UNKNOWN_HARDWARE = "unknown_hardware"
+    MEMORY = "memory"
+    PRICE = "price"
+    HOURLY_LIMIT = "hourly_limit"
+    PREEMPTED_TOO_OFTEN = "preempted_too_often"
+    CAP = "cap"
+    UNAVAILABLE = "unavailable"
+    EXCLUDED = "excluded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +159,8 @@ class QuoteLine:
     offer: Offer
     verdict: Verdict
     reason: str
+    drop: Drop | None = None
+    """None for a kept line."""
     memory: MemoryNeed | None = None
     hours_p50: float | None = None
     hours_p90: float | None = None
@@ -148,11 +174,17 @@ class QuoteLine:
 class Quote:
     """All offers, kept ones first by expected dollars to finish."""
 
-    lines: tuple[QuoteLine, ...]
+    lines: Sequence[QuoteLine]
+    """Every offer once. Built when looked at, since a market has tens of thousands."""
     made_at: datetime
     expires_at: datetime
     proposed_cap_usd: Decimal | None
-    """P90 of the best line x 1.25; None when nothing is kept."""
+    """What is spent already + P90 of the best line x 1.25; None when nothing is kept or its time is unknown."""
+    kept: int = 0
+    drops: Mapping[Drop, int] = field(default_factory=dict)
+    """Dropped offers by reason."""
+    cheapest_usd: Decimal | None = None
+    """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
 
     @property
     def best(self) -> QuoteLine | None:
