@@ -33,7 +33,7 @@ def find_gguf() -> Path:
 
 
 def load_tokenizer(gguf: Path) -> Any:
-    """The tokenizer as its authors published it; transformers reads vocabulary and merges, and guesses the rest wrong."""
+    """The tokenizer as published: transformers reads the vocabulary and the merges, and guesses the rest wrong."""
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
@@ -52,7 +52,7 @@ def load_model(gguf: Path, tokenizer: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-    # float32: the 4-bit weights have no more digits, but CPUs without bf16 units train in float32 many times faster.
+    # float32, because not every CPU has bf16 units; a trainer on a device that has them casts when it loads.
     quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = quantized.config
     del config.quantization_config  # the weights are plain now, and transformers refuses to save a quantized model
