@@ -1,0 +1,132 @@
+"""Brings a database's schema up to date from numbered SQL files, `NNNN_name.sql`.
+
+Any number of brokers may call `migrate` at once: an advisory lock lets one through at a time, and the next finds
+nothing left to do. A file that was applied never changes again (its sha256 is kept); a change is a new file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from broker.domain.errors import StoreError
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+LOCK_KEY = 0x6770_7562_726F_6B72  # "gpubrokr"; any constant that no other program takes
+LOCK_WAIT_S = 300.0
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    version integer PRIMARY KEY,
+    name text NOT NULL,
+    sha256 text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)"""
+_FILE_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
+
+
+class MigrationError(StoreError):
+    """The schema was left as it was; the message names the migration and the fix, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """One file: its number, its name, its text and the text's sha256 (hex)."""
+
+    version: int
+    name: str
+    sql: str
+    sha256: str
+
+
+def load(folder: Path) -> dict[int, Migration]:
+    """The migrations in `folder` by number, in order. Raises MigrationError for a bad or doubled name, or none."""
+    found: dict[int, Migration] = {}
+    for path in sorted(folder.glob("*.sql")):
+        match = _FILE_NAME.fullmatch(path.name)
+        if match is None:
+            raise MigrationError(f"migration {path}: the name is not NNNN_name.sql (lower case): rename it")
+        version = int(match[1])
+        if version in found:
+            raise MigrationError(f"migration {path}: number {match[1]} is {found[version].name}'s: take the next one")
+        raw = path.read_bytes()
+        sha256 = hashlib.sha256(raw).hexdigest()
+        found[version] = Migration(version=version, name=path.name, sql=raw.decode("utf-8"), sha256=sha256)
+    if not found:
+        raise MigrationError(f"no migrations in {folder}: the installation is incomplete, install gpubroker again")
+    return found
+
+
+def pending(files: Mapping[int, Migration], applied: Mapping[int, tuple[str, str]]) -> list[Migration]:
+    """What is left to apply, in order; `applied` maps a number to (name, sha256).
+
+    Raises MigrationError when the schema is newer than the files, or was made by other files."""
+    newest = max(applied, default=0)
+    if newest > max(files):
+        raise MigrationError(
+            f"the database's schema is newer ({applied[newest][0]}) than this gpubroker ({files[max(files)].name}): "
+            "upgrade gpubroker, or restore the backup made before the upgrade"
+        )
+    for version, (name, sha256) in sorted(applied.items()):
+        file = files.get(version)
+        if file is None:
+            raise MigrationError(f"migration {name} was applied but its file is missing: put it back")
+        if file.sha256 != sha256:
+            raise MigrationError(
+                f"migration {file.name} was edited after it was applied: restore it, and put the change in a new file"
+            )
+    left = [file for version, file in files.items() if version not in applied]
+    if left and left[0].version < newest:
+        raise MigrationError(
+            f"migration {left[0].name} comes before {applied[newest][0]}, which is applied: "
+            f"give it a number above {newest:04d}"
+        )
+    return left
+
+
+async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migration) -> None:
+    """Run one file and record it, in one transaction. Raises MigrationError."""
+    try:
+        async with connection.transaction():
+            # Rather fail than queue behind a long transaction with every other broker queueing behind us.
+            await connection.execute("SET LOCAL lock_timeout = '10s'")
+            await connection.execute(migration.sql)
+            await connection.execute(
+                "INSERT INTO schema_migrations (version, name, sha256) VALUES ($1, $2, $3)",
+                *(migration.version, migration.name, migration.sha256),
+            )
+    except asyncpg.PostgresError as error:
+        position = getattr(error, "position", None)
+        line = f", line {migration.sql.count(chr(10), 0, int(position)) + 1}" if position else ""
+        reason = str(error).partition("\n")[0]
+        raise MigrationError(
+            f"migration {migration.name}{line}: {reason}; none of it was applied: correct the cause and start again"
+        ) from error
+
+
+async def migrate(dsn: str, folder: Path = MIGRATIONS) -> list[str]:
+    """Apply what is missing; the names of the files applied by this call, in order. Raises MigrationError (nothing of
+    the failing file is applied, earlier ones stay) and what asyncpg.connect raises."""
+    files = load(folder)
+    connection = await asyncpg.connect(dsn)
+    try:
+        try:
+            await connection.execute("SELECT pg_advisory_lock($1)", LOCK_KEY, timeout=LOCK_WAIT_S)
+        except TimeoutError:
+            raise MigrationError(
+                f"another process has been migrating this database for {LOCK_WAIT_S:.0f} s: "
+                "wait for it, or end its connection, and start again"
+            ) from None
+        await connection.execute(_TABLE)
+        rows = await connection.fetch("SELECT version, name, sha256 FROM schema_migrations")
+        left = pending(files, {row["version"]: (row["name"], row["sha256"]) for row in rows})
+        for migration in left:
+            await _apply(connection, migration)
+        return [migration.name for migration in left]
+    finally:
+        await connection.close()
