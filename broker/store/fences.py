@@ -1,0 +1,168 @@
+"""What makes a change valid, decided once for both stores: the rows are locked, then these functions are asked.
+
+The schema's CHECKs repeat `broken_job_rule` and `broken_attempt_rule`, so that no other writer can break them either.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from broker.domain.errors import IdempotencyConflict, StoreError
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerEntry
+from broker.ports import Change, Charge, Lane
+
+WAITING_JOB_STATES = frozenset({JobState.AWAITING_APPROVAL, JobState.QUEUED, JobState.RECOVERING})
+"""Where a stop request alone makes a job claimable; elsewhere an attempt carries the stop, or there is none left."""
+
+_AFTER_CREATE = frozenset(AttemptState) - {AttemptState.INTENDED, AttemptState.ENDED}
+_LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED})
+
+
+class JobNow(Protocol):
+    """A job's row as locked; a `Job` is one."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def state(self) -> JobState: ...
+    @property
+    def attempts(self) -> int: ...
+
+
+class AttemptNow(Protocol):
+    """An attempt's row as locked; an `Attempt` is one."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def state(self) -> AttemptState: ...
+    @property
+    def charged_to(self) -> datetime | None: ...
+
+
+def lane_of(state: AttemptState, signal: bool) -> Lane | None:
+    """The lane of an attempt; `signal`: its job is asked to stop, or its cap is near. None when it has ended."""
+    if state in (AttemptState.INTENDED, AttemptState.LAUNCHING):
+        return Lane.LAUNCH
+    if state in (AttemptState.BOOTING, AttemptState.TRAINING):
+        return Lane.INTERRUPTION if signal else Lane.LIVENESS
+    if state is AttemptState.DRAINING:
+        return Lane.INTERRUPTION
+    return Lane.TERMINATION if state is AttemptState.TERMINATING else None
+
+
+def charge_holds(charge: Charge, attempts: Mapping[AttemptId, AttemptNow]) -> bool:
+    """True when the attempt is still charged up to `since`."""
+    row = attempts.get(charge.attempt_id)
+    return row is not None and row.charged_to == charge.since
+
+
+def holds(change: Change, jobs: Mapping[JobId, JobNow], attempts: Mapping[AttemptId, AttemptNow]) -> bool:
+    """True when every fence of `change` holds against the locked rows."""
+    if not jobs_written(change) <= jobs.keys():
+        return False
+    if change.attempt is not None:
+        read, row = change.attempt[0], attempts.get(change.attempt[0].id)
+        if row is None or (row.epoch, row.state) != (read.epoch, read.state):
+            return False
+    if change.job is not None and not _job_holds(change, change.job[0], jobs):
+        return False
+    return change.charge is None or charge_holds(change.charge, attempts)
+
+
+def _job_holds(change: Change, read: Job, jobs: Mapping[JobId, JobNow]) -> bool:
+    row = jobs.get(read.id)
+    if row is None or row.state is not read.state:
+        return False
+    # Under an active job the lease is the attempt's; the attempt's number tells whether it is still the current one.
+    with_attempt = change.attempt is not None or change.admit is not None
+    if with_attempt and read.state is JobState.ACTIVE:
+        return row.attempts == read.attempts
+    return row.epoch == read.epoch
+
+
+def jobs_written(change: Change) -> set[JobId]:
+    """The jobs whose rows `change` locks: their state, their money or their event counter changes."""
+    ids = {event.job_id for event in change.events}
+    if change.job is not None:
+        ids.add(change.job[0].id)
+    if change.admit is not None:
+        ids.add(change.admit.job_id)
+    if change.charge is not None:
+        ids.add(change.charge.job_id)
+    return ids
+
+
+def attempts_written(change: Change) -> set[AttemptId]:
+    """The attempts whose rows `change` locks; an admitted one has no row yet."""
+    ids = {change.attempt[0].id} if change.attempt is not None else set()
+    return ids | ({change.charge.attempt_id} if change.charge is not None else set())
+
+
+def broken_attempt_rule(attempt: Attempt) -> str | None:
+    """The rule of an attempt's row that `attempt` breaks."""
+    if attempt.state in _AFTER_CREATE and attempt.create_sent_at is None:
+        return "attempts_create_sent"
+    if (attempt.state is AttemptState.ENDED) != (attempt.ended_at is not None):
+        return "attempts_ended"
+    if attempt.state in _LEAVING and attempt.reason is None:
+        return "attempts_reason"
+    if attempt.number < 1 or attempt.destroy_failures < 0:
+        return "attempts_counts"
+    return "attempts_money" if attempt.reserved_usd < 0 or attempt.charged_usd < 0 else None
+
+
+def broken_job_rule(job: Job) -> str | None:
+    """The rule of a job's row that `job` breaks."""
+    if job.state in TERMINAL_JOB_STATES and job.finished_at is None:
+        return "jobs_finished"
+    if job.state is JobState.ACTIVE and job.attempts < 1:
+        return "jobs_active"
+    if min(job.attempts, job.retries_used, job.oom_changes) < 0:
+        return "jobs_counts"
+    return "jobs_money" if job.cap_usd <= 0 or job.spent_usd < 0 else None
+
+
+def broken_ledger_rule(entries: Sequence[LedgerEntry]) -> str | None:
+    """The rule of the ledger that one of `entries` breaks."""
+    return "ledger_money" if any(entry.usd < 0 for entry in entries) else None
+
+
+def check(change: Change) -> None:
+    """Raises StoreError for a change that the schema would refuse, whatever the rows are."""
+    for attempt in (change.attempt[1] if change.attempt else None, change.admit):
+        if attempt is not None and (rule := broken_attempt_rule(attempt)):
+            raise refused(f"attempt {attempt.id} as {attempt.state}", rule)
+    if change.job is not None and (rule := broken_job_rule(change.job[1])):
+        raise refused(f"job {change.job[1].id} as {change.job[1].state}", rule)
+    if rule := broken_ledger_rule(change.ledger):
+        raise refused(f"ledger of job {change.ledger[0].job_id}", rule)
+    if change.charge is not None and change.charge.usd < 0:
+        raise refused(f"charge of attempt {change.charge.attempt_id}", "ledger_money")
+
+
+def wakes(change: Change) -> bool:
+    """True when `change` leaves something that a controller may take up at once."""
+    if change.admit is not None or (change.charge is not None and change.charge.cap_near):
+        return True
+    if change.job is not None and change.job[1].state in WAITING_JOB_STATES:
+        return True
+    return change.attempt is not None and change.attempt[1].live and change.due_in_s <= 0
+
+
+def refused(what: str, rule: str) -> StoreError:
+    """The error for a row that the schema refuses: a programming error in whoever wrote it."""
+    return StoreError(f"{what}: the rule {rule} of the schema refuses it; nothing of this step was written")
+
+
+def key_conflict(key: str) -> IdempotencyConflict:
+    """The error for one idempotency key with two bodies."""
+    return IdempotencyConflict(f"idempotency key {key!r} was used with another body: send the same body, or a new key")
+
+
+def clean(text: str) -> str:
+    """`text` as PostgreSQL can hold it: NUL and lone surrogates become replacement characters."""
+    if text.isprintable():
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
