@@ -37,12 +37,13 @@ test: venv ## set everything up and run all tests
 	$(BIN)/pytest tests --ignore=tests/trainer -n $(WORKERS) --dist loadfile
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
 
-lint: venv ## ruff, mypy --strict, import contracts, SQL migrations
+lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files
 	$(BIN)/ruff check $(ALL)
 	$(BIN)/ruff format --check $(ALL)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 	$(BIN)/squawk broker/store/migrations/*.sql
+	$(BIN)/hadolint deploy/Containerfile.*
 
 fix: venv ## let ruff mend and format what it can
 	$(BIN)/ruff check --fix $(ALL)

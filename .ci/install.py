@@ -24,10 +24,8 @@ SETTINGS = {
 
 
 def create_venv() -> None:
-    if sys.version_info < (3, 11):
-        sys.exit(
-            f"Python {sys.version.split()[0]} is too old: gpubroker needs 3.11 or newer (make venv PYTHON=python3.11)"
-        )
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could refuse
+        sys.exit(f"gpubroker needs Python 3.11 or newer, this is {sys.version.split()[0]}: make venv PYTHON=python3.11")
     if PYTHON.exists():
         return
     print(f"creating {VENV} with Python {sys.version.split()[0]}", flush=True)
