@@ -113,6 +113,8 @@ class StoreAccess:
     url: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Credentials and settings for obstore: handed over sealed or as secret environment."""
+    scoped: bool = False
+    """True when the credentials reach no more than the attempt's own part."""
 
 
 # -------------------------------------------------------------------------------------------------------------- store

@@ -1,0 +1,5 @@
+"""The meeting place of broker and trainer: folder, memory, S3, GCS or Azure, all through obstore."""
+
+from broker.blobs.store import ObstoreBlobs
+
+__all__ = ["ObstoreBlobs"]

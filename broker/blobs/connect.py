@@ -1,0 +1,88 @@
+"""Opens an obstore store by URL; says in one line what is wrong when that fails."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import ObjectStore, from_url
+
+from broker.domain.errors import InvalidInput, Problem
+
+CALL_S = 20.0
+"""Longest wait for one call, retries included."""
+
+SCHEMES = ("file", "memory", "s3", "gs", "az")
+_ENVIRONMENT = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT", "AWS_ENDPOINT_URL",
+    ),
+    "gs": ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
+    "az": (
+        "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID",
+        "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
+    ),
+}  # fmt: skip
+
+
+def scheme_of(url: str) -> str:
+    """One of SCHEMES. Raises InvalidInput naming the field `blobs.url`."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise InvalidInput(_bad(url, f"not one of {', '.join(f'{s}://' for s in SCHEMES)}"))
+    return scheme
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder of a file:// URL, None for any other scheme. Raises InvalidInput for a relative one."""
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return None
+    if parts.netloc or not parts.path.startswith("/"):
+        raise InvalidInput(_bad(url, "a folder needs an absolute path; write file:///absolute/path"))
+    return Path(unquote(parts.path))
+
+
+def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
+    """Settings for obstore: what was configured over the cloud's usual environment variables, keys in lower case.
+
+    Made explicit because an instance that is handed these options does not see the broker's environment.
+    """
+    names = _ENVIRONMENT.get(scheme_of(url), ())
+    found = {name.lower(): os.environ[name] for name in names if os.environ.get(name)}
+    return found | {key.lower(): value for key, value in (options or {}).items()}
+
+
+def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
+    """A store whose paths are relative to `url`. Raises InvalidInput when it cannot be made."""
+    scheme = scheme_of(url)
+    try:
+        if (folder := folder_of(url)) is not None:
+            # Emptied folders are removed, or LIST of `beats/` would walk every attempt that ever was.
+            return from_url(folder.as_uri(), mkdir=True, automatic_cleanup=True)
+        if scheme == "memory":
+            return from_url(url)
+        config: Any = dict(options)
+        endpoint = next((v for k, v in options.items() if "endpoint" in k), "")
+        return from_url(
+            url,
+            config=config,
+            client_options={"allow_http": endpoint.startswith("http://"), "timeout": timedelta(seconds=CALL_S)},
+            retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=CALL_S)},
+        )
+    except (BaseError, OSError, ValueError) as e:
+        raise InvalidInput(_bad(url, one_line(e))) from None
+
+
+def one_line(error: BaseException) -> str:
+    """obstore's message without its debug dump and the server's page."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    return " ".join(text.split())[:300] or type(error).__name__
+
+
+def _bad(url: str, message: str) -> Problem:
+    return Problem(field="blobs.url", message=f"{url!r}: {message}")

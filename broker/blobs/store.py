@@ -1,0 +1,124 @@
+"""`ports.Blobs` over obstore."""
+
+import asyncio
+import builtins
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Literal, Self, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import ObjectStore
+
+from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_of, scheme_of
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
+from broker.domain.ids import AttemptId, Installation, JobId
+from broker.ports import BlobInfo, StoreAccess
+
+T = TypeVar("T")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+
+
+class ObstoreBlobs:
+    """Objects below `<url>/<installation>/`.
+
+    A folder's objects are written to a temporary file and renamed, so a reader never sees half of one.
+    A remote `put(if_absent=True)` whose reply was lost finds its own first try: compare the content when it matters.
+    """
+
+    def __init__(self, store: ObjectStore, url: str, installation: Installation, options: Mapping[str, str]) -> None:
+        self._store = store
+        self._url = url
+        self._prefix = f"{installation}/"
+        self._options = dict(options)
+        self._folder = folder_of(url)
+
+    @classmethod
+    def open(cls, url: str, installation: Installation, *, options: Mapping[str, str] | None = None) -> Self:
+        """`url`: file:///folder, memory://, s3://bucket/prefix, gs://..., az://...; `options`: obstore's settings.
+
+        Sends nothing yet; a folder is created. Raises InvalidInput.
+        """
+        settled = options_of(url, options)
+        return cls(connect(url, settled), url, installation, settled)
+
+    @property
+    def local(self) -> bool:
+        return scheme_of(self._url) in ("file", "memory")
+
+    async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
+        result = await self._ask("write", key, obstore.put_async(self._store, self._prefix + key, data, mode=mode))
+        return result["e_tag"] or ""
+
+    async def get(self, key: str) -> bytes | None:
+        try:
+            return await self._ask("read", key, self._read(key))
+        except FileNotFoundError:
+            return None
+
+    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+        """All objects below a prefix (empty, or ending in `/`: stores list whole path segments), in key order."""
+        if prefix and not prefix.endswith("/"):
+            raise ValueError(f"prefix {prefix!r} does not end in '/'")
+        try:
+            return sorted(await self._ask("list", prefix, self._walk(prefix)), key=lambda info: info.key)
+        except FileNotFoundError as e:
+            raise BlobsUnavailable(f"cannot list {prefix} at {self._url}: {one_line(e)}") from None
+
+    async def delete(self, key: str) -> None:
+        try:
+            await self._ask("delete", key, obstore.delete_async(self._store, self._prefix + key))
+        except FileNotFoundError:
+            return
+
+    async def copy(self, source: str, target: str) -> None:
+        """Server-side where the store can. Raises BlobError when `source` is absent."""
+        try:
+            await self._ask(
+                "copy", source, obstore.copy_async(self._store, self._prefix + source, self._prefix + target)
+            )
+        except FileNotFoundError:
+            raise BlobError(f"cannot copy {source}: it is absent; upload it again") from None
+
+    def access(self, job: JobId, attempt: AttemptId) -> StoreAccess:
+        """What an instance is given to reach its own part.
+
+        A folder is reached by its URL alone. memory:// cannot be given away: only a virtual machine, which lives in
+        this process, meets the broker there. Elsewhere these are the broker's own options, not scoped to the attempt.
+        """
+        return StoreAccess(url=self._url, options={} if self.local else dict(self._options))
+
+    async def _read(self, key: str) -> bytes:
+        found = await obstore.get_async(self._store, self._prefix + key)
+        return bytes(await found.bytes_async())
+
+    async def _walk(self, prefix: str) -> builtins.list[BlobInfo]:
+        found: list[BlobInfo] = []
+        async for batch in obstore.list(self._store, prefix=self._prefix + prefix, chunk_size=1000):
+            for meta in batch:
+                key = meta["path"].removeprefix(self._prefix)
+                found.append(BlobInfo(key=key, bytes=meta["size"], etag=meta["e_tag"] or ""))
+        return found
+
+    async def _ask(self, verb: str, key: str, call: Awaitable[T]) -> T:
+        """Raises AlreadyExists, BlobsUnavailable, or FileNotFoundError when the object, and only it, is absent."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await call
+        except AlreadyExistsError:
+            raise AlreadyExists(f"{key} exists already") from None
+        except FileNotFoundError as e:
+            if self._whole_store_missing(e):
+                raise BlobsUnavailable(
+                    f"cannot {verb} {key}: {self._url} is not there; run `gpubroker blobs init {self._url}`"
+                ) from None
+            raise
+        except TimeoutError:
+            raise BlobsUnavailable(f"cannot {verb} {key}: {self._url} did not answer in {CALL_S:.0f} s") from None
+        except (BaseError, OSError) as e:
+            raise BlobsUnavailable(f"cannot {verb} {key} at {self._url}: {one_line(e)}") from None
+
+    def _whole_store_missing(self, error: FileNotFoundError) -> bool:
+        if self._folder is not None:
+            return not self._folder.is_dir()
+        return any(sign in str(error) for sign in _NO_BUCKET)

@@ -1,0 +1,192 @@
+"""What every blob store must do. Run over a folder, memory, and S3 (moto's server on loopback)."""
+
+import asyncio
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from broker.blobs import ObstoreBlobs
+from broker.blobs.init import check_bucket
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, InvalidInput
+from broker.domain.ids import AttemptId, Installation, JobId
+
+HERE, NEIGHBOUR = Installation("abcd"), Installation("efgh")
+
+
+@pytest.fixture(scope="module")
+def s3_options() -> Iterator[dict[str, str]]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {
+        "aws_endpoint": f"http://{host}:{port}", "aws_region": "us-east-1",
+        "aws_access_key_id": "test", "aws_secret_access_key": "test",
+    }  # fmt: skip
+    request = urllib.request.Request(f"{options['aws_endpoint']}/bucket", method="PUT")
+    request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/s3/aws4_request")
+    urllib.request.urlopen(request).close()
+    yield options
+    server.stop()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """(url, options) of an empty store."""
+    if request.param == "file":
+        return f"file://{tmp_path_factory.mktemp('blobs')}", {}
+    if request.param == "memory":
+        return "memory://", {}
+    return f"s3://bucket/{request.node.originalname}", request.getfixturevalue("s3_options")
+
+
+@pytest.fixture
+async def blobs(place: tuple[str, dict[str, str]]) -> ObstoreBlobs:
+    return ObstoreBlobs.open(place[0], HERE, options=place[1])
+
+
+async def test_what_was_put_is_read_listed_and_deleted(blobs: ObstoreBlobs) -> None:
+    assert await blobs.get("beats/b/0") is None
+    await blobs.put("beats/b/0", b"two")
+    await blobs.put("beats/a/0", b"one!")
+    await blobs.put("beatsx/a", b"a neighbour by name")
+    assert await blobs.get("beats/a/0") == b"one!"
+    listed = await blobs.list("beats/")
+    assert [(info.key, info.bytes) for info in listed] == [("beats/a/0", 4), ("beats/b/0", 3)]
+    await blobs.delete("beats/a/0")
+    await blobs.delete("beats/a/0")
+    assert [info.key for info in await blobs.list("beats/")] == ["beats/b/0"]
+    assert {info.key for info in await blobs.list("")} == {"beats/b/0", "beatsx/a"}
+    assert await blobs.list("nothing/") == []
+
+
+async def test_a_prefix_that_is_no_folder_is_refused(blobs: ObstoreBlobs) -> None:
+    with pytest.raises(ValueError, match="end in '/'"):
+        await blobs.list("beats")
+
+
+async def test_the_etag_changes_with_the_content_and_is_the_listed_one(blobs: ObstoreBlobs) -> None:
+    first = await blobs.put("k/beat", b"1")
+    assert [info.etag for info in await blobs.list("k/")] == [first]
+    second = await blobs.put("k/beat", b"2")
+    assert second not in ("", first)
+    assert [info.etag for info in await blobs.list("k/")] == [second]
+
+
+async def test_of_many_puts_if_absent_one_wins_and_stays(blobs: ObstoreBlobs) -> None:
+    async def attempt(n: int) -> int | None:
+        try:
+            await blobs.put("final.json", str(n).encode(), if_absent=True)
+        except AlreadyExists:
+            return None
+        return n
+
+    winners = [n for n in await asyncio.gather(*(attempt(n) for n in range(8))) if n is not None]
+    assert len(winners) == 1
+    assert await blobs.get("final.json") == str(winners[0]).encode()
+
+
+async def test_copy_leaves_the_source_and_needs_one(blobs: ObstoreBlobs) -> None:
+    await blobs.put("uploads/x", b"data")
+    await blobs.copy("uploads/x", "jobs/j/data/x")
+    assert await blobs.get("jobs/j/data/x") == b"data"
+    assert await blobs.get("uploads/x") == b"data"
+    with pytest.raises(BlobError, match="absent"):
+        await blobs.copy("uploads/none", "jobs/j/data/none")
+    assert await blobs.get("jobs/j/data/none") is None
+
+
+async def test_installations_in_one_store_do_not_see_each_other(place: tuple[str, dict[str, str]]) -> None:
+    if place[0] == "memory://":
+        pytest.skip("each opening of memory:// is a store of its own")
+    ours, theirs = (ObstoreBlobs.open(place[0], who, options=place[1]) for who in (HERE, NEIGHBOUR))
+    await ours.put("broker/lease", b"ours")
+    assert await theirs.get("broker/lease") is None
+    assert await theirs.list("") == []
+
+
+async def test_check_bucket_passes_and_leaves_nothing(place: tuple[str, dict[str, str]]) -> None:
+    report = await check_bucket(place[0], options=place[1])
+    assert report.ok, report
+    assert [c.name for c in report.checks] == ["write and read", "conditional put", "list after put", "delete"]
+    assert report.policy
+    if place[0].startswith("file:"):
+        assert list(Path(place[0].removeprefix("file://")).iterdir()) == []
+
+
+async def test_access_gives_what_opens_the_same_place(place: tuple[str, dict[str, str]]) -> None:
+    blobs = ObstoreBlobs.open(place[0], HERE, options=place[1])
+    access = blobs.access(JobId("j" * 13), AttemptId("a" * 13))
+    assert not access.scoped
+    assert blobs.local == (not place[0].startswith("s3:"))
+    if place[0] == "memory://":
+        assert access.options == {}
+        return
+    await blobs.put("k/v", b"1")
+    assert await ObstoreBlobs.open(access.url, HERE, options=access.options).get("k/v") == b"1"
+
+
+async def test_a_reader_never_sees_half_of_an_object(tmp_path_factory: pytest.TempPathFactory) -> None:
+    blobs = ObstoreBlobs.open(f"file://{tmp_path_factory.mktemp('atomic')}", HERE)
+    whole = {bytes([b]) * 3_000_000 for b in b"ab"}
+    await blobs.put("big", min(whole))
+
+    async def write() -> None:
+        for _ in range(10):
+            for data in whole:
+                await blobs.put("big", data)
+
+    writer = asyncio.create_task(write())
+    while not writer.done():
+        assert await blobs.get("big") in whole
+    await writer
+
+
+async def test_a_store_that_is_not_there_is_unavailable_not_empty(
+    tmp_path_factory: pytest.TempPathFactory, s3_options: dict[str, str]
+) -> None:
+    folder = tmp_path_factory.mktemp("gone")
+    unmounted = ObstoreBlobs.open(f"file://{folder}", HERE)
+    folder.rmdir()
+    no_bucket = ObstoreBlobs.open("s3://no-such-bucket/x", HERE, options=s3_options)
+    with socket.socket() as reserved:  # bound, not listening: connections are refused
+        reserved.bind(("127.0.0.1", 0))
+        down = s3_options | {"aws_endpoint": f"http://127.0.0.1:{reserved.getsockname()[1]}"}
+        for blobs in (unmounted, no_bucket, ObstoreBlobs.open("s3://bucket/x", HERE, options=down)):
+            with pytest.raises(BlobsUnavailable):
+                await blobs.get("beats/a/0")
+    report = await check_bucket("s3://no-such-bucket/x", options=s3_options)
+    assert not report.ok
+    assert "no-such-bucket" in report.checks[0].detail
+
+
+async def test_a_store_that_ignores_the_condition_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = ObstoreBlobs.put
+
+    async def careless(self: ObstoreBlobs, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        return await honest(self, key, data)
+
+    monkeypatch.setattr(ObstoreBlobs, "put", careless)
+    report = await check_bucket("memory://")
+    assert [c.name for c in report.checks if not c.ok] == ["conditional put"]
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "file://relative/x", "/plain/path", "", "s3://"])
+def test_a_bad_url_is_explained(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"blobs\.url"):
+        ObstoreBlobs.open(url, HERE)
+
+
+def test_environment_credentials_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    blobs = ObstoreBlobs.open("s3://bucket", HERE, options={"AWS_REGION": "us-east-1"})
+    access = blobs.access(JobId("j" * 13), AttemptId("a" * 13))
+    assert access.options == {
+        "aws_access_key_id": "from-the-environment", "aws_secret_access_key": "hidden", "aws_region": "us-east-1",
+    }  # fmt: skip
+    assert "hidden" not in repr(access)
