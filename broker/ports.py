@@ -219,7 +219,7 @@ class Store(Protocol):
 
     # --- controllers
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
-        """Due jobs in these states (or with a stop request), each under a lease with a higher epoch; skips held ones."""
+        """Due jobs in these states (or with a stop request), each under a lease with a higher epoch."""
         ...
 
     async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:

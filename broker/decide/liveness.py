@@ -14,6 +14,8 @@ from trainer.contract.rendezvous import Beat, Final
 class Patience:
     """Limits in seconds; `silence_s` counts only what this observer watched itself."""
 
+    lost_s: float = 20.0
+    """Without a beat for so long, the word of the cloud that nothing is there is believed."""
     silence_s: float = 300.0
     hang_s: float = 1800.0
     """Without a new step, once training has begun."""
@@ -42,7 +44,7 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     states = [o.state for o in seen.seen]
     if InstanceState.GONE in states:
         return Liveness.DEAD
-    beating = seen.beat_age_s is not None and seen.beat_age_s < patience.silence_s
+    beating = seen.beat_age_s is not None and seen.beat_age_s < patience.lost_s
     if beating:
         return Liveness.ALIVE
     if seen.absent and not states:
@@ -63,7 +65,9 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
     return None
 
 
-def judge(attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float) -> AttemptEvent | None:
+def judge(
+    attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
+) -> AttemptEvent | None:
     """The event that an observation of a booting, training or draining attempt amounts to; None: nothing new."""
     if seen.final is not None:
         return AttemptEvent.FINAL

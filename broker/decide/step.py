@@ -124,9 +124,16 @@ def back_off_s(reason: Reason, used: int) -> float:
     return min(300.0, base * 2.0 ** min(used, 16))
 
 
-def after_attempt(job: Job, reason: Reason, detail: str, now: datetime) -> Job:
-    """The job once its attempt has ended for `reason`."""
+def cap_was_raised(job: Job, attempt: Attempt) -> bool:
+    """True when the cap is higher than it was when the attempt reserved the whole of what was left."""
+    return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
+
+
+def after_attempt(job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime) -> Job:
+    """The job once its attempt has ended for `reason`; `job` as read with the attempt, before the last charge."""
     event = job_event(job, reason)
+    if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
+        return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason="cap raised", due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
         return replace(job, state=state, reason=detail or reason.value, finished_at=now)

@@ -16,8 +16,10 @@ class Orphan:
     why: str
 
 
-def orphans(installation: Installation, seen: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]) -> tuple[Orphan, ...]:
-    """Machines of this installation without a live attempt, or beside the recorded machine of one. Foreign names: never."""
+def orphans(
+    installation: Installation, seen: Sequence[Observed], attempts: Mapping[AttemptId, Attempt]
+) -> tuple[Orphan, ...]:
+    """Our machines without a live attempt, or beside the recorded machine of one; foreign names never."""
     found = []
     for machine in seen:
         attempt_id = attempt_of(installation, machine.handle.name)

@@ -43,6 +43,10 @@ def attempt_of(installation: Installation, name: str) -> AttemptId | None:
     """The attempt that an instance name belongs to; None for a foreign or look-alike name."""
     prefix = name_prefix(installation)
     rest = name.removeprefix(prefix)
-    if not name.startswith(prefix) or len(rest) != ID_LENGTH or not set(rest) <= set("abcdefghijklmnopqrstuvwxyz234567"):
+    if (
+        not name.startswith(prefix)
+        or len(rest) != ID_LENGTH
+        or not set(rest) <= set("abcdefghijklmnopqrstuvwxyz234567")
+    ):
         return None
     return AttemptId(rest)

@@ -9,11 +9,12 @@ from trainer.contract.base import Config
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
-RetryCause = Literal["preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom"]
+RetryCause = Literal[
+    "preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom"
+]
 RETRY_ALWAYS: tuple[RetryCause, ...] = (
     "preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom",
 )  # fmt: skip
-
 
 
 def _plain_text(text: str) -> str:
@@ -62,11 +63,13 @@ class JobSpec(Config):
     resources: Resources = Resources()
     checkpoint: CheckpointConfig = CheckpointConfig()
     retry: Retry = Retry()
-    env: Annotated[dict[EnvName, Annotated[Text, Field(max_length=32_768)]], Field(max_length=128)] = {}
+    env: Annotated[
+        dict[EnvName, Annotated[Text, Field(max_length=32_768)]], Field(max_length=128, default_factory=dict)
+    ]
     """Plain environment variables of the program; use `secrets` for what must not be seen."""
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=64)] = ()
     """Names of secrets stored with `gpubroker secret set NAME`; the program sees them as environment variables."""
-    labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64)] = {}
+    labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
     init_from: Annotated[str, Field(pattern=r"^job/[a-z2-7]{13}$")] | None = None
     """`job/<id>`: continue from the last checkpoint of another job."""
 

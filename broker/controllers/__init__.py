@@ -1,0 +1,14 @@
+"""Do it, again and again: one concern a file, each `load → decide → act → apply`.
+
+| controller | claims | concern |
+|---|---|---|
+| placement | jobs queued, recovering | quote, choose, admit with a reservation |
+| launch | attempts intended, launching | create once, adopt what was created |
+| liveness | attempts booting, training | beats and inventory: alive, dead or unknown |
+| interruption | attempts with a signal, draining | stop, cap, notice: checkpoint, then let go |
+| termination | attempts terminating | destroy until the cloud says absent; settle |
+| billing | all live attempts, no lease | charge by the quantum, raise the cap signal |
+| sweep | the clouds' listings, no lease | destroy what nobody answers for |
+| deadman | nothing | keep the broker's lease fresh while the database works |
+| outbox | events | tell people, at least once |
+"""

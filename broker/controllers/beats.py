@@ -1,0 +1,82 @@
+"""Beats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from broker.controllers.context import Context
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import AttemptId
+from trainer.contract import keys
+from trainer.contract.rendezvous import Beat, Final
+
+
+@dataclass
+class Watch:
+    """What is remembered of one attempt's node 0."""
+
+    etag: str
+    changed: float
+    beat: Beat | None = None
+    step: int = -1
+    step_changed: float = 0.0
+
+
+class Beats:
+    """One LIST shows the life of all; an object is read only when its e_tag changed."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._watched: dict[AttemptId, Watch] = {}
+        self._listed = float("-inf")
+        self.readable = False
+
+    async def refresh(self) -> None:
+        """Lists all beats unless done a moment ago. An unreadable store makes everything unknown, and nothing stale."""
+        now = self._context.clock.monotonic()
+        if now - self._listed < self._context.rhythm.look_s / 2:
+            return
+        try:
+            listed = await self._context.blobs.list(keys.BEATS)
+        except BlobsUnavailable:
+            self.readable = False
+            self._watched.clear()
+            raise
+        self._listed, self.readable = now, True
+        for blob in listed:
+            attempt = AttemptId(keys.attempt_of_beat(blob.key))
+            known = self._watched.get(attempt)
+            if known is None:
+                self._watched[attempt] = Watch(etag=blob.etag, changed=now, step_changed=now)
+            elif known.etag != blob.etag:
+                known.etag, known.changed, known.beat = blob.etag, now, None
+
+    async def latest(self, attempt: AttemptId) -> Watch | None:
+        """The watch with its beat read; None while there is no beat."""
+        watch = self._watched.get(attempt)
+        if watch is None or watch.beat is not None:
+            return watch
+        data = await self._context.blobs.get(keys.beat(attempt, 0))
+        if data is None:
+            return None
+        try:
+            watch.beat = Beat.model_validate_json(data)
+        except ValidationError:
+            return watch  # a host may write nonsense under its own key; it is a sign of life and nothing more
+        if watch.beat.step != watch.step:
+            watch.step, watch.step_changed = watch.beat.step, self._context.clock.monotonic()
+        return watch
+
+    def forget(self, attempt: AttemptId) -> None:
+        self._watched.pop(attempt, None)
+
+
+async def read_final(context: Context, attempt: AttemptId) -> Final | None:
+    """The attempt's last word; None while there is none, or when it cannot be understood."""
+    data = await context.blobs.get(keys.final(attempt))
+    if data is None:
+        return None
+    try:
+        return Final.model_validate_json(data)
+    except ValidationError:
+        return None

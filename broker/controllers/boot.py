@@ -1,0 +1,105 @@
+"""What an attempt's machine is given: its spec, its grant, and where the blob store is."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from broker.controllers.context import Context
+from broker.domain.errors import AlreadyExists, Rejected
+from broker.domain.instance import BootSpec
+from broker.domain.job import Attempt, Job
+from broker.ports import Leased
+from broker.secrets import SecretBox
+from trainer.contract import keys
+from trainer.contract.data import format_of
+from trainer.contract.rendezvous import AttemptSpec, DataFile, Grant, Sealed, World
+from trainer.contract.train import TrainConfig
+
+UPLOAD = "upload:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boot:
+    """Writes `spec.json` and `grant.json`, and makes the environment of the agent."""
+
+    context: Context
+    box: SecretBox
+
+    async def prepare(self, one: Leased) -> BootSpec:
+        """Raises Rejected when a secret is gone, BlobsUnavailable when the store cannot be written."""
+        attempt, job = one.attempt, one.job
+        secrets = await self._secrets(job)
+        await self._put_spec(attempt, job)
+        access = self.context.blobs.access(job.id, attempt.id)
+        if secrets:
+            sealed = self.box.seal_for(attempt.id, Sealed(secrets=secrets))
+            await self.context.blobs.put(keys.grant(attempt.id), Grant(sealed=sealed).model_dump_json().encode())
+        secret_env = {"GPUBROKER_ATTEMPT_KEY": self.box.attempt_key(attempt.id).decode()}
+        if access.options:
+            secret_env["GPUBROKER_STORE_OPTIONS"] = json.dumps(dict(access.options))
+        env = {
+            "GPUBROKER_BLOBS": access.url,
+            "GPUBROKER_INSTALLATION": self.context.installation,
+            "GPUBROKER_ATTEMPT": attempt.id,
+        }
+        return BootSpec(env=env, secret_env=secret_env)
+
+    async def _secrets(self, job: Job) -> dict[str, str]:
+        if not job.spec.secrets:
+            return {}
+        stored = await self.context.store.secrets(job.owner, job.spec.secrets)
+        missing = [name for name in job.spec.secrets if name not in stored]
+        if missing:
+            raise Rejected(f"secret {missing[0]} is no longer set; run `gpubroker secret set {missing[0]}` and retry")
+        return {name: self.box.open(value) for name, value in stored.items()}
+
+    async def _put_spec(self, attempt: Attempt, job: Job) -> None:
+        spec = attempt_spec(attempt, job, self.context)
+        try:
+            await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
+        except AlreadyExists:
+            return  # an earlier create of this attempt wrote it; it is a function of the same row
+
+
+def attempt_spec(attempt: Attempt, job: Job, context: Context) -> AttemptSpec:
+    """`spec.json` of an attempt; the same for every create of it."""
+    spec = job.spec
+    train = _after_oom(spec.train, job.oom_changes) if spec.train else None
+    data = code = None
+    if train is not None:
+        data = _file(job, train.data.path, format_of(train.data.path, train.data.format))
+    if spec.script is not None:
+        code = _file(job, spec.script.code, "tar")
+    offer = attempt.line.offer
+    gpus = 0 if offer.emulated_on == "cpu" or offer.accelerator == "cpu" else offer.gpus
+    return AttemptSpec(
+        installation=context.installation,
+        job=job.id,
+        attempt=attempt.id,
+        number=attempt.number,
+        train=train,
+        script=spec.script,
+        data=data,
+        code=code,
+        checkpoint=spec.checkpoint,
+        resume_from=attempt.resume_from,
+        env=spec.env,
+        secrets=spec.secrets,
+        world=World(gpus_per_node=gpus),
+        limits=context.limits,
+    )
+
+
+def _file(job: Job, reference: str, fmt: Any) -> DataFile:
+    sha256 = reference.removeprefix(UPLOAD).split("/", 1)[0]
+    return DataFile(key=keys.job_data(job.id, sha256), sha256=sha256, bytes=0, format=fmt)
+
+
+def _after_oom(train: TrainConfig, changes: int) -> TrainConfig:
+    """Each time memory ran out: half the micro-batch at the same global batch, and activations recomputed."""
+    if not changes:
+        return train
+    smaller = max(1, train.micro_batch >> changes)
+    while train.global_batch % smaller:
+        smaller -= 1
+    return train.model_copy(update={"micro_batch": smaller, "gradient_checkpointing": True})

@@ -1,0 +1,58 @@
+"""What every controller is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from broker.decide.liveness import Patience
+from broker.domain.ids import Installation
+from broker.domain.job import Attempt
+from broker.ports import Blobs, Clock, Provider, Store
+from trainer.contract.rendezvous import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """How often, how many, how patient; seconds."""
+
+    poll_s: float = 1.0
+    """Between two looks of an idle controller."""
+    look_s: float = 2.0
+    """Between two looks at one live attempt."""
+    list_s: float = 2.0
+    """Between two listings of one provider."""
+    billing_s: float = 15.0
+    sweep_s: float = 60.0
+    market_s: float = 30.0
+    deadman_s: float = 20.0
+    lease_s: float = 30.0
+    claim: int = 200
+    """Rows of one claim."""
+    creates: int = 32
+    """Creates under way at once in this process."""
+    quote_ttl_s: float = 300.0
+    """An intent older than this is quoted again."""
+    replace_s: float = 15.0
+    """Between two quotes of a job that fits nowhere."""
+    sold_out_s: float = 120.0
+    """How long an offer without capacity is left alone."""
+    destroy_alert: int = 5
+    """Failed destroys after which people are told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The house's rooms as seen from a controller; `owner` names this broker process in leases."""
+
+    installation: Installation
+    owner: str
+    store: Store
+    blobs: Blobs
+    providers: Mapping[str, Provider]
+    clock: Clock
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    limits: Limits = field(default_factory=Limits)
+    patience: Patience = field(default_factory=Patience)
+
+    def provider_of(self, attempt: Attempt) -> Provider:
+        """Raises KeyError when the configuration lost a provider that still has a live attempt."""
+        return self.providers[attempt.line.offer.provider]

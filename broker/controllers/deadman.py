@@ -1,0 +1,23 @@
+"""The broker's lease: agents stop by themselves when it no longer changes."""
+
+from broker.controllers.context import Context
+from trainer.contract import keys
+from trainer.contract.rendezvous import Lease
+
+
+class Deadman:
+    """Touches the lease only right after a successful transaction: a broker without its database is as good as dead."""
+
+    name = "deadman"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._seq = 0
+        self.every_s = context.rhythm.deadman_s
+
+    async def step(self) -> bool:
+        await self._context.store.ping()
+        self._seq += 1
+        lease = Lease(broker=self._context.owner, seq=self._seq)
+        await self._context.blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
+        return False

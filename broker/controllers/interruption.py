@@ -1,0 +1,85 @@
+"""Stop, cap and notice: ask for a checkpoint, wait for the last word or the end of the grace, then let go."""
+
+from dataclasses import replace
+
+from broker.controllers.context import Context
+from broker.controllers.events import event
+from broker.controllers.look import Looker
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.liveness import judge
+from broker.decide.step import reason_of, step
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import AttemptId
+from broker.domain.job import Attempt, AttemptState
+from broker.ports import Change, Lane, Leased
+from trainer.contract import keys
+from trainer.contract.rendezvous import Desired
+
+
+class Interruption:
+    """Claims attempts that are draining, and booting or training ones with a signal."""
+
+    name = "interruption"
+
+    def __init__(self, context: Context, looker: Looker) -> None:
+        self._context = context
+        self._looker = looker
+        self._asked: set[AttemptId] = set()
+        self.every_s = context.rhythm.poll_s
+
+    async def step(self) -> bool:
+        context = self._context
+        leased = await context.store.claim_attempts(
+            Lane.INTERRUPTION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
+        )
+        if not leased:
+            return False
+        draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]
+        unlisted = await self._looker.refresh() if draining else set()
+        changes = [
+            await self._wait(one, unlisted) if one.attempt.state is AttemptState.DRAINING else self._interrupt(one)
+            for one in leased
+        ]
+        await context.store.apply(changes)
+        return len(leased) == context.rhythm.claim
+
+    def _interrupt(self, one: Leased) -> Change:
+        why = AttemptEvent.STOP if one.job.stop_requested else AttemptEvent.CAP
+        moved = step(one.attempt, why, self._context.clock.now()).attempt
+        told = event(
+            one.job,
+            f"attempt.{moved.state.value}",
+            f"attempt {moved.number} is {moved.state.value}: {why.value}",
+            attempt=moved,
+        )
+        return Change(attempt=(one.attempt, replace(moved, detail=why.value)), events=(told,))
+
+    async def _wait(self, one: Leased, unlisted: set[str]) -> Change:
+        context = self._context
+        await self._ask(one.attempt)
+        attempt, seen = await self._looker.look(one.attempt, unlisted)
+        told = judge(attempt, seen, context.clock.now(), context.patience, float("inf"))
+        if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
+            told = AttemptEvent.GRACE_OVER if self._grace_over(attempt) else None
+        if told is None:
+            return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, context.rhythm.look_s))
+        reason = reason_of(seen.final, attempt.reason) if seen.final else None
+        moved = step(attempt, told, context.clock.now(), reason=reason).attempt
+        self._asked.discard(attempt.id)
+        return Change(attempt=(one.attempt, moved))
+
+    async def _ask(self, attempt: Attempt) -> None:
+        """Writes desired.json once a process; another broker's write of the same is harmless."""
+        if attempt.id in self._asked:
+            return
+        reason = attempt.reason.value if attempt.reason else ""
+        wish = Desired(want="drain", epoch=attempt.epoch, seq=1, reason=reason)
+        try:
+            await self._context.blobs.put(keys.desired(attempt.id), wish.model_dump_json().encode())
+        except BlobsUnavailable:
+            return  # asked again at the next look; the grace goes on
+        self._asked.add(attempt.id)
+
+    def _grace_over(self, attempt: Attempt) -> bool:
+        since = attempt.draining_since or self._context.clock.now()
+        return (self._context.clock.now() - since).total_seconds() > self._context.limits.drain_s

@@ -1,0 +1,79 @@
+"""What the clouds list, remembered long enough to prove absence."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.controllers.context import Context
+from broker.domain.ids import InstanceName
+from broker.domain.instance import InstanceState, Observed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    begun: float
+    """On this process's monotonic clock, before the request was sent."""
+    by_name: Mapping[InstanceName, tuple[Observed, ...]]
+
+    def shows(self, name: InstanceName) -> bool:
+        """True while something under this name exists or may exist; what the cloud calls gone does not."""
+        return any(o.state is not InstanceState.GONE for o in self.by_name.get(name, ()))
+
+
+class Inventory:
+    """Listings of every provider, shared by the controllers of one process."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
+        self._locks = {name: asyncio.Lock() for name in context.providers}
+
+    async def refresh(self, provider: str, *, max_age_s: float | None = None) -> None:
+        """Lists the cloud unless the latest listing is young enough. Raises ProviderError: nothing new is known."""
+        clock = self._context.clock
+        limit = self._context.rhythm.list_s if max_age_s is None else max_age_s
+        async with self._locks[provider]:
+            kept = self._listings[provider]
+            begun = clock.monotonic()
+            if kept and begun - kept[-1].begun < limit:
+                return
+            observed = await self._context.providers[provider].list()
+            by_name: dict[InstanceName, tuple[Observed, ...]] = {}
+            for machine in observed:
+                by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
+            kept.append(Listing(begun=begun, by_name=by_name))
+            self._forget(provider, begun)
+
+    def _forget(self, provider: str, now: float) -> None:
+        """Keeps enough for two listings `list_lag_s` apart, and no more."""
+        kept = self._listings[provider]
+        horizon = 3 * self._context.providers[provider].caps.list_lag_s + 5 * self._context.rhythm.list_s
+        while len(kept) > 3 and now - kept[0].begun > horizon:
+            kept.popleft()
+
+    def latest(self, provider: str) -> Listing | None:
+        kept = self._listings[provider]
+        return kept[-1] if kept else None
+
+    def seen(self, provider: str, name: InstanceName) -> tuple[Observed, ...]:
+        """What the latest listing shows under a name, gone ones included."""
+        listing = self.latest(provider)
+        return listing.by_name.get(name, ()) if listing else ()
+
+    def absent_since(self, provider: str, name: InstanceName, since: float) -> bool:
+        """Two listings at least `list_lag_s` apart, both begun after `since`, and none from the first on shows it."""
+        lag = self._context.providers[provider].caps.list_lag_s
+        first: float | None = None
+        for listing in self._listings[provider]:
+            if listing.begun <= since:
+                continue
+            if listing.shows(name):
+                first = None
+            elif first is None:
+                first = listing.begun
+            elif listing.begun - first >= lag:
+                last = listing.begun
+                if not any(later.shows(name) for later in self._listings[provider] if later.begun > last):
+                    return True
+        return False

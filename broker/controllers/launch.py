@@ -1,0 +1,178 @@
+"""Intended attempts are created once, by name; what a lost reply left behind is looked up and adopted."""
+
+import asyncio
+from dataclasses import replace
+
+from broker.controllers.boot import Boot
+from broker.controllers.context import Context
+from broker.controllers.events import event
+from broker.controllers.inventory import Inventory
+from broker.controllers.launchers import Launchers
+from broker.controllers.tasks import Tasks
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.step import after_attempt, step
+from broker.domain.errors import BlobError, NoCapacity, ProviderError, Rejected, Throttled
+from broker.domain.job import AttemptState, Handle, LedgerEntry, LedgerKind, Reason
+from broker.ports import Change, Lane, Leased
+
+CREATE_LOOK_S = 5.0
+"""How soon a launching attempt is looked at again."""
+
+
+class Launch:
+    """Claims attempts that are intended or launching."""
+
+    name = "launch"
+
+    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers, boot: Boot) -> None:
+        self._context = context
+        self._inventory = inventory
+        self._launchers = launchers
+        self._boot = boot
+        self._creates = Tasks()
+        self.every_s = context.rhythm.poll_s
+
+    async def step(self) -> bool:
+        context = self._context
+        free = context.rhythm.creates - self._launchers.in_flight
+        if free <= 0:
+            await self._creates.one_done()
+            return True
+        leased = await context.store.claim_attempts(
+            Lane.LAUNCH,
+            owner=context.owner,
+            lease_s=context.rhythm.lease_s,
+            limit=min(free, context.rhythm.claim),
+        )
+        intended = [one for one in leased if one.attempt.state is AttemptState.INTENDED]
+        await self._send(intended)
+        launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
+        for one in launching:
+            await self._look_up(one)
+        return bool(leased)
+
+    # ------------------------------------------------------------------------------------------------------ intended
+
+    async def _send(self, leased: list[Leased]) -> None:
+        """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
+        changes = [self._intent(one) for one in leased]
+        for one, change in zip(leased, changes, strict=True):
+            if _sends(change):
+                self._launchers.begin(one.attempt.name)
+        held: list[bool] = [False] * len(changes)
+        try:
+            held = list(await self._context.store.apply(changes))
+        finally:
+            for one, change, ok in zip(leased, changes, held, strict=True):
+                if _sends(change) and not ok:
+                    self._launchers.end(one.attempt.name)
+        for one, change, ok in zip(leased, changes, held, strict=True):
+            if ok and change.attempt and _sends(change):
+                self._creates.start(self._create(Leased(attempt=change.attempt[1], job=one.job)))
+
+    def _intent(self, one: Leased) -> Change:
+        attempt, job, now = one.attempt, one.job, self._context.clock.now()
+        expired = (now - attempt.created_at).total_seconds() > self._context.rhythm.quote_ttl_s
+        if job.stop_requested or expired:
+            return self._never_mind(one, AttemptEvent.STOP if job.stop_requested else AttemptEvent.QUOTE_EXPIRED)
+        sent = step(attempt, AttemptEvent.LEASE_TAKEN, now).attempt
+        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
+        return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)
+
+    def _never_mind(self, one: Leased, why: AttemptEvent) -> Change:
+        """Ends an attempt that nothing was created for."""
+        now = self._context.clock.now()
+        ended = step(one.attempt, why, now).attempt
+        reason = ended.reason or Reason.STOPPED
+        job = after_attempt(one.job, ended, reason, "", now)
+        given_back = LedgerEntry(
+            job_id=job.id, attempt_id=ended.id, kind=LedgerKind.RELEASE, usd=one.attempt.reserved_usd, note=why.value
+        )
+        told = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {why.value}", attempt=ended)
+        return Change(attempt=(one.attempt, ended), job=(one.job, job), ledger=(given_back,), events=(told,))
+
+    async def _create(self, one: Leased) -> None:
+        attempt = one.attempt
+        provider = self._context.provider_of(attempt)
+        try:
+            boot = await self._boot.prepare(one)
+            async with asyncio.timeout(provider.caps.boot_deadline_s):
+                handles = await provider.create(attempt.name, attempt.line.offer, boot)
+        except (NoCapacity, Throttled) as e:
+            await self._refused(one, AttemptEvent.NO_CAPACITY, str(e))
+        except Rejected as e:
+            await self._refused(one, AttemptEvent.REJECTED, str(e))
+        except (ProviderError, BlobError, TimeoutError) as e:
+            detail = replace(attempt, detail=f"create's outcome is unknown: {e}")
+            await self._context.store.apply([Change(attempt=(attempt, detail), due_in_s=self.every_s)])
+        else:
+            await self._created(one, tuple(handles))
+        finally:
+            self._launchers.end(attempt.name)
+
+    async def _refused(self, one: Leased, why: AttemptEvent, message: str) -> None:
+        offer = one.attempt.line.offer
+        await self._context.store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
+        ended = step(one.attempt, why, self._context.clock.now()).attempt
+        told = event(one.job, "attempt.refused", f"{offer.cloud}: {message}", attempt=ended)
+        await self._context.store.apply([Change(attempt=(one.attempt, replace(ended, detail=message)), events=(told,))])
+
+    async def _created(self, one: Leased, handles: tuple[Handle, ...]) -> None:
+        booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
+        told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
+        change = Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
+        await self._context.store.apply([change])
+
+    # ----------------------------------------------------------------------------------------------------- launching
+
+    async def _look_up(self, one: Leased) -> None:
+        """A create whose reply never came: adopt what the cloud shows; create again only when that is proven safe."""
+        attempt, context = one.attempt, self._context
+        provider = context.provider_of(attempt)
+        signal = _signal(one)
+        if signal is not None:
+            await self._give_up(one, signal)
+            return
+        await self._inventory.refresh(provider.name)
+        seen = self._inventory.seen(provider.name, attempt.name)
+        if seen:
+            await self._created(one, tuple(o.handle for o in seen))
+            return
+        sent = attempt.create_sent_at or context.clock.now()
+        if (context.clock.now() - sent).total_seconds() > provider.caps.boot_deadline_s:
+            await self._give_up(one, AttemptEvent.DEADLINE)
+            return
+        dead = await self._launchers.dead_since(attempt)
+        if dead is not None and self._inventory.absent_since(provider.name, attempt.name, dead):
+            await self._again(one)
+            return
+        await context.store.release([], [attempt], due_in_s=min(CREATE_LOOK_S, context.rhythm.look_s))
+
+    async def _again(self, one: Leased) -> None:
+        """The same name and the first `create_sent_at`: no second machine, and no second left uncharged."""
+        attempt = one.attempt
+        self._launchers.begin(attempt.name)
+        sent = replace(attempt, launched_by=self._context.provider_of(attempt).launcher_id())
+        try:
+            (held,) = await self._context.store.apply([Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)])
+        except BaseException:
+            self._launchers.end(attempt.name)
+            raise
+        if held:
+            self._creates.start(self._create(Leased(attempt=sent, job=one.job)))
+        else:
+            self._launchers.end(attempt.name)
+
+    async def _give_up(self, one: Leased, why: AttemptEvent) -> None:
+        ended = step(one.attempt, why, self._context.clock.now()).attempt
+        await self._context.store.apply([Change(attempt=(one.attempt, replace(ended, detail=why.value)))])
+
+
+def _sends(change: Change) -> bool:
+    return change.attempt is not None and change.attempt[1].state is AttemptState.LAUNCHING
+
+
+def _signal(one: Leased) -> AttemptEvent | None:
+    if one.job.stop_requested:
+        return AttemptEvent.STOP
+    return AttemptEvent.CAP if one.attempt.cap_near else None

@@ -1,0 +1,71 @@
+"""Booting and training attempts: progress, the first beat, and death, which only the cloud can declare."""
+
+from dataclasses import replace
+
+from broker.controllers.context import Context
+from broker.controllers.events import event
+from broker.controllers.look import Looker
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.liveness import Observation, judge, mismatch
+from broker.decide.step import reason_of, step
+from broker.domain.job import Attempt, AttemptState, Job
+from broker.ports import Change, Lane, Leased
+
+
+class LivenessController:
+    """Claims attempts that are booting or training, without a signal."""
+
+    name = "liveness"
+
+    def __init__(self, context: Context, looker: Looker) -> None:
+        self._context = context
+        self._looker = looker
+        self.every_s = context.rhythm.poll_s
+
+    async def step(self) -> bool:
+        context = self._context
+        leased = await context.store.claim_attempts(
+            Lane.LIVENESS, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
+        )
+        if not leased:
+            return False
+        unlisted = await self._looker.refresh()
+        changes = [await self._judge(one, unlisted) for one in leased]
+        await context.store.apply(changes)
+        return len(leased) == context.rhythm.claim
+
+    async def _judge(self, one: Leased, unlisted: set[str]) -> Change:
+        context = self._context
+        attempt, seen = await self._looker.look(one.attempt, unlisted)
+        deadline = context.provider_of(attempt).caps.boot_deadline_s
+        told = judge(attempt, seen, context.clock.now(), context.patience, deadline)
+        if told is None:
+            return Change(attempt=(one.attempt, attempt), due_in_s=context.rhythm.look_s)
+        return self._move(one, attempt, seen, told)
+
+    def _move(self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent) -> Change:
+        reason = reason_of(seen.final, attempt.reason) if seen.final else None
+        moved = step(attempt, told, self._context.clock.now(), reason=reason).attempt
+        if told is AttemptEvent.MISMATCH:
+            moved = replace(moved, detail=mismatch(attempt.line.offer, seen.seen) or "")
+        elif told is not AttemptEvent.FIRST_BEAT:
+            moved = replace(moved, detail=seen.final.message if seen.final else told.value)
+        if not moved.handles:
+            moved = replace(moved, handles=tuple(o.handle for o in seen.seen))
+        kind, message = _news(one.job, moved)
+        due = self._context.rhythm.look_s if moved.state is AttemptState.TRAINING else 0.0
+        return Change(
+            attempt=(one.attempt, moved), events=(event(one.job, kind, message, attempt=moved),), due_in_s=due
+        )
+
+
+def _news(job: Job, attempt: Attempt) -> tuple[str, str]:
+    """(kind, message) of the event for a move."""
+    offer = attempt.line.offer
+    where = f"attempt {attempt.number} at {offer.cloud} {offer.region}"
+    if attempt.state is AttemptState.TRAINING:
+        resumed = attempt.beat.resumed_from if attempt.beat else None
+        return "attempt.training", f"{where} is up" + (f", resuming from step {resumed}" if resumed else "")
+    reason = attempt.reason.value if attempt.reason else "ended"
+    at = f" at step {attempt.beat.step}" if attempt.beat and attempt.beat.step else ""
+    return f"attempt.{reason}", f"{where}: {reason}{at}" + (f" ({attempt.detail})" if attempt.detail else "")

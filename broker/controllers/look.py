@@ -1,0 +1,61 @@
+"""One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
+
+from dataclasses import replace
+
+from broker.controllers.beats import Beats, Watch, read_final
+from broker.controllers.context import Context
+from broker.controllers.inventory import Inventory
+from broker.decide.liveness import Observation
+from broker.domain.errors import ProviderError
+from broker.domain.instance import InstanceState
+from broker.domain.job import Attempt
+
+
+class Looker:
+    def __init__(self, context: Context, inventory: Inventory, beats: Beats) -> None:
+        self._context = context
+        self._inventory = inventory
+        self.beats = beats
+        self._watched_from: dict[str, float] = {}
+
+    async def refresh(self) -> set[str]:
+        """Fresh listings of all clouds and beats; returns the providers that could not be listed just now."""
+        failed = set()
+        for provider in self._context.providers:
+            try:
+                await self._inventory.refresh(provider)
+            except ProviderError:
+                failed.add(provider)
+        await self.beats.refresh()
+        return failed
+
+    async def look(self, attempt: Attempt, unlisted: set[str]) -> tuple[Attempt, Observation]:
+        """The attempt with its latest beat, and what was observed."""
+        provider = attempt.line.offer.provider
+        now = self._context.clock.monotonic()
+        watch = await self.beats.latest(attempt.id)
+        seen = () if provider in unlisted else self._inventory.seen(provider, attempt.name)
+        since = self._watched_from.setdefault(attempt.name, now)
+        absent = provider not in unlisted and self._inventory.absent_since(provider, attempt.name, since)
+        final = None
+        if absent or _final_is_likely(watch) or any(o.state is InstanceState.GONE for o in seen):
+            final = await read_final(self._context, attempt.id)
+        observation = Observation(
+            beat=watch.beat if watch else None,
+            beat_age_s=now - watch.changed if watch else None,
+            step_age_s=now - watch.step_changed if watch and watch.beat and watch.beat.step else None,
+            final=final,
+            seen=seen,
+            absent=absent,
+            store_ok=self.beats.readable,
+        )
+        beat = watch.beat if watch and watch.beat else attempt.beat
+        return replace(attempt, beat=beat, final=final or attempt.final), observation
+
+    def forget(self, attempt: Attempt) -> None:
+        self._watched_from.pop(attempt.name, None)
+        self.beats.forget(attempt.id)
+
+
+def _final_is_likely(watch: Watch | None) -> bool:
+    return watch is not None and watch.beat is not None and watch.beat.phase == "done"

@@ -1,0 +1,142 @@
+"""Queued jobs: quote every offer, choose, and admit an attempt with its reservation, in one transaction."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from broker.controllers.context import Context
+from broker.controllers.events import event
+from broker.decide.billing import reservation
+from broker.decide.lifecycle import JobEvent, next_job_state
+from broker.decide.placement import Placed, Waiting, place
+from broker.decide.quote import quote
+from broker.domain.ids import JobId, attempt_id, instance_name
+from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.money import show
+from broker.domain.offer import Offer, Quote, QuoteLine
+from broker.ports import Change
+from trainer.contract import keys
+
+Offers = Callable[[], Sequence[Offer]]
+
+
+class Placement:
+    """Claims jobs that are queued, or recovering with their back-off over."""
+
+    name = "placement"
+
+    def __init__(self, context: Context, offers: Offers) -> None:
+        self._context = context
+        self._offers = offers
+        self.every_s = context.rhythm.poll_s
+
+    async def step(self) -> bool:
+        context = self._context
+        jobs = await context.store.claim_jobs(
+            (JobState.QUEUED, JobState.RECOVERING),
+            owner=context.owner,
+            lease_s=context.rhythm.lease_s,
+            limit=context.rhythm.claim,
+        )
+        if not jobs:
+            await context.store.wait("jobs", self.every_s)
+            return False
+        excluded = await context.store.blocked_offers()
+        changes = [await self._decide(job, excluded) for job in jobs]
+        await context.store.apply(changes)
+        return True
+
+    async def _decide(self, job: Job, excluded: Mapping[str, str]) -> Change:
+        if job.stop_requested:
+            stopped = replace(
+                job,
+                state=next_job_state(job.state, JobEvent.STOP),
+                reason="stopped before it ran",
+                finished_at=self._context.clock.now(),
+            )
+            return Change(job=(job, stopped), events=(event(job, "job.cancelled", "cancelled"),))
+        if job.state is JobState.RECOVERING:
+            queued = replace(job, state=next_job_state(job.state, JobEvent.BACK_OFF_OVER), due_at=None)
+            return Change(job=(job, queued))
+        return await self._place(job, excluded)
+
+    async def _place(self, job: Job, excluded: Mapping[str, str]) -> Change:
+        context = self._context
+        made = quote(
+            job.spec,
+            job.workload,
+            self._offers(),
+            now=context.clock.now(),
+            local_files=context.blobs.local or _local_model(job),
+            cap_left=job.cap_usd - job.spent_usd,
+            excluded=excluded,
+            caps={name: p.caps for name, p in context.providers.items()},
+        )
+        match place(made):
+            case Placed(line=line):
+                return await self._admit(job, line, made)
+            case Waiting(reason=reason, capped=capped):
+                return self._wait(job, reason, capped=capped)
+
+    def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
+        if capped:
+            state = next_job_state(job.state, JobEvent.CANNOT_FINISH)
+            rest = replace(job, state=state, reason=reason, finished_at=self._context.clock.now())
+            return Change(job=(job, rest), events=(event(job, "job.capped", reason),))
+        events = () if reason == job.reason else (event(job, "job.waiting", reason),)
+        return Change(job=(job, replace(job, reason=reason)), events=events, due_in_s=self._context.rhythm.replace_s)
+
+    async def _admit(self, job: Job, line: QuoteLine, made: Quote) -> Change:
+        number = job.attempts + 1
+        new = attempt_id(job.id, number)
+        attempt = Attempt(
+            id=new,
+            job_id=job.id,
+            number=number,
+            name=instance_name(self._context.installation, new),
+            line=line,
+            created_at=self._context.clock.now(),
+            reserved_usd=reservation(job),
+            resume_from=await self._resume_from(job),
+        )
+        active = replace(job, state=next_job_state(job.state, JobEvent.INTENDED), attempts=number, reason="")
+        offer = line.offer
+        message = (
+            f"attempt {number}: {offer.gpus}x {offer.accelerator} {'spot' if offer.spot else 'on-demand'} at "
+            f"{offer.cloud} {offer.region}, {show(offer.usd_per_hour)}/h"
+        )
+        held = LedgerEntry(
+            job_id=job.id, attempt_id=new, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note=offer.id
+        )
+        data = {"number": number, "offer": offer.id, "simulated": offer.simulated, "offers": _summary(made)}
+        return Change(
+            job=(job, active),
+            admit=attempt,
+            ledger=(held,),
+            events=(event(job, "attempt.intended", message, attempt=attempt, data=data),),
+        )
+
+    async def _resume_from(self, job: Job) -> tuple[str, ...]:
+        """Committed manifests of this job (or of the one it starts from), the furthest step first."""
+        sources = [job.id] if job.attempts else []
+        if job.spec.init_from:
+            sources.append(JobId(job.spec.init_from.removeprefix("job/")))
+        found: list[str] = []
+        for source in sources:
+            listed = await self._context.blobs.list(keys.checkpoints(source))
+            manifests = [b.key for b in listed if b.key.endswith("/" + keys.MANIFEST)]
+            found += sorted(manifests, key=lambda key: key.split("/")[-2], reverse=True)
+        return tuple(found)
+
+
+def _local_model(job: Job) -> bool:
+    """True when the model is a folder of this machine."""
+    return job.spec.train is not None and job.spec.train.model.startswith(("/", "./", "../", "~"))
+
+
+def _summary(made: Quote) -> list[dict[str, object]]:
+    """The best three, for the record of why this one was chosen."""
+    return [
+        {"offer": line.offer.id, "usd_p50": str(line.usd_p50), "usd_per_hour": str(line.offer.usd_per_hour)}
+        for line in made.lines[:3]
+        if line.usd_p50 is not None
+    ]

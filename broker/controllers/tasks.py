@@ -1,0 +1,33 @@
+"""Background tasks that are never lost: held until done, their errors logged."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Tasks:
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s: %s", type(error).__name__, error, exc_info=error)
+
+    async def one_done(self) -> None:
+        """Returns when one of them has ended; at once when none runs."""
+        if self._running:
+            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def cancel(self) -> None:
+        for task in tuple(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

@@ -1,0 +1,164 @@
+"""Terminating attempts: destroy, until the cloud itself says absent and no launcher is left; then settle."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from broker.controllers.beats import read_final
+from broker.controllers.context import Context
+from broker.controllers.events import event
+from broker.controllers.inventory import Inventory
+from broker.controllers.launchers import Launchers
+from broker.controllers.look import Looker
+from broker.decide.billing import owed
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.step import after_attempt, end_reason, step
+from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
+from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind
+from broker.domain.money import show
+from broker.ports import Change, Charge, Lane, Leased
+from trainer.contract import keys
+
+MAX_BACK_OFF_S = 60.0
+
+
+class Termination:
+    """Claims attempts that are terminating. No edge gives up."""
+
+    name = "termination"
+
+    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers, looker: Looker) -> None:
+        self._context = context
+        self._inventory = inventory
+        self._launchers = launchers
+        self._looker = looker
+        self.every_s = context.rhythm.poll_s
+
+    async def step(self) -> bool:
+        context = self._context
+        leased = await context.store.claim_attempts(
+            Lane.TERMINATION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
+        )
+        if not leased:
+            return False
+        unlisted = await self._list({one.attempt.line.offer.provider for one in leased})
+        changes = [await self._end(one, unlisted) for one in leased]
+        held = await context.store.apply(changes)
+        for one, change, ok in zip(leased, changes, held, strict=True):
+            if ok and change.attempt and not change.attempt[1].live:
+                await self._clean_up(one.attempt)
+        return len(leased) == context.rhythm.claim
+
+    async def _list(self, providers: set[str]) -> set[str]:
+        """Fresh listings; returns the providers that did not answer: nothing ends there in this round."""
+        failed = set()
+        for provider in providers:
+            try:
+                await self._inventory.refresh(provider)
+            except ProviderError:
+                failed.add(provider)
+        return failed
+
+    async def _end(self, one: Leased, unlisted: set[str]) -> Change:
+        attempt = one.attempt
+        provider = attempt.line.offer.provider
+        if attempt.create_sent_at is not None:
+            dead = await self._launchers.dead_since(attempt)
+            proven = dead is not None and provider not in unlisted
+            if not (proven and self._inventory.absent_since(provider, attempt.name, dead or 0.0)):
+                return await self._destroy(one)
+        try:
+            final = attempt.final or await read_final(self._context, attempt.id)
+        except BlobsUnavailable:
+            return Change(attempt=(attempt, attempt), due_in_s=self._context.rhythm.look_s)
+        return self._settle(one, replace(attempt, final=final))
+
+    # ------------------------------------------------------------------------------------------------------- destroy
+
+    async def _destroy(self, one: Leased) -> Change:
+        attempt = one.attempt
+        provider = self._context.provider_of(attempt)
+        failed = ""
+        for handle in self._handles(attempt):
+            try:
+                await provider.destroy(handle)
+            except Gone:
+                continue
+            except ProviderError as e:
+                failed = f"destroy of {handle.id} at {provider.name}: {e}"
+        if not failed:
+            return Change(attempt=(attempt, attempt), due_in_s=min(1.0, self._context.rhythm.look_s))
+        return self._failed(one, failed)
+
+    def _handles(self, attempt: Attempt) -> tuple[Handle, ...]:
+        """The recorded machines and whatever else stands there under this name."""
+        seen = self._inventory.seen(attempt.line.offer.provider, attempt.name)
+        known = {h.id: h for h in attempt.handles}
+        return tuple({**known, **{o.handle.id: o.handle for o in seen}}.values())
+
+    def _failed(self, one: Leased, message: str) -> Change:
+        moved = step(one.attempt, AttemptEvent.DESTROY_ERROR, self._context.clock.now()).attempt
+        failures = moved.destroy_failures + 1
+        moved = replace(moved, destroy_failures=failures, detail=message)
+        alert = failures % self._context.rhythm.destroy_alert == 0
+        told = (
+            (event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved),) if alert else ()
+        )
+        back_off = min(MAX_BACK_OFF_S, self._context.rhythm.look_s * 2.0 ** min(failures, 10))
+        return Change(attempt=(one.attempt, moved), events=told, due_in_s=back_off)
+
+    # -------------------------------------------------------------------------------------------------------- settle
+
+    def _settle(self, one: Leased, attempt: Attempt) -> Change:
+        """The last charge, the release of what is left, and the job's next state: one transaction."""
+        now = self._context.clock.now()
+        reason = end_reason(attempt, one.job)
+        ended = step(attempt, AttemptEvent.ABSENT, now, reason=reason).attempt
+        charge = _last_charge(attempt, now)
+        spent = attempt.charged_usd + charge.usd
+        left = LedgerEntry(
+            job_id=one.job.id,
+            attempt_id=attempt.id,
+            kind=LedgerKind.RELEASE,
+            usd=max(attempt.reserved_usd - spent, attempt.reserved_usd * 0),
+            note=reason.value,
+        )
+        job = after_attempt(one.job, ended, reason, ended.detail, now)
+        events = (
+            event(
+                one.job,
+                "attempt.ended",
+                f"attempt {ended.number} ended: {reason.value}, {show(spent)}",
+                attempt=ended,
+                data={"reason": reason.value, "usd": str(spent)},
+            ),
+            _job_event(job),
+        )
+        return Change(attempt=(one.attempt, ended), job=(one.job, job), charge=charge, ledger=(left,), events=events)
+
+    async def _clean_up(self, attempt: Attempt) -> None:
+        """Beats of ended attempts would make every LIST longer; a leftover is deleted by nobody and harms nobody."""
+        self._launchers.forget(attempt)
+        self._looker.forget(attempt)
+        try:
+            await self._context.blobs.delete(keys.beat(attempt.id, 0))
+        except BlobsUnavailable:
+            return
+
+
+def _last_charge(attempt: Attempt, now: datetime) -> Charge:
+    return Charge(
+        attempt_id=attempt.id,
+        job_id=attempt.job_id,
+        since=attempt.charged_to,
+        to=max(now, attempt.charged_to or now),
+        usd=owed(attempt, now),
+    )
+
+
+def _job_event(job: Job) -> Event:
+    """What the end of the attempt made of the job."""
+    return event(
+        job,
+        f"job.{job.state.value}",
+        f"job {job.spec.name}: {job.state.value}" + (f" ({job.reason})" if job.reason else ""),
+    )

@@ -1,0 +1,1 @@
+"""Offers of all providers: polled, checked, the latest kept."""
