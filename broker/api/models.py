@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerKind, Reason
-from broker.domain.offer import Verdict
+from broker.domain.offer import Drop, Verdict
 from broker.domain.spec import EnvName, JobSpec, Name, Text, Usd
 from trainer.contract.base import Config
 from trainer.contract.rendezvous import Beat, Final
@@ -102,6 +102,8 @@ class LineView(Wire):
     verdict: Verdict
     reason: str
     """Why it was kept or dropped."""
+    drop: Drop | None = None
+    """The same for programs; null for a kept line."""
     memory: MemoryView | None = None
     hours_p50: float | None = None
     hours_p90: float | None = None
@@ -117,10 +119,15 @@ class QuoteView(Wire):
     check: dict[str, Any]
     """What was found out about the data set and the model."""
     lines: tuple[LineView, ...]
+    """At most the `limit` that was asked for."""
     kept: int
-    dropped: int
-    """Lines in all; `lines` is cut at the `limit` that was asked for."""
+    """Offers kept in all."""
+    drops: dict[Drop, int]
+    """Offers dropped in all, by reason."""
     proposed_cap_usd: Decimal | None
+    """P90 of the best line x 1.25; null when nothing is kept."""
+    cheapest_usd: Decimal | None
+    """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
     made_at: datetime
     expires_at: datetime
 

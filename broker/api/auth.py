@@ -1,0 +1,94 @@
+"""Bearer tokens `gb_<id>_<secret>`: a hash at rest, scopes, and a short cache so that a request costs no query."""
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.api.models import Scope
+from broker.domain.errors import GpubrokerError
+from broker.domain.ids import base32
+from broker.ports import Clock, Store, Token
+
+FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
+CACHE_S = 5.0
+CACHED = 4096
+
+
+class Unauthenticated(GpubrokerError):
+    """No valid token. The message never says which part was wrong."""
+
+
+class Forbidden(GpubrokerError):
+    """The token is valid and lacks a scope."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who asks."""
+
+    owner: str
+    scopes: frozenset[str]
+    token_id: str
+
+    @property
+    def admin(self) -> bool:
+        return "admin" in self.scopes
+
+    def sees(self, owner: str) -> bool:
+        """Admins see everything; all others see their owner's."""
+        return self.admin or self.owner == owner
+
+
+def mint(entropy: Callable[[int], bytes]) -> tuple[str, str]:
+    """(id, token) with 160 random bits in the secret."""
+    token_id = base32(entropy(5), 8)
+    return token_id, f"gb_{token_id}_{base32(entropy(20), 32)}"
+
+
+def hashed(token: str) -> str:
+    """What is stored. A plain hash is enough: the secret is random, not a password."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Authenticator:
+    """Tells who calls. A token that is deleted elsewhere stays valid here for at most `CACHE_S`."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._cache: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+
+    async def caller(self, authorization: str | None, scope: Scope) -> Caller:
+        """Raises Unauthenticated, Forbidden, StoreUnavailable."""
+        match = FORM.fullmatch(authorization or "")
+        if match is None:
+            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
+        caller = await self._known(hashed(match[1]))
+        if scope not in caller.scopes and not caller.admin:
+            raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
+        return caller
+
+    async def _known(self, digest: str) -> Caller:
+        now = self._clock.monotonic()
+        held = self._cache.get(digest)
+        if held is not None and held[0] > now:
+            return held[1]
+        token = await self._store.token(digest)
+        if token is None:
+            self._cache.pop(digest, None)
+            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
+        caller = _caller(token)
+        self._cache[digest] = (now + CACHE_S, caller)
+        while len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
+        return caller
+
+    def forget(self) -> None:
+        """After a token was deleted here: it is refused at once."""
+        self._cache.clear()
+
+
+def _caller(token: Token) -> Caller:
+    return Caller(owner=token.owner, scopes=frozenset(token.scopes), token_id=token.id)

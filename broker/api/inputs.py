@@ -1,0 +1,99 @@
+"""What a spec refers to outside itself: uploads, secrets, providers."""
+
+import difflib
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.instance import Caps
+from broker.domain.spec import JobSpec
+from broker.ports import Store, Upload
+
+REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
+CACHED = 1024
+
+
+class Inputs:
+    """Looks references up; uploads are content-addressed and never change, so they are remembered."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._uploads: OrderedDict[tuple[str, str], Upload] = OrderedDict()
+
+    def reference(self, spec: JobSpec) -> str:
+        """The sha256 that the spec names. Raises InvalidInput when it names something else."""
+        field, path = _reference(spec)
+        match = REFERENCE.fullmatch(path)
+        if match is None:
+            raise InvalidInput(
+                Problem(
+                    field=field, message=f"{path!r} is no upload; POST it to /v1/uploads and give its upload:<sha256>"
+                )
+            )
+        return match[1]
+
+    async def upload(self, owner: str, spec: JobSpec) -> tuple[JobSpec, Upload]:
+        """The upload behind the spec, and the spec with its data format settled. Raises InvalidInput."""
+        sha256 = self.reference(spec)
+        upload = self._uploads.get((owner, sha256)) or await self._find(owner, sha256)
+        field, _ = _reference(spec)
+        if upload is None:
+            message = f"no upload {sha256[:12]}... of yours; POST the file to /v1/uploads first"
+            raise InvalidInput(Problem(field=field, message=message))
+        if (spec.script is None) != (upload.summary is not None):
+            what = "a .tar archive of code" if spec.script else "a data set"
+            raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {what}; upload one"))
+        return _settled(spec, upload), upload
+
+    async def _find(self, owner: str, sha256: str) -> Upload | None:
+        upload = await self._store.upload(owner, sha256)
+        if upload is not None:
+            self._uploads[owner, sha256] = upload
+            while len(self._uploads) > CACHED:
+                self._uploads.popitem(last=False)
+        return upload
+
+    async def secrets(self, owner: str, spec: JobSpec) -> list[Problem]:
+        """A fault for each secret that is not set."""
+        if not spec.secrets:
+            return []
+        known = await self._store.secrets(owner, spec.secrets)
+        return [
+            Problem(field=f"secrets.{i}", message=f"{name} is not set; run gpubroker secret set {name}")
+            for i, name in enumerate(spec.secrets)
+            if name not in known
+        ]
+
+    def providers(self, spec: JobSpec, caps: Mapping[str, Caps]) -> list[Problem]:
+        """A fault for each provider that is not configured."""
+        return [
+            Problem(field=f"resources.providers.{i}", message=_unknown_provider(name, sorted(caps)))
+            for i, name in enumerate(spec.resources.providers)
+            if name not in caps
+        ]
+
+
+def _reference(spec: JobSpec) -> tuple[str, str]:
+    if spec.train is not None:
+        return "train.data.path", spec.train.data.path
+    assert spec.script is not None
+    return "script.code", spec.script.code
+
+
+def _unknown_provider(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"configured are {', '.join(known) or 'none'}"
+    return f"unknown provider {name!r}; {fix}"
+
+
+def _settled(spec: JobSpec, upload: Upload) -> JobSpec:
+    """With the data format of the upload, so that nobody has to guess it again. Raises InvalidInput for another one."""
+    if spec.train is None or upload.summary is None:
+        return spec
+    data, found = spec.train.data, upload.summary["format"]
+    if data.format not in (None, found):
+        message = f"{upload.name} was read as {found}; remove this, or upload the file again as {data.format}"
+        raise InvalidInput(Problem(field="train.data.format", message=message))
+    train = spec.train.model_copy(update={"data": data.model_copy(update={"format": found})})
+    return spec.model_copy(update={"train": train})

@@ -1,0 +1,273 @@
+"""Operations declared once: routing, authentication, validation in and out, and the OpenAPI 3.1 document.
+
+A handler is `async def name(call: Call, [path parameters], [query], [body]) -> Model | StreamResponse`; what its type
+hints say is what is checked and what is published.
+"""
+
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDict
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.json_schema import models_json_schema
+
+from broker.api import models, problems
+from broker.api.auth import Authenticator, Caller
+from broker.domain.errors import InvalidInput
+from broker.domain.errors import Problem as Fault
+
+JSON = "application/json"
+ANONYMOUS = Caller(owner="", scopes=frozenset(), token_id="")
+TEXT: dict[int, str] = {
+    400: "The body is not JSON.",
+    401: "No valid bearer token.",
+    403: "The token lacks the scope.",
+    404: "It does not exist, or is another owner's.",
+    409: "The state does not allow this, or the idempotency key was used with another body.",
+    413: "Too many bytes.",
+    415: "Another content type is needed.",
+    422: "Something in the input is wrong; `errors` names each place and the fix.",
+    502: "The blob store holds other bytes than the manifest says.",
+    503: "The database or the blob store cannot be reached; try again.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One request, authenticated."""
+
+    request: web.Request
+    caller: Caller
+    headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
+    """Added to a JSON answer."""
+
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    method: str
+    path: str
+    handler: Handler
+    scope: models.Scope | None
+    """None: open to everyone."""
+    status: int
+    errors: tuple[int, ...]
+    media: tuple[str, ...]
+    """Content types of an answer that is not a model."""
+    upload: str | None
+    """Content type of a streamed body, which the handler reads itself."""
+    headers: tuple[str, ...]
+    """Request headers that the handler reads."""
+    params: dict[str, TypeAdapter[Any]]
+    query: type[BaseModel] | None
+    body: type[BaseModel] | None
+    out: type[BaseModel] | None
+
+
+class Api:
+    """A set of operations of one concern; `mount` puts several of them into an application."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def op(
+        self,
+        method: str,
+        path: str,
+        *,
+        scope: models.Scope | None,
+        status: int = 200,
+        errors: tuple[int, ...] = (),
+        media: tuple[str, ...] = (),
+        upload: str | None = None,
+        headers: tuple[str, ...] = (),
+    ) -> Callable[[Handler], Handler]:
+        """Declares the decorated handler; see `Operation`."""
+
+        def declare(handler: Handler) -> Handler:
+            hints = typing.get_type_hints(handler, include_extras=True)
+            out = hints["return"]
+            self.operations.append(
+                Operation(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    scope=scope,
+                    status=status,
+                    errors=errors,
+                    media=media,
+                    upload=upload,
+                    headers=headers,
+                    query=hints.get("query"),
+                    body=hints.get("body"),
+                    params={name: TypeAdapter(hints[name]) for name in re.findall(r"{(\w+)", path)},
+                    out=out if isinstance(out, type) and issubclass(out, BaseModel) else None,
+                )  # fmt: skip
+            )
+            return handler
+
+        return declare
+
+
+def mount(app: web.Application, apis: Sequence[Api], auth: Authenticator) -> None:
+    for api in apis:
+        for operation in api.operations:
+            app.router.add_route(operation.method, operation.path, _serve(operation, auth))
+
+
+def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        authorization = request.headers.get("Authorization")
+        caller = ANONYMOUS if op.scope is None else await auth.caller(authorization, op.scope)
+        arguments: dict[str, Any] = {name: _param(name, kind, request) for name, kind in op.params.items()}
+        if op.query is not None:
+            arguments["query"] = _query(op.query, request)
+        if op.body is not None:
+            if request.content_type != JSON:
+                return problems.problem(415, f"send {JSON}, not {request.content_type}")
+            raw = await request.read()
+            try:
+                arguments["body"] = op.body.model_validate_json(raw, strict=True)
+            except ValidationError as error:
+                return _refuse(error, op.body, raw)
+        call = Call(request=request, caller=caller)
+        answer = await op.handler(call, **arguments)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        if answer is None:
+            return web.Response(status=op.status, headers=call.headers)
+        body = answer.model_dump_json().encode()
+        return web.Response(status=op.status, body=body, content_type=JSON, headers=call.headers)
+
+    return serve
+
+
+def _refuse(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
+    wrong = problems.of_json(error, model, raw)
+    if wrong is None:
+        return problems.problem(400, f"the body is not JSON: {error.errors(include_url=False)[0]['ctx']['error']}")
+    return problems.of_error(wrong)
+
+
+def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
+    try:
+        return kind.validate_python(request.match_info[name])
+    except ValidationError as error:
+        raise InvalidInput(Fault(field=name, message=error.errors(include_url=False)[0]["msg"])) from None
+
+
+def _query(model: type[BaseModel], request: web.Request) -> BaseModel:
+    """Raises InvalidInput also for an unknown parameter and for one that is repeated though it takes one value."""
+    given: dict[str, Any] = {}
+    for name in dict.fromkeys(request.query):
+        values = request.query.getall(name)
+        known = model.model_fields.get(name)
+        if known is not None and typing.get_origin(known.annotation) is tuple:
+            given[name] = values
+        elif len(values) > 1:
+            raise InvalidInput(Fault(field=name, message="is given more than once; give it once"))
+        else:
+            given[name] = values[0]
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise problems.of_validation(error, model, given, root="query") from None
+
+
+# ----------------------------------------------------------------------------------------------------------- document
+
+
+def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1.0 description of all operations."""
+    operations = [o for api in apis for o in api.operations]
+    wanted: dict[tuple[type[BaseModel], typing.Literal["validation", "serialization"]], None] = {
+        (models.Problem, "serialization"): None
+    }
+    for o in operations:
+        if o.body is not None:
+            wanted[o.body, "validation"] = None
+        if o.out is not None:
+            wanted[o.out, "serialization"] = None
+    refs, definitions = models_json_schema(list(wanted), ref_template="#/components/schemas/{model}")
+    paths: dict[str, dict[str, Any]] = {}
+    for o in operations:
+        path = re.sub(r"{(\w+):[^}]*}", r"{\1}", o.path)
+        paths.setdefault(path, {})[o.method.lower()] = _operation(o, refs)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "gpubroker", "version": version, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }  # fmt: skip
+
+
+def _operation(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
+    doc = inspect.getdoc(o.handler) or ""
+    described: dict[str, Any] = {
+        "operationId": o.handler.__name__,
+        "summary": doc.split("\n", 1)[0],
+        "description": doc,
+        "security": [{"bearer": []}] if o.scope is not None else [],
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": kind.json_schema()}
+            for name, kind in o.params.items()
+        ],
+        "responses": _responses(o, refs),
+    }
+    if o.query is not None:
+        schema = o.query.model_json_schema()
+        described["parameters"] += [
+            {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": part,
+             "description": part.get("description", "")}
+            for name, part in schema["properties"].items()
+        ]  # fmt: skip
+    described["parameters"] += [
+        {"name": name, "in": "header", "required": False, "schema": HEADERS[name]} for name in o.headers
+    ]
+    if o.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": refs[o.body, "validation"]}}}
+    elif o.upload is not None:
+        described["requestBody"] = {"required": True, "content": {o.upload: {"schema": {"type": "string"}}}}
+    return described
+
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
+    "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
+}
+
+
+def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in o.media}
+    if o.out is not None:
+        content[JSON] = {"schema": refs[o.out, "serialization"]}
+    good: dict[str, Any] = {"description": "Done."}
+    if content:
+        good["content"] = content
+    refusal = {"schema": refs[models.Problem, "serialization"]}
+    return {str(o.status): good} | {
+        str(status): {"description": TEXT[status], "content": {problems.MEDIA_TYPE: refusal}}
+        for status in sorted(_errors(o))
+        if status != o.status
+    }
+
+
+def _errors(o: Operation) -> set[int]:
+    found = {503, *o.errors}
+    if o.scope is not None:
+        found |= {401, 403}
+    if o.body is not None or o.upload is not None:
+        found |= {400, 413, 415, 422}
+    if o.params or o.query is not None or o.headers:
+        found.add(422)
+    return found

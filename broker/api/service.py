@@ -1,0 +1,305 @@
+"""The use cases, once, whatever the door. All are by owner: what another owner has does not exist for the caller."""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Protocol
+
+from broker.api.auth import Caller
+from broker.api.inputs import Inputs
+from broker.api.problems import Conflict, NotFound
+from broker.decide.quote import quote
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import JobId, job_id
+from broker.domain.instance import Caps
+from broker.domain.job import (
+    RESTING_JOB_STATES,
+    TERMINAL_JOB_STATES,
+    Attempt,
+    Event,
+    Job,
+    JobState,
+    LedgerEntry,
+)
+from broker.domain.money import ZERO, show
+from broker.domain.offer import Offer, Quote, Workload
+from broker.domain.spec import JobSpec
+from broker.ports import Blobs, Clock, JobFilter, Store, Upload
+from broker.secrets import SecretBox
+from trainer.contract import keys
+from trainer.contract.train import DataFormat
+
+ID_ENTROPY = 9
+
+
+class Market(Protocol):
+    """What is for sale: read from memory, never from a cloud."""
+
+    def offers(self) -> Sequence[Offer]:
+        """The same object until something changed."""
+        ...
+
+    def caps(self) -> Mapping[str, Caps]:
+        """By configured provider."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A spec that passed the checks that cost nothing."""
+
+    workload: Workload
+    report: Mapping[str, Any]
+    """What was found, for people: JSON."""
+    local_model: bool = False
+    """The model is a folder of this machine."""
+
+
+class Preflight(Protocol):
+    """The checks before a cent is spent."""
+
+    def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
+        """One pass over a data set, as JSON. Raises DataError, InvalidInput."""
+        ...
+
+    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
+        """Columns, templates, model. Raises InvalidInput with every fault."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Sizes in bytes, times in seconds."""
+
+    upload_bytes: int = 256 * 1024**2
+    poll_s: float = 2.0
+    """Followers look again at least so often."""
+    heartbeat_s: float = 15.0
+    lease_stale_s: float = 90.0
+    """/readyz: a broker's lease that did not change for so long is nobody's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsPage:
+    jobs: Sequence[Job]
+    next: str | None
+
+
+class Service:
+    """Needs only ports; `app` wires it. `entropy(n)`: n random bytes."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        blobs: Blobs,
+        market: Market,
+        preflight: Preflight,
+        box: SecretBox,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        settings: Settings,
+    ) -> None:
+        self.store = store
+        self.blobs = blobs
+        self.market = market
+        self.preflight = preflight
+        self.box = box
+        self.clock = clock
+        self.entropy = entropy
+        self.settings = settings
+        self._inputs = Inputs(store)
+        self._cheapest_of: dict[object, Decimal | None] = {}
+        self._cheapest_at: Sequence[Offer] = ()
+
+    # ----------------------------------------------------------------------------------------------- before the money
+
+    async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote]:
+        """Every offer against the spec. Raises InvalidInput."""
+        spec, _, checked = await self._check(caller, spec)
+        excluded = await self.store.blocked_offers()
+        return checked, self._quote(spec, checked, excluded, spec.cap_usd)
+
+    async def _check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
+        """The spec with its data format settled, its upload, and the findings. Raises InvalidInput."""
+        faults = [*self._inputs.providers(spec, self.market.caps()), *await self._inputs.secrets(caller.owner, spec)]
+        if spec.init_from is not None:
+            faults += await self._origin(caller, JobId(spec.init_from.removeprefix("job/")))
+        try:
+            settled, upload = await self._inputs.upload(caller.owner, spec)
+            checked = await self.preflight.check(settled, upload.summary)
+        except InvalidInput as error:
+            raise InvalidInput(*faults, *error.problems) from None
+        if faults:
+            raise InvalidInput(*faults)
+        return settled, upload, checked
+
+    async def _origin(self, caller: Caller, origin: JobId) -> list[Problem]:
+        job = await self.store.job(origin)
+        if job is None or not caller.sees(job.owner):
+            return [Problem(field="init_from", message=f"no job {origin}; gpubroker ls lists yours")]
+        if not await self._committed(origin):
+            return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
+        return []
+
+    async def _committed(self, job: JobId) -> bool:
+        found = await self.blobs.list(keys.checkpoints(job))
+        return any(info.key.endswith("/" + keys.MANIFEST) for info in found)
+
+    def _quote(self, spec: JobSpec, checked: Checked, excluded: Mapping[str, str], cap: Decimal) -> Quote:
+        return quote(
+            spec,
+            checked.workload,
+            self.market.offers(),
+            now=self.clock.now(),
+            local_files=self.blobs.local or checked.local_model,
+            spent=ZERO,
+            cap_left=cap,
+            excluded=excluded,
+            caps=self.market.caps(),
+        )
+
+    def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
+        """Least expected dollars to finish; remembered until the market changes, since many jobs are alike."""
+        offers = self.market.offers()
+        if offers is not self._cheapest_at or len(self._cheapest_of) > 1000:
+            self._cheapest_of, self._cheapest_at = {}, offers
+        key = (checked.workload, checked.local_model, spec.resources)
+        if key not in self._cheapest_of:
+            self._cheapest_of[key] = self._quote(spec, checked, {}, spec.cap_usd).cheapest_usd
+        return self._cheapest_of[key]
+
+    # ------------------------------------------------------------------------------------------------------ submitting
+
+    async def submit(self, caller: Caller, spec: JobSpec, *, key: str | None, body: bytes) -> tuple[Job, bool]:
+        """(the durable job, True), or the job that this key made before and False.
+
+        Raises InvalidInput, IdempotencyConflict; then nothing was created.
+        """
+        spec, upload, checked = await self._check(caller, spec)
+        cheapest = self._cheapest(spec, checked)
+        if cheapest is not None and cheapest > spec.cap_usd:
+            raise InvalidInput(
+                Problem(
+                    field="cap_usd",
+                    message=f"{show(spec.cap_usd)} is too small: the cheapest offer is expected to cost "
+                    f"{show(cheapest)} (P50); raise the cap to at least that",
+                )
+            )
+        job = self._job(caller, spec, checked.workload)
+        return await self._create(job, keys.upload(upload.sha256), upload.sha256, key=key, body=body)
+
+    def _job(self, caller: Caller, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
+        return Job(
+            id=job_id(self.entropy(ID_ENTROPY)),
+            owner=caller.owner,
+            spec=spec,
+            workload=work,
+            created_at=self.clock.now(),
+            cap_usd=spec.cap_usd,
+            retry_of=retry_of,
+        )
+
+    async def _create(self, job: Job, source: str, sha256: str, *, key: str | None, body: bytes) -> tuple[Job, bool]:
+        """The data first, then the row: an orphan blob harms nobody, a job without its data does."""
+        target = keys.job_data(job.id, sha256)
+        await self.blobs.copy(source, target)
+        event = Event(
+            job_id=job.id, kind="job.submitted", message=f"{job.spec.name} submitted, cap {show(job.cap_usd)}"
+        )
+        stored, created = await self.store.submit(
+            job, key=key, body_sha256=hashlib.sha256(body).hexdigest(), events=(event,)
+        )
+        if not created:
+            await self.blobs.delete(target)
+        return stored, created
+
+    async def retry(self, caller: Caller, origin_id: JobId, *, resume: bool, key: str | None) -> tuple[Job, bool]:
+        """A new job linked to one at rest; with `resume` it continues from the old one's last checkpoint, if any."""
+        origin = await self.job(caller, origin_id)
+        if origin.state not in RESTING_JOB_STATES:
+            raise Conflict(f"job {origin_id} is {origin.state}; cancel it first, or wait for its end")
+        spec = origin.spec
+        if resume and origin.state is not JobState.SUCCEEDED and await self._committed(origin_id):
+            spec = spec.model_copy(update={"init_from": f"job/{origin_id}"})
+        job = self._job(caller, spec, origin.workload, origin_id)
+        sha256 = self._inputs.reference(spec)
+        body = f"retry {origin_id} {resume}".encode()
+        return await self._create(job, keys.job_data(origin_id, sha256), sha256, key=key, body=body)
+
+    # --------------------------------------------------------------------------------------------------------- reading
+
+    async def job(self, caller: Caller, wanted: JobId) -> Job:
+        """Raises NotFound."""
+        job = await self.store.job(wanted)
+        if job is None or not caller.sees(job.owner):
+            raise NotFound(f"no job {wanted}; GET /v1/jobs lists yours")
+        return job
+
+    async def jobs(self, caller: Caller, where: JobFilter, cursor: str | None) -> JobsPage:
+        """Newest first. `where.owner` is overruled unless the caller is an admin."""
+        narrowed = JobFilter(
+            owner=where.owner if caller.admin else caller.owner,
+            states=where.states,
+            labels=where.labels,
+            since=where.since,
+            until=where.until,
+            before=_read_cursor(cursor) if cursor is not None else None,
+            limit=where.limit,
+        )
+        jobs = await self.store.jobs(narrowed)
+        full = len(jobs) == where.limit
+        return JobsPage(jobs=jobs, next=_cursor(jobs[-1]) if full else None)
+
+    async def attempts(self, job: Job) -> Sequence[Attempt]:
+        return await self.store.attempts(job.id)
+
+    async def ledger(self, caller: Caller, wanted: JobId) -> Sequence[LedgerEntry]:
+        job = await self.job(caller, wanted)
+        return await self.store.ledger(job.id)
+
+    # ------------------------------------------------------------------------------------------------------ intervening
+
+    async def cancel(self, caller: Caller, wanted: JobId) -> Job:
+        """Asks for the end; a second time changes nothing. Raises Conflict when the job ended otherwise."""
+        job = await self.job(caller, wanted)
+        if job.stop_requested or job.state is JobState.CANCELLED:
+            return job
+        if job.state in RESTING_JOB_STATES:
+            raise Conflict(f"job {wanted} is {job.state} already; there is nothing to cancel")
+        event = Event(job_id=job.id, kind="job.stop_requested", message=f"stop requested by {caller.owner}")
+        return await self.store.request_stop(job.id, event) or job
+
+    async def raise_cap(self, caller: Caller, wanted: JobId, cap_usd: Decimal) -> Job:
+        """Raises Conflict for a job that ended, InvalidInput for a cap that is not higher."""
+        job = await self.job(caller, wanted)
+        if job.state in TERMINAL_JOB_STATES:
+            raise Conflict(f"job {wanted} is {job.state}; retry it with a higher cap instead")
+        if cap_usd <= job.cap_usd:
+            raise InvalidInput(
+                Problem(
+                    field="cap_usd", message=f"{show(cap_usd)} is not above the cap of {show(job.cap_usd)}; raise it"
+                )
+            )
+        event = Event(
+            job_id=job.id,
+            kind="job.cap_raised",
+            message=f"cap raised from {show(job.cap_usd)} to {show(cap_usd)} by {caller.owner}",
+        )
+        return await self.store.raise_cap(job.id, cap_usd, event) or job
+
+
+def _cursor(job: Job) -> str:
+    return base64.urlsafe_b64encode(f"{job.created_at.isoformat()} {job.id}".encode()).decode().rstrip("=")
+
+
+def _read_cursor(text: str) -> tuple[datetime, JobId]:
+    try:
+        when, _, name = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().partition(" ")
+        return datetime.fromisoformat(when).astimezone(UTC), JobId(name)
+    except (binascii.Error, ValueError, OverflowError):
+        raise InvalidInput(Problem(field="cursor", message="is not one of ours; take `next` of a page")) from None
