@@ -1,4 +1,4 @@
-"""Print the `trainer` extra of pyproject.toml, one requirement a line: what a trainer needs and nothing of the broker."""
+"""Print the `trainer` extra of pyproject.toml, one requirement a line: a trainer's needs, nothing of the broker."""
 
 from __future__ import annotations
 
