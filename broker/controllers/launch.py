@@ -32,6 +32,10 @@ class Launch:
         self._creates = Tasks()
         self.every_s = context.rhythm.poll_s
 
+    async def close(self) -> None:
+        """Cancels the creates under way; their outcome is unknown and will be looked up."""
+        await self._creates.cancel()
+
     async def step(self) -> bool:
         context = self._context
         free = context.rhythm.creates - self._launchers.in_flight

@@ -1,0 +1,110 @@
+"""The daemon's configuration: `$GPUBROKER_HOME/gpubroker.yaml`, overridden by `GPUBROKER_*` variables."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, ValidationError
+
+from broker.domain.errors import InvalidInput, Problem
+from trainer.contract.base import Config
+
+CONFIG_FILE = "gpubroker.yaml"
+CLIENT_FILE = "client.json"
+
+
+def default_home() -> Path:
+    """`$GPUBROKER_HOME`, else the state folder of this user by the XDG convention."""
+    if home := os.environ.get("GPUBROKER_HOME"):
+        return Path(home).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "gpubroker"
+
+
+class RhythmConfig(Config):
+    """How often the daemon looks, in seconds; see `controllers.context.Rhythm`."""
+
+    poll_s: Annotated[float, Field(gt=0)] = 1.0
+    look_s: Annotated[float, Field(gt=0)] = 2.0
+    list_s: Annotated[float, Field(ge=0)] = 2.0
+    billing_s: Annotated[float, Field(gt=0)] = 15.0
+    sweep_s: Annotated[float, Field(gt=0)] = 60.0
+    market_s: Annotated[float, Field(gt=0)] = 30.0
+    deadman_s: Annotated[float, Field(gt=0)] = 20.0
+
+
+class LimitsConfig(Config):
+    """Rhythms and patience of the agents, in seconds; see `trainer.contract.rendezvous.Limits`."""
+
+    beat_s: Annotated[float, Field(gt=0)] = 5.0
+    poll_s: Annotated[float, Field(gt=0)] = 5.0
+    log_s: Annotated[float, Field(gt=0)] = 5.0
+    deadman_s: Annotated[float, Field(ge=0)] = 900.0
+    outage_s: Annotated[float, Field(gt=0)] = 7200.0
+    drain_s: Annotated[float, Field(gt=0)] = 120.0
+
+
+class DaemonConfig(Config):
+    """Everything that `gpubroker serve` can be told."""
+
+    home: Path = Field(default_factory=default_home)
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 7070
+    """0 takes a free one."""
+    database_url: str | None = None
+    """A PostgreSQL server; without it one is embedded in the home."""
+    blobs: str | None = None
+    """`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; without it a folder in the home."""
+    blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Options for the object store (endpoint, region, …); credentials better come from the environment."""
+    providers: dict[str, dict[str, Any]] = Field(default_factory=lambda: {"local": {}})
+    """Which clouds, each with its settings; see docs/providers.md."""
+    upload_max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
+    rhythm: RhythmConfig = RhythmConfig()
+    limits: LimitsConfig = LimitsConfig()
+    log_level: str = "INFO"
+
+    @property
+    def blobs_url(self) -> str:
+        return self.blobs or (self.home / "blobs").absolute().as_uri()
+
+    @classmethod
+    def load(cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
+        """Reads the file (the home's when `path` is None, if there), the environment, then `overrides` that are not None.
+
+        Raises InvalidInput naming the key and the file.
+        """
+        home = overrides.get("home") or default_home()
+        file = path or home / CONFIG_FILE
+        values: dict[str, Any] = {"home": home, **_read(file, required=path is not None)}
+        named = {
+            "database_url": "GPUBROKER_DATABASE_URL",
+            "blobs": "GPUBROKER_BLOBS",
+            "log_level": "GPUBROKER_LOG_LEVEL",
+        }
+        values.update({key: env[name] for key, name in named.items() if env.get(name)})
+        values.update({key: value for key, value in overrides.items() if value is not None})
+        try:
+            return cls.model_validate(values)
+        except ValidationError as e:
+            raise InvalidInput(
+                *(Problem(field=".".join(map(str, p["loc"])), message=f"{p['msg']} (in {file})") for p in e.errors())
+            ) from None
+
+
+def _read(file: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        if required:
+            raise InvalidInput(Problem(field="--config", message=f"{file} does not exist")) from None
+        return {}
+    try:
+        values = yaml.safe_load(text) or {}
+    except yaml.YAMLError as e:
+        raise InvalidInput(Problem(field="--config", message=f"{file} is not YAML: {str(e).splitlines()[0]}")) from None
+    if not isinstance(values, dict):
+        raise InvalidInput(Problem(field="--config", message=f"{file} must map settings to values"))
+    return values

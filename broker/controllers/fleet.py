@@ -1,0 +1,72 @@
+"""All controllers of one broker process, wired together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from broker.controllers.beats import Beats
+from broker.controllers.billing import Billing
+from broker.controllers.boot import Boot
+from broker.controllers.context import Context
+from broker.controllers.deadman import Deadman
+from broker.controllers.interruption import Interruption
+from broker.controllers.inventory import Inventory
+from broker.controllers.launch import Launch
+from broker.controllers.launchers import Launchers
+from broker.controllers.liveness import LivenessController
+from broker.controllers.look import Looker
+from broker.controllers.loop import Controller, run_forever
+from broker.controllers.outbox import Outbox
+from broker.controllers.placement import Placement
+from broker.controllers.sweep import Sweep
+from broker.controllers.termination import Termination
+from broker.domain.offer import Offer
+from broker.ports import Notifier
+from broker.secrets import SecretBox
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The controllers, in the order in which a job meets them."""
+
+    context: Context
+    controllers: tuple[Controller, ...]
+    launch: Launch
+
+    @classmethod
+    def build(
+        cls,
+        context: Context,
+        box: SecretBox,
+        offers: Callable[[], Sequence[Offer]],
+        notifiers: Sequence[Notifier],
+        *,
+        report_only: bool = False,
+    ) -> "Fleet":
+        inventory, launchers = Inventory(context), Launchers(context)
+        looker = Looker(context, inventory, Beats(context))
+        launch = Launch(context, inventory, launchers, Boot(context=context, box=box))
+        return cls(
+            context=context,
+            launch=launch,
+            controllers=(
+                Placement(context, offers),
+                launch,
+                LivenessController(context, looker),
+                Interruption(context, looker),
+                Termination(context, inventory, launchers, looker),
+                Billing(context),
+                Sweep(context, inventory, report_only=report_only),
+                Deadman(context),
+                Outbox(context, notifiers),
+            ),
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. Creates under way are cancelled with it: what they left is looked up by the next process."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for controller in self.controllers:
+                    group.create_task(run_forever(controller, self.context.clock), name=controller.name)
+        finally:
+            await self.launch.close()
