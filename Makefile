@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml constraints.txt .ci/install.py
 	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,plots,dev]'
 	@touch $@
 
+$(BIN)/uv:
+	$(PYTHON) .ci/install.py uv
+
 model: $(MODEL)/config.json ## convert the demo's model into .demo/models
 
 $(MODEL)/config.json: | $(STAMP)
@@ -52,7 +55,7 @@ fix: venv ## let ruff mend and format what it can
 # Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
 COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \
 	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
-constraints: venv ## resolve constraints.txt and constraints-trainer.txt again
+constraints: | $(BIN)/uv ## resolve constraints.txt and constraints-trainer.txt again
 	$(COMPILE) --upgrade pyproject.toml --all-extras -o constraints.txt
 	$(BIN)/python deploy/trainer_requirements.py | $(COMPILE) --upgrade - -o constraints-trainer.txt
 
