@@ -26,7 +26,7 @@ SETTINGS = {
 def create_venv() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs before pip could refuse
         sys.exit(f"gpubroker needs Python 3.11 or newer, this is {sys.version.split()[0]}: make venv PYTHON=python3.11")
-    if PYTHON.exists():
+    if (VENV / "bin" / "pip").exists():
         return
     print(f"creating {VENV} with Python {sys.version.split()[0]}", flush=True)
     if subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)]).returncode != 0:
@@ -48,6 +48,8 @@ def pip_settings() -> dict[str, str]:
 def uv_environment(settings: dict[str, str]) -> dict[str, str]:
     env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip's rule: the best version of all indexes
     env |= {variable: settings[name] for name, variable in SETTINGS.items() if name in settings}
+    if not {"find-links", "index-url"} & settings.keys():
+        env["UV_TORCH_BACKEND"] = "auto"  # torch for this machine's driver, or the CPU build: not gigabytes of CUDA
     env["UV_FIND_LINKS"] = env.get("UV_FIND_LINKS", "").replace(" ", ",")
     return {key: value for key, value in env.items() if value} | os.environ
 
