@@ -1,0 +1,60 @@
+"""Whether a workload fits a kind of machine, on how many of its GPUs it runs, and how long it takes there.
+
+Data parallel only: every GPU holds everything.
+"""
+
+from dataclasses import dataclass
+
+from broker.decide.hardware import TABLE, Hardware
+from broker.decide.memory import memory
+from broker.decide.throughput import Pace, pace, useful_devices
+from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """`drop` is None when it fits; then `devices` are used. A script has neither memory nor pace."""
+
+    drop: Drop | None
+    reason: str
+    memory: MemoryNeed | None = None
+    pace: Pace | None = None
+    devices: int = 1
+
+
+def computing(offer: Offer) -> Hardware | None:
+    """The hardware that sets the time: the emulating one where there is one. None: no figures."""
+    return TABLE.get(offer.emulated_on or offer.accelerator)
+
+
+def fit(workload: Workload, offer: Offer, *, local: bool = False) -> Fit:
+    """`offer` against `workload`; only its hardware is looked at. `local`: the weights lie on this machine.
+
+    A simulated machine must hold what the real one would, though it computes elsewhere.
+    """
+    if workload.shape is None:
+        return Fit(drop=None, reason="a script: its memory and its time are not known", devices=max(1, offer.gpus))
+    nominal, actual = TABLE.get(offer.accelerator), computing(offer)
+    if nominal is None or actual is None:
+        name = offer.accelerator if nominal is None else offer.emulated_on
+        return Fit(drop=Drop.UNKNOWN_HARDWARE, reason=f"no figures for {name}, so neither time nor price to finish")
+    if workload.precision == "bf16" and not nominal.bf16:
+        return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
+    need = memory(workload, bf16=nominal.bf16, gpu=nominal.gpu)
+    assert need is not None
+    has = offer.gpu_memory_bytes or nominal.memory_bytes
+    if need.required > has:
+        what = "per GPU" if nominal.gpu else "of memory"
+        reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
+        return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
+    devices = useful_devices(workload, offer.gpus) if actual.gpu else 1
+    reason = f"fits: {need.required / GIB:.1f} of {has / GIB:.1f} GiB"
+    if actual.gpu and devices < offer.gpus:
+        reason += f"; uses {devices} of {offer.gpus} GPUs, global_batch / micro_batch allows no more"
+    return Fit(
+        drop=None,
+        reason=reason,
+        memory=need,
+        pace=pace(workload, actual, cores=offer.emulated_vcpus or offer.vcpus, devices=devices, local=local),
+        devices=devices,
+    )

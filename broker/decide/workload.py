@@ -1,0 +1,62 @@
+"""From what a person asks for to what the estimators need: steps, tokens per row, rows evaluated."""
+
+import math
+from dataclasses import dataclass, replace
+
+from broker.domain.offer import ModelShape, Workload
+from broker.domain.spec import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A data set as the estimators see it, templates rendered."""
+
+    count: int
+    tokens_mean: float
+    tokens_longest: int
+    """Both before `max_length` cuts them."""
+
+
+def held_out(rows: int, share: float) -> int:
+    """Rows kept for evaluation: none, or at least one, and never all."""
+    return 0 if share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * share)))
+
+
+def steps_of(spec: JobSpec, rows: int) -> int:
+    """Optimizer steps of a `train` spec over a data set of `rows`; a started last batch counts."""
+    train = spec.train
+    assert train is not None
+    if train.max_steps is not None:
+        return train.max_steps
+    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.global_batch))
+
+
+def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
+    """The whole job. A script has neither shape nor rows; nothing is known about it but its checkpoint interval."""
+    train = spec.train
+    if train is None or rows is None:
+        return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.every_s)
+    lora = train.method if train.method.kind == "lora" else None
+    steps = steps_of(spec, rows.count)
+    longest = min(rows.tokens_longest, train.max_length)
+    between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
+    return Workload(
+        shape=shape,
+        method=train.method.kind,
+        lora_r=lora.r if lora else 0,
+        lora_targets=lora.targets if lora else "all-linear",
+        precision=train.precision,
+        gradient_checkpointing=train.gradient_checkpointing,
+        micro_batch=train.micro_batch,
+        global_batch=train.global_batch,
+        sequence=longest,
+        tokens_per_row=min(rows.tokens_mean, longest),
+        steps=steps,
+        eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
+        checkpoint_every_s=spec.checkpoint.every_s,
+    )
+
+
+def remaining(work: Workload, done: int) -> Workload:
+    """What is left after `done` optimizer steps; the evaluations are kept, most of them come at the end."""
+    return replace(work, steps=max(0, work.steps - done))
