@@ -301,8 +301,15 @@ class TokenList(Wire):
     items: tuple[TokenView, ...]
 
 
-class Health(Wire):
-    """`checks` is empty for /healthz; for /readyz it says `ok` or what is wrong, by part."""
+class Identity(Wire):
+    """Whom a token belongs to."""
 
-    status: Literal["ok", "unavailable"]
+    owner: str
+    scopes: tuple[Scope, ...]
+
+
+class Health(Wire):
+    """`checks`: the parts of /readyz; a part that is not well makes it a 503 problem instead."""
+
+    status: Literal["ok"]
     checks: dict[str, str] = {}

@@ -93,24 +93,23 @@ class Api:
 
         def declare(handler: Handler) -> Handler:
             hints = typing.get_type_hints(handler, include_extras=True)
-            out = hints["return"]
-            self.operations.append(
-                Operation(
-                    method=method,
-                    path=path,
-                    handler=handler,
-                    scope=scope,
-                    status=status,
-                    errors=errors,
-                    media=media,
-                    upload=upload,
-                    headers=headers,
-                    query=hints.get("query"),
-                    body=hints.get("body"),
-                    params={name: TypeAdapter(hints[name]) for name in re.findall(r"{(\w+)", path)},
-                    out=out if isinstance(out, type) and issubclass(out, BaseModel) else None,
-                )  # fmt: skip
+            answers = typing.get_args(hints["return"]) or (hints["return"],)
+            operation = Operation(
+                method=method,
+                path=path,
+                handler=handler,
+                scope=scope,
+                status=status,
+                errors=errors,
+                media=media,
+                upload=upload,
+                headers=headers,
+                params={name: TypeAdapter(hints[name]) for name in re.findall(r"{(\w+)", path)},
+                query=hints.get("query"),
+                body=hints.get("body"),
+                out=next((a for a in answers if isinstance(a, type) and issubclass(a, BaseModel)), None),
             )
+            self.operations.append(operation)
             return handler
 
         return declare
@@ -200,15 +199,16 @@ def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
     for o in operations:
         path = re.sub(r"{(\w+):[^}]*}", r"{\1}", o.path)
         paths.setdefault(path, {})[o.method.lower()] = _operation(o, refs)
+    licence = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "gpubroker", "version": version, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
+        "info": {"title": "gpubroker", "version": version, "license": licence},
         "paths": paths,
         "components": {
             "schemas": definitions["$defs"],
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
-    }  # fmt: skip
+    }
 
 
 def _operation(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:

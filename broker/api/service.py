@@ -40,7 +40,7 @@ class Market(Protocol):
     """What is for sale: read from memory, never from a cloud."""
 
     def offers(self) -> Sequence[Offer]:
-        """The same object until something changed."""
+        """The same objects until something changed."""
         ...
 
     def caps(self) -> Mapping[str, Caps]:
@@ -166,7 +166,7 @@ class Service:
     def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
         """Least expected dollars to finish; remembered until the market changes, since many jobs are alike."""
         offers = self.market.offers()
-        if offers is not self._cheapest_at or len(self._cheapest_of) > 1000:
+        if offers != self._cheapest_at or len(self._cheapest_of) > 1000:
             self._cheapest_of, self._cheapest_at = {}, offers
         key = (checked.workload, checked.local_model, spec.resources)
         if key not in self._cheapest_of:
@@ -190,13 +190,13 @@ class Service:
                     f"{show(cheapest)} (P50); raise the cap to at least that",
                 )
             )
-        job = self._job(caller, spec, checked.workload)
+        job = self._job(caller.owner, spec, checked.workload)
         return await self._create(job, keys.upload(upload.sha256), upload.sha256, key=key, body=body)
 
-    def _job(self, caller: Caller, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
+    def _job(self, owner: str, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
         return Job(
             id=job_id(self.entropy(ID_ENTROPY)),
-            owner=caller.owner,
+            owner=owner,
             spec=spec,
             workload=work,
             created_at=self.clock.now(),
@@ -223,10 +223,10 @@ class Service:
         origin = await self.job(caller, origin_id)
         if origin.state not in RESTING_JOB_STATES:
             raise Conflict(f"job {origin_id} is {origin.state}; cancel it first, or wait for its end")
-        spec = origin.spec
+        spec = origin.spec.model_copy(update={"cap_usd": origin.cap_usd})
         if resume and origin.state is not JobState.SUCCEEDED and await self._committed(origin_id):
             spec = spec.model_copy(update={"init_from": f"job/{origin_id}"})
-        job = self._job(caller, spec, origin.workload, origin_id)
+        job = self._job(origin.owner, spec, origin.workload, origin_id)
         sha256 = self._inputs.reference(spec)
         body = f"retry {origin_id} {resume}".encode()
         return await self._create(job, keys.job_data(origin_id, sha256), sha256, key=key, body=body)

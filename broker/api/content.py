@@ -1,0 +1,242 @@
+"""The bytes around a job: uploads in, logs and artifacts out. All of them lie in the blob store."""
+
+import asyncio
+import hashlib
+import re
+import tarfile
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from broker.api.auth import Caller
+from broker.api.problems import Corrupt, NotFound, TooLarge
+from broker.api.service import Service
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
+from broker.ports import Upload
+from trainer.contract import keys
+from trainer.contract.data import DataError, format_of
+from trainer.contract.rendezvous import Manifest, ManifestFile
+
+UPLOADS_AT_ONCE = 4
+"""Each is held in memory."""
+CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
+
+Format = Literal["csv", "json", "jsonl", "tar"]
+
+
+class Content:
+    """Use cases that move bytes; whose job it is, `Service.job` decides."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._store = service.store
+        self._blobs = service.blobs
+        self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
+
+    # --------------------------------------------------------------------------------------------------------- uploads
+
+    async def upload(self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes]) -> Upload:
+        """Reads, checks and keeps a data set or a .tar of code. Raises TooLarge, InvalidInput."""
+        fmt = _format(name, declared)
+        async with self._uploading:
+            data, sha256 = await self._read(body)
+            summary = await asyncio.to_thread(self._examine, data, fmt)
+            await self._blobs.put(keys.upload(sha256), data)
+        upload = Upload(sha256=sha256, bytes=len(data), name=name, summary=summary)
+        await self._store.put_upload(caller.owner, upload)
+        return upload
+
+    async def _read(self, body: AsyncIterable[bytes]) -> tuple[bytes, str]:
+        limit = self._service.settings.upload_bytes
+        data, digest = bytearray(), hashlib.sha256()
+        async for chunk in body:
+            data += chunk
+            digest.update(chunk)
+            if len(data) > limit:
+                raise TooLarge(f"the file has more than {limit} bytes; raise the server's upload limit or send less")
+        return bytes(data), digest.hexdigest()
+
+    def _examine(self, data: bytes, fmt: Format) -> Mapping[str, Any] | None:
+        """The data check's summary with the format in it; None for an archive. Runs in a thread."""
+        if fmt == "tar":
+            if not tarfile.is_tarfile(BytesIO(data)):
+                raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
+            return None
+        try:
+            return {**self._service.preflight.summarise(data, fmt), "format": fmt}
+        except DataError as error:
+            raise InvalidInput(Problem(field="body", message=str(error))) from None
+
+    # ------------------------------------------------------------------------------------------------------- artifacts
+
+    async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
+        """(folder key, manifest) of the job's last committed checkpoint; None while there is none."""
+        job = await self._service.job(caller, wanted)
+        for key in await self._manifests(job):
+            raw = await self._blobs.get(key)
+            manifest = None if raw is None else _parse(raw)
+            if manifest is not None and manifest.job == job.id:
+                return key.removesuffix(keys.MANIFEST), manifest
+        return None
+
+    async def _manifests(self, job: Job) -> list[str]:
+        """Newest first: by the attempt's number, then by step. Folders of unknown attempts are nobody's."""
+        numbers = {a.id: a.number for a in await self._store.attempts(job.id)}
+        prefix = keys.checkpoints(job.id)
+        found: list[tuple[int, str, str]] = []
+        for info in await self._blobs.list(prefix):
+            attempt, _, rest = info.key.removeprefix(prefix).partition("/")
+            if rest.count("/") == 1 and rest.endswith("/" + keys.MANIFEST) and AttemptId(attempt) in numbers:
+                found.append((numbers[AttemptId(attempt)], rest, info.key))
+        return [key for _, _, key in sorted(found, reverse=True)]
+
+    async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, bytes]:
+        """One file, checked against the manifest. Raises NotFound, Corrupt."""
+        found = await self.manifest(caller, wanted)
+        file = next((f for f in found[1].files if f.path == path), None) if found else None
+        if found is None or file is None:
+            raise NotFound(f"job {wanted} has no artifact {path!r}; GET .../artifacts lists them")
+        data = await self._blobs.get(found[0] + path)
+        if data is None or len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+            raise Corrupt(f"{path} of job {wanted} is not what its manifest says; the blob store lost or changed it")
+        return file, data
+
+    # ------------------------------------------------------------------------------------------------------------ logs
+
+    async def attempt(self, job: Job, number: int | None) -> Attempt | None:
+        """An attempt by number; the latest by default, None while there is none. Raises NotFound."""
+        attempts = await self._store.attempts(job.id)
+        if number is None:
+            return attempts[-1] if attempts else None
+        return _numbered(job, attempts, number)
+
+    async def log(self, job: Job, number: int | None) -> bytes:
+        """The text of an attempt (the latest by default) up to now. Raises NotFound."""
+        attempt = await self.attempt(job, number)
+        chunks = await self._chunks(attempt.id) if attempt else []
+        texts = [await self._blobs.get(chunk.key) for chunk in chunks]
+        return b"".join(t for t in texts if t is not None)
+
+    async def follow(self, job: Job, number: int | None, position: "Position") -> AsyncIterator["LogPiece | None"]:
+        """Pieces after `position`, through later attempts, until the job rests; None whenever there is nothing new."""
+        while True:
+            job = await self._store.job(job.id) or job
+            attempts = await self._store.attempts(job.id)
+            if number is not None:
+                attempts = [_numbered(job, attempts, number)]
+            current = position.current(attempts)
+            if current is not None:
+                chunks = [c for c in await self._chunks(current.id) if position.is_new(current.id, c)]
+                for chunk in chunks:
+                    data = await self._blobs.get(chunk.key)
+                    position = position.after(current.id, chunk)
+                    if data is not None:
+                        text = data.decode(errors="replace")
+                        yield LogPiece(position=position, attempt=current.number, node=chunk.node, text=text)
+                if chunks:
+                    continue
+                if not current.live and current is not attempts[-1]:
+                    position = Position(attempt=attempts[attempts.index(current) + 1].id)
+                    continue
+            if (number is not None and current is not None and not current.live) or _over(job, current):
+                return
+            yield None
+            await self._store.wait(f"job/{job.id}", self._service.settings.poll_s)
+
+    async def _chunks(self, attempt: AttemptId) -> list["Chunk"]:
+        prefix = keys.logs(attempt)
+        found: list[Chunk] = []
+        for info in await self._blobs.list(prefix):
+            match = CHUNK_KEY.fullmatch(info.key.removeprefix(prefix))
+            if match is not None:
+                found.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
+        return sorted(found, key=lambda c: (c.node, c.boot, c.number))
+
+
+def _numbered(job: Job, attempts: Sequence[Attempt], number: int) -> Attempt:
+    found = next((a for a in attempts if a.number == number), None)
+    if found is None:
+        raise NotFound(f"job {job.id} has no attempt {number}; it has {len(attempts)}")
+    return found
+
+
+def _over(job: Job, current: Attempt | None) -> bool:
+    return job.state in RESTING_JOB_STATES and (current is None or not current.live)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    key: str
+    node: int
+    boot: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far a reader has got: in one attempt, the last chunk of each boot. Its text is the SSE id."""
+
+    attempt: AttemptId | None = None
+    seen: tuple[tuple[str, int], ...] = ()
+    """(`<node>/<boot>`, last number read)."""
+
+    def __str__(self) -> str:
+        return ";".join([self.attempt or "", *(f"{boot}-{n}" for boot, n in self.seen)])
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """Raises InvalidInput."""
+        attempt, *parts = text.split(";")
+        try:
+            seen = [(boot, int(n)) for boot, _, n in (part.rpartition("-") for part in parts)]
+        except ValueError:
+            raise InvalidInput(Problem(field="Last-Event-ID", message="is not one of ours; leave it out")) from None
+        return cls(attempt=AttemptId(attempt) if attempt else None, seen=tuple(seen))
+
+    def current(self, attempts: Sequence[Attempt]) -> Attempt | None:
+        """The attempt being read; the latest for a reader that comes new."""
+        known = next((a for a in attempts if a.id == self.attempt), None)
+        return known or (attempts[-1] if attempts else None)
+
+    def is_new(self, attempt: AttemptId, chunk: Chunk) -> bool:
+        return attempt != self.attempt or chunk.number > dict(self.seen).get(f"{chunk.node}/{chunk.boot}", -1)
+
+    def after(self, attempt: AttemptId, chunk: Chunk) -> "Position":
+        seen = dict(self.seen) if attempt == self.attempt else {}
+        seen[f"{chunk.node}/{chunk.boot}"] = chunk.number
+        return Position(attempt=attempt, seen=tuple(sorted(seen.items())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPiece:
+    position: Position
+    attempt: int
+    node: int
+    text: str
+
+
+def _format(name: str, declared: Format | None) -> Format:
+    if declared is not None:
+        return declared
+    if name.lower().endswith(".tar"):
+        return "tar"
+    try:
+        return format_of(name, None)
+    except DataError:
+        message = f"{name!r} does not tell the format; add format=csv, json, jsonl or tar"
+        raise InvalidInput(Problem(field="name", message=message)) from None
+
+
+def _parse(raw: bytes) -> Manifest | None:
+    """A rented machine wrote it: what does not parse, or names files outside its folder, is no manifest."""
+    try:
+        manifest = Manifest.model_validate_json(raw)
+    except ValidationError:
+        return None
+    safe = all(not f.path.startswith("/") and ".." not in f.path.split("/") for f in manifest.files)
+    return manifest if safe else None

@@ -1,0 +1,21 @@
+"""What handlers find in the application."""
+
+from typing import Annotated
+
+from aiohttp import web
+from pydantic import Field
+
+from broker.api.auth import Authenticator
+from broker.api.content import Content
+from broker.api.metrics import Metrics
+from broker.api.readiness import Readiness
+from broker.api.service import Service
+from broker.domain.ids import JobId
+
+SERVICE = web.AppKey("service", Service)
+CONTENT = web.AppKey("content", Content)
+AUTH = web.AppKey("auth", Authenticator)
+METRICS = web.AppKey("metrics", Metrics)
+READINESS = web.AppKey("readiness", Readiness)
+
+JobRef = Annotated[JobId, Field(pattern=r"^[a-z2-7]{13}$")]

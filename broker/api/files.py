@@ -1,0 +1,64 @@
+"""Handlers: uploads and artifacts."""
+
+from typing import Annotated
+
+from aiohttp import web
+from pydantic import Field
+
+from broker.api import models, problems, views
+from broker.api.content import Content, Format
+from broker.api.context import CONTENT, JobRef
+from broker.api.openapi import Api, Call
+from broker.domain.spec import Text
+from trainer.contract.base import Config
+
+api = Api()
+OCTETS = "application/octet-stream"
+WRITE_BYTES = 1024 * 1024
+ArtifactPath = Annotated[Text, Field(min_length=1, max_length=1024)]
+
+
+class UploadQuery(Config):
+    name: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\\\x00-\x1f\x7f]+$")]
+    """File name, for people and for the format."""
+    format: Format | None = None
+    """Taken from the name's ending when absent; tar is a folder of code."""
+
+
+@api.op("POST", "/v1/uploads", scope="submit", status=201, upload=OCTETS)
+async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Response:
+    """Send a data set or a .tar of code as the raw body; a spec names it by the answer's `ref`.
+
+    The data set is read and checked now, so that submitting jobs on it is cheap.
+    """
+    request = call.request
+    if request.content_type != OCTETS:
+        return problems.problem(415, f"send {OCTETS}, not {request.content_type}")
+    content: Content = request.app[CONTENT]
+    stored = await content.upload(call.caller, query.name, query.format, request.content.iter_any())
+    return views.upload(stored)
+
+
+@api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404,))
+async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
+    """The files of the job's last committed checkpoint; of a finished job, its results."""
+    found = await call.request.app[CONTENT].manifest(call.caller, job_id)
+    if found is None:
+        return models.ArtifactList(step=None, complete=False, items=())
+    manifest = found[1]
+    items = tuple(models.ArtifactView.model_validate(f) for f in manifest.files)
+    return models.ArtifactList(step=manifest.step, complete=manifest.complete, items=items)
+
+
+@api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 502), media=(OCTETS,))
+async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.StreamResponse:
+    """One file, checked against its hash before the first byte is sent."""
+    file, data = await call.request.app[CONTENT].artifact(call.caller, job_id, path)
+    response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
+    response.content_length = file.bytes
+    await response.prepare(call.request)
+    view = memoryview(data)
+    for start in range(0, len(data), WRITE_BYTES):
+        await response.write(view[start : start + WRITE_BYTES])
+    await response.write_eof()
+    return response

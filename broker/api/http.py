@@ -1,0 +1,100 @@
+"""The application: middlewares, operations and their description."""
+
+import logging
+from time import perf_counter
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from broker.api import admin, feeds, files, jobs
+from broker.api.auth import Authenticator, Forbidden, Unauthenticated
+from broker.api.content import Content
+from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
+from broker.api.metrics import Metrics
+from broker.api.openapi import JSON, Api, document, mount
+from broker.api.problems import of_error, problem
+from broker.api.readiness import Readiness
+from broker.api.service import Service
+from broker.domain.errors import GpubrokerError
+
+log = logging.getLogger(__name__)
+access = logging.getLogger("gpubroker.access")
+APIS: tuple[Api, ...] = (jobs.api, feeds.api, files.api, admin.api)
+BODY_BYTES = 4 * 1024**2
+"""Of a JSON body; uploads are streamed under their own limit."""
+CHALLENGE = {"WWW-Authenticate": "Bearer"}
+
+
+def build_app(service: Service, auth: Authenticator, *, version: str) -> web.Application:
+    """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
+    measured = Metrics(service.store)
+    app = web.Application(middlewares=[_observed(measured), _refused], client_max_size=BODY_BYTES)
+    app[SERVICE] = service
+    app[CONTENT] = Content(service)
+    app[AUTH] = auth
+    app[METRICS] = measured
+    app[READINESS] = Readiness(service.store, service.blobs, service.clock, service.settings.lease_stale_s)
+    mount(app, APIS, auth)
+    described = document(APIS, version=version)
+
+    async def openapi(_: web.Request) -> web.Response:
+        return web.json_response(described, content_type=JSON)
+
+    app.router.add_get("/openapi.json", openapi)
+    return app
+
+
+def _observed(measured: Metrics) -> Middleware:
+    """Latency by route, and an access log of method, path and status: no query, no header, no body."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = perf_counter()
+        status = 500
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            seconds = perf_counter() - started
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "unknown"
+            method = request.method if request.method in KNOWN_METHODS else "OTHER"
+            measured.served(method, route, status, seconds)
+            access.info("%s %s %d %.1f ms", method, request.rel_url.raw_path, status, seconds * 1000)
+
+    return middleware
+
+
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+@web.middleware
+async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error is a problem document."""
+    try:
+        return await handler(request)
+    except Unauthenticated as error:
+        return problem(401, str(error), headers=CHALLENGE)
+    except Forbidden as error:
+        return problem(403, str(error))
+    except GpubrokerError as error:
+        return of_error(error)
+    except web.HTTPException as error:
+        return _of_http(error)
+    except ConnectionError:
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.rel_url.raw_path)
+        return problem(500, "a fault of the server; its log has the details")
+
+
+def _of_http(error: web.HTTPException) -> web.Response:
+    if error.status == 413:
+        return problem(413, f"the body has more than {BODY_BYTES} bytes; send less")
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return problem(405, f"this address takes {allowed}", headers={"Allow": allowed})
+    if error.status == 404:
+        return problem(404, "no such address; /openapi.json lists all")
+    return problem(error.status, error.reason)

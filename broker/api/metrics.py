@@ -1,0 +1,50 @@
+"""Prometheus metrics: what this process served, and the house's state at the time of the scrape."""
+
+from decimal import Decimal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from broker.domain.job import AttemptState, JobState
+from broker.ports import Store
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+class Metrics:
+    """Names start with `gpubroker_`; labels are bounded: routes, methods and states, never ids or owners."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.registry = CollectorRegistry()
+        self._latency = Histogram(
+            "gpubroker_http_request_seconds",
+            "Time to answer, streams included",
+            ("method", "route"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._answers = Counter(
+            "gpubroker_http_requests", "Requests answered", ("method", "route", "status"), registry=self.registry
+        )
+        self._jobs = Gauge("gpubroker_jobs", "Jobs by state", ("state",), registry=self.registry)
+        self._attempts = Gauge("gpubroker_attempts", "Attempts by state", ("state",), registry=self.registry)
+        self._rate = Gauge("gpubroker_live_usd_per_hour", "Price of all live attempts", registry=self.registry)
+        self._charged = Gauge("gpubroker_live_charged_usd", "Charged so far for live attempts", registry=self.registry)
+
+    def served(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._latency.labels(method, route).observe(seconds)
+        self._answers.labels(method, route, str(status)).inc()
+
+    async def render(self) -> bytes:
+        """The exposition text. Raises StoreUnavailable."""
+        counts = await self._store.counts()
+        for state in JobState:
+            self._jobs.labels(state.value).set(counts["jobs"].get(state, 0))
+        for phase in AttemptState:
+            self._attempts.labels(phase.value).set(counts["attempts"].get(phase, 0))
+        live = [leased.attempt for leased in await self._store.live_attempts()]
+        self._rate.set(float(sum((a.line.offer.usd_per_hour for a in live if a.create_sent_at), Decimal(0))))
+        self._charged.set(float(sum((a.charged_usd for a in live), Decimal(0))))
+        return generate_latest(self.registry)

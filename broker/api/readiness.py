@@ -1,0 +1,40 @@
+"""Can this installation do its work now?"""
+
+from broker.domain.errors import GpubrokerError
+from broker.ports import Blobs, Clock, Store
+from trainer.contract import keys
+
+
+class Readiness:
+    """Freshness of the broker's lease is "it changed, as seen on our own monotonic clock": see docs/architecture.md."""
+
+    def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._clock = clock
+        self._stale_s = stale_s
+        self._lease: bytes | None = None
+        self._changed_at = 0.0
+
+    async def check(self) -> dict[str, str]:
+        """`ok` or what is wrong, by part; never raises."""
+        checks = {"database": "ok", "blobs": "ok", "broker": "ok"}
+        try:
+            await self._store.ping()
+        except GpubrokerError as error:
+            checks["database"] = str(error)
+        try:
+            checks["broker"] = self._judge(await self._blobs.get(keys.BROKER_LEASE))
+        except GpubrokerError as error:
+            checks["blobs"] = str(error)
+            checks["broker"] = "unknown while the blob store cannot be reached"
+        return checks
+
+    def _judge(self, lease: bytes | None) -> str:
+        now = self._clock.monotonic()
+        if lease is None:
+            return "no broker has ever held the lease; start gpubroker serve"
+        if lease != self._lease:
+            self._lease, self._changed_at = lease, now
+        silent = now - self._changed_at
+        return "ok" if silent < self._stale_s else f"the lease did not change for {silent:.0f} s; is a broker running?"

@@ -1,0 +1,91 @@
+"""From the domain's objects to what goes over the wire."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.api import models
+from broker.api.service import Checked
+from broker.domain.job import Attempt, Event, Job
+from broker.domain.money import ZERO
+from broker.domain.offer import Quote
+from broker.ports import Upload
+
+
+def job(row: Job) -> models.JobView:
+    return models.JobView.model_construct(**_job_fields(row))
+
+
+def _job_fields(row: Job) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.spec.name,
+        "owner": row.owner,
+        "state": row.state,
+        "reason": row.reason,
+        "labels": row.spec.labels,
+        "created_at": row.created_at,
+        "finished_at": row.finished_at,
+        "cap_usd": row.cap_usd,
+        "spent_usd": row.spent_usd,
+        "attempts": row.attempts,
+        "retries_used": row.retries_used,
+        "stop_requested": row.stop_requested,
+        "retry_of": row.retry_of,
+    }
+
+
+def job_detail(row: Job, attempts: Sequence[Attempt]) -> models.JobDetail:
+    held = sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO)
+    return models.JobDetail.model_construct(
+        **_job_fields(row), spec=row.spec, reserved_usd=held, runs=tuple(attempt(a) for a in attempts)
+    )
+
+
+def attempt(row: Attempt) -> models.AttemptView:
+    return models.AttemptView(
+        id=row.id,
+        number=row.number,
+        instance=row.name,
+        state=row.state,
+        reason=row.reason,
+        detail=row.detail,
+        offer=models.OfferView.model_validate(row.line.offer),
+        hours_p50=row.line.hours_p50,
+        usd_p50=row.line.usd_p50,
+        created_at=row.created_at,
+        create_sent_at=row.create_sent_at,
+        first_beat_at=row.first_beat_at,
+        ended_at=row.ended_at,
+        reserved_usd=row.reserved_usd,
+        charged_usd=row.charged_usd,
+        resume_from=row.resume_from,
+        beat=row.beat,
+        final=row.final,
+    )
+
+
+def quote(checked: Checked, made: Quote, limit: int) -> models.QuoteView:
+    return models.QuoteView(
+        check=dict(checked.report),
+        lines=tuple(models.LineView.model_validate(line) for line in made.lines[:limit]),
+        kept=made.kept,
+        drops=dict(made.drops),
+        proposed_cap_usd=made.proposed_cap_usd,
+        cheapest_usd=made.cheapest_usd,
+        made_at=made.made_at,
+        expires_at=made.expires_at,
+    )
+
+
+def event(row: Event) -> models.EventView:
+    return models.EventView.model_validate(row)
+
+
+def upload(row: Upload) -> models.UploadView:
+    return models.UploadView(
+        ref=f"upload:{row.sha256}",
+        sha256=row.sha256,
+        bytes=row.bytes,
+        name=row.name,
+        summary=None if row.summary is None else dict(row.summary),
+    )
