@@ -72,7 +72,7 @@ class DaemonConfig(Config):
 
     @classmethod
     def load(cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
-        """Reads the file (the home's when `path` is None, if there), the environment, then `overrides` that are not None.
+        """Reads the file (by default the home's, if there), the environment, then the `overrides` that are not None.
 
         Raises InvalidInput naming the key and the file.
         """

@@ -7,7 +7,7 @@ from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.decide.billing import reservation
 from broker.decide.lifecycle import JobEvent, next_job_state
-from broker.decide.placement import Placed, Waiting, place
+from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
@@ -60,22 +60,22 @@ class Placement:
         return await self._place(job, excluded)
 
     async def _place(self, job: Job, excluded: Mapping[str, str]) -> Change:
-        context = self._context
+        context, cap_left = self._context, reservation(job)
         made = quote(
             job.spec,
             job.workload,
             self._offers(),
             now=context.clock.now(),
             local_files=context.blobs.local or _local_model(job),
-            cap_left=job.cap_usd - job.spent_usd,
+            spent=job.spent_usd,
+            cap_left=cap_left,
             excluded=excluded,
             caps={name: p.caps for name, p in context.providers.items()},
         )
-        match place(made):
-            case Placed(line=line):
-                return await self._admit(job, line, made)
-            case Waiting(reason=reason, capped=capped):
-                return self._wait(job, reason, capped=capped)
+        choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1)
+        if choice.line is None:
+            return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
+        return await self._admit(job, choice.line, choice.reason, made)
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:
@@ -85,7 +85,7 @@ class Placement:
         events = () if reason == job.reason else (event(job, "job.waiting", reason),)
         return Change(job=(job, replace(job, reason=reason)), events=events, due_in_s=self._context.rhythm.replace_s)
 
-    async def _admit(self, job: Job, line: QuoteLine, made: Quote) -> Change:
+    async def _admit(self, job: Job, line: QuoteLine, reason: str, made: Quote) -> Change:
         number = job.attempts + 1
         new = attempt_id(job.id, number)
         attempt = Attempt(
@@ -100,10 +100,6 @@ class Placement:
         )
         active = replace(job, state=next_job_state(job.state, JobEvent.INTENDED), attempts=number, reason="")
         offer = line.offer
-        message = (
-            f"attempt {number}: {offer.gpus}x {offer.accelerator} {'spot' if offer.spot else 'on-demand'} at "
-            f"{offer.cloud} {offer.region}, {show(offer.usd_per_hour)}/h"
-        )
         held = LedgerEntry(
             job_id=job.id, attempt_id=new, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note=offer.id
         )
@@ -112,7 +108,7 @@ class Placement:
             job=(job, active),
             admit=attempt,
             ledger=(held,),
-            events=(event(job, "attempt.intended", message, attempt=attempt, data=data),),
+            events=(event(job, "attempt.intended", reason, attempt=attempt, data=data),),
         )
 
     async def _resume_from(self, job: Job) -> tuple[str, ...]:

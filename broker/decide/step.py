@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import assert_never
 
 from broker.decide.lifecycle import (
     AttemptEvent,
@@ -35,33 +34,23 @@ def step(attempt: Attempt, event: AttemptEvent, now: datetime, *, reason: Reason
     rule = attempt_rule(attempt.state, event)
     if rule is Verdict.STALE:
         return Decision(attempt=attempt, stale=True)
-    if rule is Verdict.IMPOSSIBLE or isinstance(rule, Verdict):
+    if isinstance(rule, Verdict):
         raise ImpossibleEvent(f"attempt {attempt.state.value}: {event.value}")
     moved = replace(attempt, state=rule.next, reason=reason or rule.reason or attempt.reason)
     if rule.next is not attempt.state:
-        moved = _stamp(moved, now)
+        moved = replace(moved, **{_ENTERED[rule.next]: now})  # type: ignore[arg-type]
     return Decision(attempt=moved, effects=rule.effects)
 
 
-def _stamp(attempt: Attempt, now: datetime) -> Attempt:
-    """Records when a state was entered."""
-    match attempt.state:
-        case AttemptState.LAUNCHING:
-            return replace(attempt, create_sent_at=now)
-        case AttemptState.BOOTING:
-            return replace(attempt, booted_at=now)
-        case AttemptState.TRAINING:
-            return replace(attempt, first_beat_at=now)
-        case AttemptState.DRAINING:
-            return replace(attempt, draining_since=now)
-        case AttemptState.TERMINATING:
-            return replace(attempt, terminating_since=now)
-        case AttemptState.ENDED:
-            return replace(attempt, ended_at=now)
-        case AttemptState.INTENDED:
-            raise ImpossibleEvent("no rule leads back to intended")
-        case _:  # pragma: no cover
-            assert_never(attempt.state)
+_ENTERED = {
+    AttemptState.LAUNCHING: "create_sent_at",
+    AttemptState.BOOTING: "booted_at",
+    AttemptState.TRAINING: "first_beat_at",
+    AttemptState.DRAINING: "draining_since",
+    AttemptState.TERMINATING: "terminating_since",
+    AttemptState.ENDED: "ended_at",
+}
+"""The field that records when a state was entered."""
 
 
 _OF_OUTCOME = {

@@ -1,0 +1,86 @@
+"""Charges never lose or repeat time, and the drain starts early enough for the cap to hold."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.billing import accrued, cap_is_near, drain_lead_s, owed, reservation
+from broker.domain.instance import Caps
+from broker.domain.job import Attempt, AttemptState
+from broker.domain.money import ZERO
+from tests.unit.decide import build
+from trainer.contract.rendezvous import Beat, CheckpointRef
+
+CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
+prices = st.decimals(min_value="0.0001", max_value="100", places=4)
+quanta = st.sampled_from([1, 60, 3600])
+
+
+def priced(price: Decimal | str, quantum: int = 1, **changes: object) -> Attempt:
+    return build.attempt(line=build.line(usd_per_hour=Decimal(price), billing_quantum_s=quantum), **changes)
+
+
+def test_nothing_accrues_before_the_create_is_sent() -> None:
+    assert accrued(build.attempt(AttemptState.INTENDED), build.at(100)) == ZERO
+
+
+def test_a_started_quantum_is_paid_whole() -> None:
+    attempt = priced("3.6", quantum=60)
+    assert accrued(attempt, build.at(0)) == ZERO
+    assert accrued(attempt, build.at(1)) == Decimal("0.06")
+    assert accrued(attempt, build.at(60)) == Decimal("0.06")
+    assert accrued(attempt, build.at(61)) == Decimal("0.12")
+
+
+@given(prices, quanta, st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=20))
+def test_charging_in_any_steps_equals_charging_once(price: Decimal, quantum: int, times: list[float]) -> None:
+    """Also when the clock goes backwards between two steps: time already charged is not charged again."""
+    attempt, total = priced(price, quantum), ZERO
+    for t in times:
+        due = owed(attempt, build.at(t))
+        assert due >= 0
+        total += due
+        attempt = replace(attempt, charged_usd=attempt.charged_usd + due)
+    assert total == accrued(attempt, build.at(max(times)))
+
+
+@given(prices, quanta, st.floats(min_value=1, max_value=120), st.decimals(min_value="0.01", max_value="50", places=2))
+def test_spend_stays_under_the_cap_when_drained_in_time(
+    price: Decimal, quantum: int, tick: float, cap: Decimal
+) -> None:
+    """A tick-driven watcher, the slowest allowed drain and the stated teardown: never above the cap, unless the very
+    first tick was already too late (a cap too small for one lead), which placement refuses."""
+    attempt, job = priced(price, quantum), build.active_job(cap_usd=cap)
+    lead = drain_lead_s(attempt, CAPS, tick_s=tick, drain_s=60)
+    if accrued(attempt, build.at(lead)) >= cap:
+        return
+    now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
+    while not cap_is_near(attempt, job, CAPS, build.at(now), tick_s=tick, drain_s=60):
+        now += tick
+    ends = build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)
+    assert accrued(attempt, ends) <= cap
+
+
+def test_a_measured_save_shortens_the_lead_but_not_below_ten_seconds() -> None:
+    plain = priced("1")
+    saved = CheckpointRef(manifest="m", step=1, save_s=4)
+    measured = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved))
+    quick = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved.model_copy(update={"save_s": 0.1})))
+    lead = [drain_lead_s(a, CAPS, tick_s=10, drain_s=60) for a in (plain, measured, quick)]
+    assert lead == [10 + drain + 30 + 10 + 1 for drain in (60, 12, 10)]
+
+
+def test_earlier_attempts_count_against_the_cap() -> None:
+    attempt = priced("3.6", charged_usd=Decimal("0.1"))
+    rich = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("0.1"))
+    poor = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.9"))
+    assert not cap_is_near(attempt, rich, CAPS, build.at(100), tick_s=10, drain_s=60)
+    assert cap_is_near(attempt, poor, CAPS, build.at(100), tick_s=10, drain_s=60)
+
+
+def test_the_reservation_is_what_is_left() -> None:
+    assert reservation(build.job(spent_usd=Decimal("0.25"))) == Decimal("0.75")
+    assert reservation(build.job(spent_usd=Decimal(2))) == ZERO

@@ -1,0 +1,109 @@
+"""Unknown is never taken for dead, and a false death is never declared."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.liveness import Observation, Patience, judge, liveness, mismatch
+from broker.domain.instance import InstanceState, Liveness, Observed
+from broker.domain.job import AttemptState, Handle
+from tests.unit.decide import build
+from trainer.contract.rendezvous import Beat, Final, Outcome
+
+PATIENCE = Patience()
+BEAT = Beat(attempt="x", boot="b", seq=1, step=3)
+NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
+
+
+def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Observed:
+    attempt = build.attempt()
+    return Observed(handle=Handle(provider="simulated", id="i-1", name=attempt.name), state=state, **changes)
+
+
+def verdict(state: AttemptState = AttemptState.TRAINING, at: float = 10, **seen: Any) -> AttemptEvent | None:
+    return judge(build.attempt(state), Observation(**seen), build.at(at), PATIENCE, 600)
+
+
+observations = st.builds(
+    Observation,
+    beat=st.none() | st.just(BEAT),
+    beat_age_s=st.none() | st.floats(0, 5000),
+    step_age_s=st.none() | st.floats(0, 5000),
+    seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
+    absent=st.booleans(),
+    store_ok=st.booleans(),
+)
+
+
+@given(observations)
+def test_death_is_only_declared_by_the_cloud(seen: Observation) -> None:
+    states = {o.state for o in seen.seen}
+    dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
+    assert not dead or InstanceState.GONE in states or (seen.absent and not states)
+
+
+@given(observations)
+def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) -> None:
+    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.lost_s
+    if fresh and InstanceState.GONE not in {o.state for o in seen.seen}:
+        assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
+
+
+@given(observations, st.sampled_from([AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING]))
+def test_an_outage_of_our_own_store_hangs_nobody(seen: Observation, state: AttemptState) -> None:
+    event = judge(build.attempt(state), seen, build.at(10), PATIENCE, 600)
+    assert event is not AttemptEvent.HUNG or seen.store_ok
+
+
+def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
+    assert liveness(1, Observation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
+    assert liveness(1, Observation(), PATIENCE) is Liveness.UNKNOWN
+    assert liveness(2, Observation(seen=(machine(),)), PATIENCE) is Liveness.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "expected"),
+    [
+        ({"final": Final(attempt="x", outcome=Outcome.COMPLETED)}, AttemptState.TRAINING, AttemptEvent.FINAL),
+        ({"seen": (machine(InstanceState.GONE),)}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(), machine(InstanceState.GONE))}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"absent": True, "beat": BEAT, "beat_age_s": 60.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"seen": (machine(accelerator="a6000"),)}, AttemptState.BOOTING, AttemptEvent.MISMATCH),
+        ({"seen": (machine(notice_s=30.0),)}, AttemptState.BOOTING, AttemptEvent.NOTICE),
+        ({"seen": (machine(notice_s=30.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(notice_s=900.0),)}, AttemptState.TRAINING, None),
+        ({"beat": NOTICED, "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "step_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "step_age_s": 4.0}, AttemptState.TRAINING, None),
+        ({"seen": (), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),)}, AttemptState.BOOTING, None),
+    ],
+)  # fmt: skip
+def test_what_an_observation_amounts_to(
+    seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
+) -> None:
+    assert verdict(state, **seen) is expected
+
+
+def test_booting_has_a_deadline() -> None:
+    assert verdict(AttemptState.BOOTING, at=601, seen=(machine(),)) is AttemptEvent.DEADLINE
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"accelerator": "t4"}, "t4"), ({"gpus": 2}, "1 GPUs, got 2"), ({"spot": False}, "spot")]
+)
+def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
+    found = mismatch(build.offer(), (machine(**changes),))
+    assert found is not None
+    assert word in found
+
+
+def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:
+    assert mismatch(build.offer(), (machine(),)) is None
+    assert mismatch(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None

@@ -1,0 +1,108 @@
+"""How attempts end, and what that makes of their job."""
+
+from decimal import Decimal
+
+import pytest
+
+from broker.decide.step import after_attempt, back_off_s, end_reason, reason_of
+from broker.domain.job import AttemptState, JobState, Reason
+from tests.unit.decide import build
+from trainer.contract.rendezvous import Final, Outcome
+
+
+def final(outcome: Outcome) -> Final:
+    return Final(attempt="x", outcome=outcome)
+
+
+def ending(**changes: object) -> build.Attempt:
+    return build.attempt(AttemptState.TERMINATING, **changes)
+
+
+def test_completed_beats_everything() -> None:
+    attempt = ending(reason=Reason.STOPPED, cap_near=True, final=final(Outcome.COMPLETED))
+    assert end_reason(attempt, build.active_job(stop_requested=True)) is Reason.COMPLETED
+
+
+def test_a_user_stop_beats_the_cap_and_the_cap_beats_a_user_error() -> None:
+    capped = ending(cap_near=True, final=final(Outcome.USER_ERROR))
+    assert end_reason(capped, build.active_job(stop_requested=True)) is Reason.STOPPED
+    assert end_reason(capped, build.active_job()) is Reason.CAPPED
+    assert end_reason(ending(reason=Reason.STOPPED), build.active_job()) is Reason.STOPPED
+
+
+def test_a_user_error_beats_a_retry_and_nothing_known_is_infrastructure() -> None:
+    failed = ending(reason=Reason.PREEMPTED, final=final(Outcome.USER_ERROR))
+    assert end_reason(failed, build.active_job()) is Reason.USER_ERROR
+    assert end_reason(ending(reason=Reason.PREEMPTED), build.active_job()) is Reason.PREEMPTED
+    assert end_reason(ending(), build.active_job()) is Reason.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_a_meaning(outcome: Outcome) -> None:
+    expected = Reason.CAPPED if outcome is Outcome.DRAINED else Reason(outcome.value)
+    assert reason_of(final(outcome), Reason.CAPPED) is expected
+
+
+def test_a_machine_that_drained_unasked_was_preempted() -> None:
+    assert reason_of(final(Outcome.DRAINED), None) is Reason.PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        (Reason.COMPLETED, JobState.SUCCEEDED),
+        (Reason.STOPPED, JobState.CANCELLED),
+        (Reason.CAPPED, JobState.CAPPED),
+        (Reason.USER_ERROR, JobState.FAILED),
+        (Reason.DATA, JobState.FAILED),
+        (Reason.PREEMPTED, JobState.RECOVERING),
+        (Reason.OOM, JobState.RECOVERING),
+        (Reason.QUOTE_EXPIRED, JobState.RECOVERING),
+    ],
+)
+def test_what_an_end_makes_of_the_job(reason: Reason, state: JobState) -> None:
+    after = after_attempt(build.active_job(), build.attempt(), reason, "", build.at(1))
+    assert after.state is state
+    assert (after.finished_at is None) == (state is JobState.RECOVERING)
+
+
+def test_retries_are_counted_and_run_out() -> None:
+    job = build.active_job(spec_changes={"retry": {"max": 1}})
+    once = after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0)
+    assert (once.state, once.retries_used) == (JobState.RECOVERING, 1)
+    job = build.active_job(spec_changes={"retry": {"max": 1}}, retries_used=1)
+    assert after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0).state is JobState.FAILED
+
+
+@pytest.mark.parametrize("reason", [Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED])
+def test_what_was_nobodys_fault_costs_no_retry(reason: Reason) -> None:
+    job = build.active_job(spec_changes={"retry": {"max": 0}})
+    after = after_attempt(job, build.attempt(), reason, "", build.T0)
+    assert (after.state, after.retries_used) == (JobState.RECOVERING, 0)
+
+
+def test_causes_that_the_spec_excludes_are_not_retried() -> None:
+    job = build.active_job(spec_changes={"retry": {"on": ["lost"]}})
+    assert after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0).state is JobState.FAILED
+
+
+def test_memory_may_run_out_twice() -> None:
+    second = after_attempt(build.active_job(oom_changes=1), build.attempt(), Reason.OOM, "", build.T0)
+    assert (second.state, second.oom_changes) == (JobState.RECOVERING, 2)
+    third = after_attempt(build.active_job(oom_changes=2), build.attempt(), Reason.OOM, "", build.T0)
+    assert third.state is JobState.FAILED
+
+
+def test_a_cap_raised_while_draining_resumes_the_job() -> None:
+    attempt = build.attempt(reserved_usd=Decimal(1), charged_usd=Decimal("0.9"), cap_near=True)
+    raised = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("0.9"))
+    assert after_attempt(raised, attempt, Reason.CAPPED, "", build.T0).state is JobState.RECOVERING
+    same = build.active_job(cap_usd=Decimal(1), spent_usd=Decimal("0.9"))
+    assert after_attempt(same, attempt, Reason.CAPPED, "", build.T0).state is JobState.CAPPED
+
+
+def test_back_off_doubles_up_to_five_minutes() -> None:
+    waits = [back_off_s(Reason.PREEMPTED, used) for used in range(30)]
+    assert waits[:4] == [1, 2, 4, 8]
+    assert waits == sorted(waits)
+    assert waits[-1] == 300
