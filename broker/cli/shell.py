@@ -1,0 +1,65 @@
+"""What every command shares: its options, its client, and how an error becomes a line and an exit code."""
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+from broker.cli.exits import BadInput, CliError, Exit, NotFound, ServerProblem, Unauthorised, Unreachable
+from broker.cli.output import Output
+from broker.client import connection, errors
+from broker.client.client import Client
+
+Parameters = ParamSpec("Parameters")
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else on stderr.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or the start of it.")]
+START = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
+
+
+def command(action: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
+    """Runs an async command to its end; errors become one line on stderr and an exit code."""
+
+    @functools.wraps(action)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        try:
+            asyncio.run(action(*args, **kwargs))
+        except (CliError, errors.ClientError) as e:
+            error = e if isinstance(e, CliError) else of_client(e)
+            Output(as_json=bool(kwargs.get("as_json"))).error(error)
+            raise typer.Exit(int(error.code)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        except BrokenPipeError:  # the reader of a pipe has gone (`gpubroker ls | head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(int(Exit.OK)) from None
+
+    return run
+
+
+def client(*, patience_s: float = 0.0) -> Client:
+    """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to."""
+    found = connection.find()
+    if found is None:
+        raise Unreachable(f"no daemon is known; {START}")
+    return Client(found.url, found.token, patience_s=patience_s, locate=connection.find)
+
+
+def of_client(error: errors.ClientError) -> CliError:
+    """A client's error as a line and an exit code."""
+    if not isinstance(error, errors.ApiError):
+        return Unreachable(f"{error}; {START}")
+    problem = error.problem
+    pairs = tuple((p.field, p.message) for p in problem.errors)
+    text = "\n".join(f"{field}: {message}" if field else message for field, message in pairs) or problem.detail
+    match problem.status:
+        case 401 | 403:
+            return Unauthorised(f"{text}; set GPUBROKER_TOKEN or run `gpubroker login URL`")
+        case 404:
+            return NotFound(f"{text}; `gpubroker ls` shows what there is" if "job" in text else text)
+        case 400 | 405 | 409 | 413 | 415 | 422 | 428:
+            return BadInput(text, problems=pairs)
+        case _:
+            return ServerProblem(f"{text} ({problem.status}); see the daemon's log")

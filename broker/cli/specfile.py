@@ -1,0 +1,79 @@
+"""A spec file as the user wrote it: read, overridden, checked; every fault named by file, line and field."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from broker.api.models import QuoteSpec
+from broker.api.problems import of_validation
+from broker.cli import overrides, yamlfile
+from broker.cli.exits import BadInput
+from broker.cli.yamlfile import YamlDocument
+
+UPLOAD = "upload:"
+MAX_SPEC_BYTES = 1024**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecFile:
+    """`spec` is valid; its files are still the user's paths, relative to `folder`."""
+
+    path: Path
+    document: YamlDocument
+    data: dict[str, Any]
+    spec: QuoteSpec
+
+    @property
+    def has_cap(self) -> bool:
+        return self.data.get("cap_usd") is not None
+
+    def place(self, field: str) -> str:
+        """`file:line` of a dotted field, as the API names it."""
+        return self.document.place(tuple(field.split(".")))
+
+    def problem(self, pairs: tuple[tuple[str, str], ...]) -> BadInput:
+        """The API's problems with this spec, one line each, by file and line."""
+        return _bad_input(self.document, pairs)
+
+    def file(self, written: str) -> Path:
+        """A path of the spec, relative to the folder of the spec."""
+        return self.path.parent / Path(written).expanduser()
+
+
+def load(path: Path, settings: tuple[str, ...] = ()) -> SpecFile:
+    """Raises BadInput naming file, line and field."""
+    document = yamlfile.parse(_read(path), str(path))
+    data = overrides.apply(document.data, settings)
+    try:
+        spec = QuoteSpec.model_validate(data)
+    except ValidationError as e:
+        problems = of_validation(e, QuoteSpec, data, root="").problems
+        raise _bad_input(document, tuple((p.field, p.message) for p in problems)) from None
+    return SpecFile(path=path, document=document, data=data, spec=spec)
+
+
+def _read(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except IsADirectoryError:
+        raise BadInput(f"{path} is a folder; give the spec file in it") from None
+    except OSError as e:
+        raise BadInput(f"{path}: {e.strerror}; `gpubroker init {path}` writes a spec to start from") from None
+    if len(raw) > MAX_SPEC_BYTES:
+        raise BadInput(f"{path} has {len(raw)} bytes; a spec is a short YAML or JSON file")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise BadInput(f"{path}: byte {e.start} is not UTF-8; save the file as UTF-8") from None
+
+
+def _bad_input(document: YamlDocument, pairs: tuple[tuple[str, str], ...]) -> BadInput:
+    lines = [
+        f"{document.place(tuple(field.split('.')))}: {field}: {message}"
+        if field
+        else f"{document.place(())}: {message}"
+        for field, message in pairs
+    ]
+    return BadInput("\n".join(lines), problems=pairs)

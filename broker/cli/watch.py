@@ -1,0 +1,55 @@
+"""Follow a job to its rest: events as they happen and its progress, through restarts of the daemon."""
+
+import asyncio
+
+from broker.api.models import JobDetail
+from broker.cli.exits import Capped, JobFailed
+from broker.cli.output import Output
+from broker.cli.progress import Display, display, view
+from broker.client.client import Client
+from broker.client.errors import Unreachable
+from broker.domain.job import JobState
+
+PATIENCE_S = 900.0
+"""A watcher waits so long for a daemon that was stopped."""
+LOOK_S = 1.0
+
+
+async def watch(client: Client, job: str, out: Output) -> JobDetail:
+    """The job at rest. A cancelled watch (Ctrl-C) leaves the job running and says how to come back.
+
+    `client` must have patience; raises Unreachable when it is at its end.
+    """
+    try:
+        with display(out) as shown:
+            looking = asyncio.create_task(_look(client, job, shown))
+            try:
+                async for event in client.events(job):
+                    shown.event(event)
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+    except asyncio.CancelledError:
+        out.say(f"job {job} goes on; come back with `gpubroker watch {job}`, stop it with `gpubroker cancel {job}`")
+        raise
+    return await client.job(job)
+
+
+async def _look(client: Client, job: str, shown: Display) -> None:
+    """A silent daemon is told at once and waited for; everything else is the event stream's to raise."""
+    while True:
+        try:
+            async with asyncio.timeout(LOOK_S * 5):
+                shown.show(view(await client.job(job)))
+        except (TimeoutError, Unreachable):
+            shown.note("no daemon answers; the job goes on, waiting for `gpubroker serve`")
+        await asyncio.sleep(LOOK_S)
+
+
+def verdict(job: JobDetail) -> None:
+    """Raises what the job's end means for the exit code; nothing for a success or a job that still runs."""
+    match job.state:
+        case JobState.FAILED | JobState.CANCELLED:
+            raise JobFailed(f"job {job.id} {job.state}: {job.reason or 'see gpubroker events'}")
+        case JobState.CAPPED:
+            raise Capped(f"job {job.id} reached its cap: {job.reason}; `gpubroker cap {job.id} USD` raises it")

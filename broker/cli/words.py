@@ -1,0 +1,74 @@
+"""Numbers and things in words for people."""
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+from broker.api.models import AttemptView, OfferView
+from broker.domain.money import show
+
+GIB = 1024**3
+
+
+def money(value: Decimal | None) -> str:
+    return "–" if value is None else show(value)
+
+
+def duration(seconds: float | None) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.0f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def hours(p50: float | None, p90: float | None) -> str:
+    """The span from the median to the 90th percentile."""
+    if p50 is None:
+        return "–"
+    return duration(p50 * 3600) if p90 is None else f"{duration(p50 * 3600)} – {duration(p90 * 3600)}"
+
+
+def span(p50: Decimal | None, p90: Decimal | None) -> str:
+    if p50 is None:
+        return "–"
+    return money(p50) if p90 is None else f"{money(p50)} – {money(p90)}"
+
+
+def size(count: float) -> str:
+    """Binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def gpu(offer: OfferView) -> str:
+    """`2× l40s 48 GiB`; a simulated machine says on what it computes."""
+    count = f"{offer.gpus}× " if offer.gpus > 1 else ""
+    memory = f" {offer.gpu_memory_bytes / GIB:.0f} GiB" if offer.gpu_memory_bytes else ""
+    return f"{count}{offer.accelerator}{memory}"
+
+
+def market(offer: OfferView) -> str:
+    return "spot" if offer.spot else "on-demand"
+
+
+def cloud(offer: OfferView) -> str:
+    """The seller; a simulated one is labelled wherever it is shown."""
+    return f"{offer.cloud} (simulated)" if offer.simulated else offer.cloud
+
+
+def machine(attempt: AttemptView) -> str:
+    offer = attempt.offer
+    return f"{cloud(offer)} {offer.region} {gpu(offer)} {market(offer)} {money(offer.usd_per_hour)}/h"
+
+
+def ago(then: datetime | None) -> str:
+    return "–" if then is None else f"{duration((datetime.now(UTC) - then).total_seconds())} ago"

@@ -1,0 +1,199 @@
+"""`Client`: the HTTP API as typed calls. The command line is built on it, and so may other programs be."""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from decimal import Decimal
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote as escape
+
+from pydantic import BaseModel
+
+from broker.api import models
+from broker.client import sse
+from broker.client.connection import Connection
+from broker.client.errors import ApiError, Damaged, Unreachable
+from broker.client.transport import Transport, plain
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class LogPiece(models.Wire):
+    """Some text of one attempt, as its node wrote it."""
+
+    attempt: int
+    node: int
+    text: str
+
+
+class Client:
+    """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
+
+    `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
+    repeated is safe to repeat. `locate` is asked for the address again before every retry.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        patience_s: float = 0.0,
+        locate: Callable[[], Connection | None] = lambda: None,
+    ) -> None:
+        self._http = Transport(url, token, patience_s, locate)
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    # --- jobs
+
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
+        return await self._call("POST", "/v1/quotes", models.QuoteView, json=spec, params=plain({"limit": limit}))
+
+    async def offers(self, *, provider: str | None = None, accelerator: str | None = None) -> models.OfferList:
+        """What is for sale now, cheapest first."""
+        params = plain({"provider": provider, "accelerator": accelerator})
+        return await self._call("GET", "/v1/offers", models.OfferList, params=params)
+
+    async def submit(self, spec: Mapping[str, Any], *, key: str) -> models.JobView:
+        """Durable when it returns; the same key with the same spec gives the same job."""
+        return await self._call("POST", "/v1/jobs", models.JobView, json=spec, headers={"Idempotency-Key": key})
+
+    async def job(self, job: str) -> models.JobDetail:
+        return await self._call("GET", _job(job), models.JobDetail)
+
+    async def jobs(
+        self,
+        *,
+        states: Sequence[str] = (),
+        labels: Sequence[str] = (),
+        since: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> models.JobPage:
+        """Newest first. `labels` as `key:value`; `since` in ISO 8601."""
+        params = {"state": states, "label": labels, "since": since, "limit": limit, "cursor": cursor}
+        return await self._call("GET", "/v1/jobs", models.JobPage, params=plain(params))
+
+    async def cancel(self, job: str) -> models.JobView:
+        return await self._call("POST", f"{_job(job)}/cancel", models.JobView)
+
+    async def retry(self, job: str, *, resume: bool, key: str) -> models.JobView:
+        """A new job, linked to this one; with `resume` from its last checkpoint."""
+        path, params = f"{_job(job)}/retry", plain({"resume": int(resume)})
+        return await self._call("POST", path, models.JobView, params=params, headers={"Idempotency-Key": key})
+
+    async def raise_cap(self, job: str, cap_usd: Decimal) -> models.JobView:
+        return await self._call("PATCH", _job(job), models.JobView, json={"cap_usd": str(cap_usd)})
+
+    async def ledger(self, job: str) -> models.LedgerList:
+        return await self._call("GET", f"{_job(job)}/ledger", models.LedgerList)
+
+    # --- feeds
+
+    async def events(self, job: str, *, after: int = 0) -> AsyncIterator[models.EventView]:
+        """Every event after `after`, once and in order, until the job rests; a lost connection is resumed."""
+        async for message in self._feed(f"{_job(job)}/events", str(after) if after else ""):
+            yield models.EventView.model_validate_json(message.data)
+
+    async def events_now(self, job: str, *, after: int = 0) -> models.EventList:
+        """At most 500."""
+        params = plain({"after": after, "follow": 0})
+        return await self._call("GET", f"{_job(job)}/events", models.EventList, params=params)
+
+    async def logs(self, job: str, *, attempt: int | None = None) -> AsyncIterator[LogPiece]:
+        """Pieces of the log as they come, through all attempts or one, until the job rests."""
+        async for message in self._feed(f"{_job(job)}/logs", "", attempt=attempt):
+            yield LogPiece.model_validate_json(message.data)
+
+    async def log_now(self, job: str, *, attempt: int | None = None) -> str:
+        """The text of one attempt, by default of the latest, up to now."""
+        params = plain({"attempt": attempt, "follow": 0})
+        return (await self._http.read("GET", f"{_job(job)}/logs", params=params)).decode("utf-8", "replace")
+
+    async def _feed(self, path: str, last: str, **parameters: Any) -> AsyncIterator[sse.Message]:
+        """Resumes after the last message when the stream breaks off; patience counts from the last message on."""
+        async for attempt in self._http.tries():
+            with attempt:
+                headers = {"Last-Event-ID": last} if last else {}
+                async with self._http.once("GET", path, headers=headers, params=plain(parameters)) as response:
+                    async for message in sse.messages(response.content):
+                        if message.event == sse.END:
+                            return
+                        yield message
+                        last = message.id or last
+                        attempt.retry_state.start_time = time.monotonic()
+                    raise Unreachable(self.url, "the stream was cut")
+
+    # --- files
+
+    async def upload(self, data: bytes, *, name: str, fmt: str | None = None) -> models.UploadView:
+        """Keeps a data set or a .tar of code; the same bytes are kept once."""
+        params = plain({"name": name, "format": fmt})
+        headers = {"Content-Type": "application/octet-stream"}
+        return await self._call("POST", "/v1/uploads", models.UploadView, data=data, params=params, headers=headers)
+
+    async def artifacts(self, job: str) -> models.ArtifactList:
+        return await self._call("GET", f"{_job(job)}/artifacts", models.ArtifactList)
+
+    async def artifact(self, job: str, file: models.ArtifactView) -> bytes:
+        """The file's bytes, checked. Raises Damaged when they are not what the list says."""
+        data = await self._http.read("GET", f"{_job(job)}/artifacts/{escape(file.path)}")
+        if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+            raise Damaged(f"{file.path}: other bytes came than the job's manifest says; try again")
+        return data
+
+    # --- secrets, tokens, health
+
+    async def secrets(self) -> models.SecretList:
+        return await self._call("GET", "/v1/secrets", models.SecretList)
+
+    async def put_secret(self, name: str, value: str) -> None:
+        await self._http.read("PUT", f"/v1/secrets/{escape(name, safe='')}", json={"value": value})
+
+    async def delete_secret(self, name: str) -> None:
+        await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
+
+    async def tokens(self) -> models.TokenList:
+        return await self._call("GET", "/v1/tokens", models.TokenList)
+
+    async def create_token(self, request: models.TokenRequest) -> models.TokenCreated:
+        body = request.model_dump(mode="json")
+        return await self._call("POST", "/v1/tokens", models.TokenCreated, json=body)
+
+    async def delete_token(self, token_id: str) -> None:
+        await self._http.read("DELETE", f"/v1/tokens/{escape(token_id, safe='')}")
+
+    async def me(self) -> models.Identity:
+        """Whom the token belongs to and what it may do."""
+        return await self._call("GET", "/v1/me", models.Identity)
+
+    async def ready(self) -> models.Health:
+        """What works and what does not, by part; raises only when nothing answers."""
+        try:
+            return await self._call("GET", "/readyz", models.Health)
+        except ApiError as e:
+            if not e.problem.errors:
+                raise
+            return models.Health(status="unavailable", checks={p.field: p.message for p in e.problem.errors})
+
+    # --- plumbing
+
+    async def _call(self, method: str, path: str, answer: type[Answer], **request: Any) -> Answer:
+        return answer.model_validate_json(await self._http.read(method, path, **request))
+
+
+def _job(job: str) -> str:
+    return f"/v1/jobs/{escape(job, safe='')}"

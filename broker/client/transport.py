@@ -1,0 +1,105 @@
+"""One request and its retries: what the client's calls and feeds are built on."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from pydantic import ValidationError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_exponential
+
+from broker.api.models import Problem
+from broker.client.connection import Connection
+from broker.client.errors import ApiError, Unreachable
+
+TRY_AGAIN = frozenset({429, 502, 503, 504})
+BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+
+
+class Transport:
+    """Sends requests to one daemon, for as long as `patience_s` where nothing answers or it cannot work now.
+
+    `locate` is asked for the address before every retry: a daemon that was started again may have another port.
+    """
+
+    def __init__(self, url: str, token: str, patience_s: float, locate: Callable[[], Connection | None]) -> None:
+        self.url = url.rstrip("/")
+        self._token = token
+        self._patience_s = patience_s
+        self._locate = locate
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def once(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One try. Raises ApiError, and Unreachable also when the answer breaks off."""
+        if self._session is None:
+            raise RuntimeError("use the client with `async with`")
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        headers |= request.pop("headers", {})
+        try:
+            async with self._session.request(method, self.url + path, headers=headers, **request) as response:
+                if response.status >= 400:
+                    raise ApiError(await _problem(response))
+                yield response
+        except BROKEN as e:
+            raise Unreachable(self.url, str(e) or type(e).__name__) from None
+        except aiohttp.InvalidURL:
+            raise Unreachable(self.url, "not an http:// or https:// address") from None
+
+    async def read(self, method: str, path: str, **request: Any) -> bytes:
+        """The answer's body. Everything sent this way is safe to repeat. Raises ApiError, Unreachable."""
+        async for attempt in self.tries():
+            with attempt:
+                async with self.once(method, path, **request) as response:
+                    return await response.read()
+        raise AssertionError("tries() returns or raises")
+
+    def tries(self) -> AsyncRetrying:
+        """`async for attempt in tries(): with attempt: ...` repeats what failed for a passing reason."""
+        return AsyncRetrying(
+            retry=retry_if_exception(passing),
+            stop=stop_after_delay(self._patience_s),
+            wait=wait_exponential(multiplier=0.25, max=3),
+            before_sleep=self._follow,
+            reraise=True,
+        )
+
+    def _follow(self, _: RetryCallState) -> None:
+        found = self._locate()
+        if found is not None:
+            self.url, self._token = found.url, found.token
+
+
+def passing(error: BaseException) -> bool:
+    """True when the same request may succeed later: nothing answers, or the daemon cannot work just now."""
+    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.status in TRY_AGAIN)
+
+
+async def _problem(response: aiohttp.ClientResponse) -> Problem:
+    body = await response.content.read(1024**2)
+    try:
+        return Problem.model_validate_json(body)
+    except ValidationError:
+        phrase = response.reason or "error"
+        return Problem(title=phrase, status=response.status, detail=f"{response.status} {phrase}: is this a gpubroker?")
+
+
+def plain(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Query parameters without those that are None; a sequence repeats its name."""
+    found: list[tuple[str, str]] = []
+    for name, value in parameters.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        found.extend((name, str(v)) for v in values if v is not None)
+    return found
