@@ -1,0 +1,69 @@
+"""Processes that were born into an instance: they carry its folder in their environment, wherever they went."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+INSTANCE = "GPUBROKER_INSTANCE"
+INSTANCE_DIR = "GPUBROKER_INSTANCE_DIR"
+_PATIENCE_S = 10.0
+
+
+def born_into(root: Path) -> set[str]:
+    """Names of the instances below `root` that have a living process."""
+    return {folder.name for _, folder in _marked() if folder.parent == root}
+
+
+def kill_all(folder: Path) -> tuple[int, int]:
+    """SIGKILLs every process of the instance until none is left: (how many there were, how many do not die).
+
+    Its own are those that carry the mark, those of a marked process's session, and all their descendants, so that
+    a program which clears its environment is found as well.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    killed: set[psutil.Process] = set()
+    sessions: set[int] = set()
+    while victims := _victims(folder, sessions):
+        if time.monotonic() > deadline:
+            return len(killed), len(victims)
+        for process in victims:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        killed |= victims
+        psutil.wait_procs(list(victims), timeout=0.05)
+    return len(killed), 0
+
+
+def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:
+    """`sessions` grows by those of the marked processes."""
+    marked = {process for process, at in _marked() if at == folder}
+    found = set(marked)
+    for process in marked:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if (session := os.getsid(process.pid)) != os.getsid(0):
+                sessions.add(session)
+            found |= set(process.children(recursive=True))
+    if sessions:
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+                if os.getsid(process.pid) in sessions:
+                    found.add(process)
+    return {process for process in found if _lives(process)}
+
+
+def _marked() -> Iterator[tuple[psutil.Process, Path]]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if folder := process.environ().get(INSTANCE_DIR):
+                yield process, Path(folder)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
