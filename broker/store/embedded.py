@@ -22,9 +22,7 @@ import re
 import shutil
 import signal
 import stat
-import sys
 import tempfile
-from collections import deque
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlencode
@@ -32,6 +30,7 @@ from urllib.parse import urlencode
 import asyncpg
 
 from broker.domain.errors import StoreError
+from broker.store._pg_child import STOP_TIMEOUT_S, Child
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +39,10 @@ DATABASE = USER = "gpubroker"
 PORT = 5432
 SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, without its closing NUL
 START_TIMEOUT_S = 120.0  # crash recovery of max_wal_size takes seconds
-STOP_TIMEOUT_S = 20.0
 RESTART_DELAY_S = (0.1, 10.0)
 STABLE_AFTER_S = 60.0
 POLL_S = 0.01
 
-_EXEC = Path(__file__).with_name("_pg_exec.py")
 _SETTINGS = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -65,8 +62,6 @@ _SETTINGS = {
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 # What a predecessor on its way out makes a new server say; it is gone a moment later.
 _TRANSIENT = re.compile(r"lock file .* already exists|shared memory block .* is still in use|Address already in use")
-# What it answers to our own early connections; of no use in explaining its end.
-_CHATTER = re.compile(r'FATAL:  (the database system is|database "gpubroker" does not exist)')
 _NOT_YET = (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError)
 
 
@@ -159,6 +154,7 @@ async def _end_predecessor(data: Path) -> None:
             if (pid := _server_on(data)) is None:
                 return
             if not signalled:
+                log.info("waiting for an earlier PostgreSQL (process %d) on %s to end", pid, data)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
                 signalled = True
@@ -180,64 +176,6 @@ def _disarm_lock_files(data: Path, socket: Path) -> None:
         path.write_text(f"{os.getpid()}\n{rest}", "utf-8") if rest else path.unlink()
 
 
-class _Child:
-    """A running PostgreSQL program, the last lines it said, and its end."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self._said: deque[str] = deque(maxlen=20)
-        self._reader = asyncio.create_task(self._read())
-
-    @classmethod
-    async def spawn(cls, binary: Path, folder: Path, *arguments: str) -> _Child:
-        """Start `binary` as an ordinary user that owns `folder`, in its own session, tied to this process's life."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", str(_EXEC), str(os.getpid()), str(folder), str(binary)),
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is the daemon's to handle
-            cwd="/",
-        )
-        return cls(process)
-
-    async def _read(self) -> None:
-        assert self.process.stderr is not None
-        while True:
-            try:
-                line = await self.process.stderr.readline()
-            except ValueError:  # longer than the reader's limit; it has been dropped
-                continue
-            if not line:
-                return
-            text = line.decode("utf-8", "replace").strip()
-            if not _CHATTER.match(text):
-                self._said.append(text)
-                log.debug("postgres: %s", text)
-
-    async def wait(self) -> str:
-        """Reap it and say in one line why it ended."""
-        code = await self.process.wait()
-        await asyncio.wait({self._reader}, timeout=0.5)  # orphaned backends may keep the pipe open
-        self._reader.cancel()
-        if code < 0:
-            return f"killed by signal {-code}"
-        lines = list(self._said)
-        fatal = [n for n, line in enumerate(lines) if re.match(r"(FATAL|PANIC|initdb: error):", line)]
-        return "; ".join(lines[fatal[-1] :] if fatal else lines[-3:]) or f"exit status {code}"
-
-    async def stop(self) -> None:
-        """Fast shutdown (SIGINT), then immediate (SIGQUIT), then SIGKILL; reaped when this returns."""
-        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait(), STOP_TIMEOUT_S)
-                return
-
-
 class EmbeddedPostgres:
     """One PostgreSQL server under `state_dir`/postgres, reached by a socket only this user can open.
 
@@ -253,7 +191,7 @@ class EmbeddedPostgres:
         self._socket = _socket_folder(self._home)
         self._bindir = bindir
         self._durable = durable
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._lock: int | None = None
         self.dsn = self._dsn(DATABASE)
@@ -321,7 +259,7 @@ class EmbeddedPostgres:
         options = ["-D", str(fresh), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-instructions"]
         if not self._durable:
             options.append("--no-sync")
-        self._child = await _Child.spawn(self._bindir / "initdb", fresh, *options)
+        self._child = await Child.spawn(self._bindir / "initdb", fresh, *options)
         reason = await self._child.wait()
         if self._child.process.returncode != 0:
             raise EmbeddedPostgresError(f"cannot create the database in {self._home}: {reason}")
@@ -337,16 +275,17 @@ class EmbeddedPostgres:
         while True:
             await _end_predecessor(self._data)
             _disarm_lock_files(self._data, self._socket)
-            child = await _Child.spawn(self._bindir / "postgres", self._data, "-D", str(self._data), *arguments)
+            child = await Child.spawn(self._bindir / "postgres", self._data, "-D", str(self._data), *arguments)
             self._child = child
             if await self._answers(child, deadline):
                 return
             reason = await child.wait()
             if not _TRANSIENT.search(reason) or asyncio.get_running_loop().time() > deadline:
                 raise EmbeddedPostgresError(f"PostgreSQL does not start in {self._data}: {reason}")
+            log.info("PostgreSQL does not start in %s yet: %s", self._data, reason)
             await asyncio.sleep(RESTART_DELAY_S[0])
 
-    async def _answers(self, child: _Child, deadline: float) -> bool:
+    async def _answers(self, child: Child, deadline: float) -> bool:
         """True when the database answers, False when the server ended. Raises EmbeddedPostgresError at the deadline."""
         error: Exception | None = None
         while child.process.returncode is None:

@@ -32,6 +32,8 @@ async def main():
 
 asyncio.run(main())
 """
+READ = "SELECT id FROM kept"
+KEEP = ("CREATE TABLE kept (id integer)", "INSERT INTO kept VALUES (7)", READ)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to leave root")
 
 
@@ -97,6 +99,16 @@ async def execute(dsn: str, *statements: str) -> object:
         await connection.close()
 
 
+async def answer(dsn: str) -> None:
+    """Returns when the database answers with what KEEP wrote."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                assert await execute(dsn, READ) == 7
+                return
+            await asyncio.sleep(0.01)
+
+
 def data_of(state_dir: Path) -> Path:
     return state_dir.resolve() / "postgres" / "data"
 
@@ -113,10 +125,6 @@ def servers(state_dir: Path) -> list[int]:
             if str(data_of(state_dir)) in process.cmdline() or process.cwd() == str(data_of(state_dir)):
                 found.append(process.pid)
     return found
-
-
-KEEP = ("CREATE TABLE kept (id integer)", "INSERT INTO kept VALUES (7)", "SELECT id FROM kept")
-READ = "SELECT id FROM kept"
 
 
 async def test_a_fresh_start_answers_and_a_stop_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -199,6 +207,37 @@ async def test_start_works_at_once_after_daemon_and_postmaster_were_killed(tmp_p
             assert await execute(server.dsn, READ) == 7
 
 
+async def test_a_predecessor_that_still_runs_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger=embedded.__name__)
+    async with daemon(tmp_path) as process:
+        await execute(await dsn_of(process), *KEEP)
+        predecessor = postmaster_of(tmp_path)
+        os.kill(predecessor, signal.SIGSTOP)
+        await kill(process)
+        starting = asyncio.create_task(EmbeddedPostgres.start(tmp_path, durable=False))
+        await eventually(lambda: "waiting for an earlier PostgreSQL" in caplog.text)
+        assert postmaster_of(tmp_path) == predecessor
+        os.kill(predecessor, signal.SIGCONT)
+        async with await starting as server:
+            assert await execute(server.dsn, READ) == 7
+
+
+async def test_backends_that_outlive_their_postmaster_are_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=embedded.__name__)
+    async with await EmbeddedPostgres.start(tmp_path, durable=False) as server:
+        await execute(server.dsn, *KEEP)
+        connection = await asyncpg.connect(server.dsn)
+        os.kill(backend := connection.get_server_pid(), signal.SIGSTOP)
+        os.kill(postmaster_of(tmp_path), signal.SIGKILL)
+        await eventually(lambda: "does not start in" in caplog.text)
+        assert "still in use" in caplog.text
+        os.kill(backend, signal.SIGCONT)
+        await answer(server.dsn)
+        connection.terminate()
+
+
 @pytest.mark.parametrize("kind", ["stranger", "zombie"])
 async def test_a_stale_lock_file_that_names_a_living_pid_does_not_stop_a_start(tmp_path: Path, kind: str) -> None:
     """As after a container's restart, where small PIDs come again, or where PID 1 does not reap."""
@@ -234,12 +273,7 @@ async def test_a_postmaster_killed_under_a_running_daemon_comes_back(
             with caplog.at_level(logging.ERROR, logger=embedded.__name__):
                 os.kill(killed, signal.SIGKILL)
                 await eventually(lambda: "starting it again" in caplog.text)
-            async with asyncio.timeout(30):
-                while True:
-                    with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                        assert await execute(server.dsn, READ) == 7
-                        break
-                    await asyncio.sleep(0.01)
+            await answer(server.dsn)
             assert "killed by signal 9" in caplog.text
             assert not psutil.pid_exists(killed), "the killed postmaster was not reaped"
             caplog.clear()
