@@ -1,0 +1,34 @@
+"""`python -m trainer`: the agent of one attempt; with `--config`, a fine-tune on this machine alone."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Returns the contract's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
+    parser.add_argument("--config", type=Path, help="a TrainConfig as YAML or JSON: train here, without a broker")
+    parser.add_argument("--output", type=Path, help="where results and checkpoints go (with --config)")
+    parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS", help="default %(default)s")
+    arguments = parser.parse_args()
+    if arguments.config is not None:
+        if arguments.output is None:
+            parser.error("--config needs --output DIR")
+        from trainer import standalone
+
+        return standalone.main(arguments.config, arguments.output, arguments.save_every)
+
+    from trainer.agent import environment, run
+    from trainer.blobs import StoreError
+
+    try:
+        return run.main(environment.read(os.environ))
+    except (environment.BadEnvironment, StoreError) as e:
+        print(f"trainer: {e}", file=sys.stderr)
+        return 64
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The sign of life: goes out at once, and on while the worker imports, saves or hangs."""
+
+import asyncio
+import contextlib
+import shutil
+
+from trainer.agent.logs import Redactor
+from trainer.agent.state import AttemptState
+from trainer.blobs import Objects, StoreError
+from trainer.contract import keys
+
+
+class Beater:
+    """Puts `beats/<attempt>/<node>` again and again."""
+
+    def __init__(self, objects: Objects, state: AttemptState) -> None:
+        self._objects, self._state = objects, state
+        self._seq = 0
+        self._hurry = asyncio.Event()
+        self.redact = Redactor({})
+
+    async def run(self) -> None:
+        """Beats every `beat_s` until cancelled."""
+        while True:
+            await self.once()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._state.limits.beat_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
+
+    def now(self) -> None:
+        """Lets the next beat go out at once: something changed that others wait for."""
+        self._hurry.set()
+
+    async def once(self) -> None:
+        """One beat; a store that cannot be reached is tried again with the next one."""
+        self._seq += 1
+        beat = self._state.beat(self._seq, await self._utilisation())
+        beat = beat.model_copy(update={"message": self.redact(beat.message)})
+        with contextlib.suppress(StoreError):
+            await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
+
+    async def _utilisation(self) -> float | None:
+        """Mean GPU utilisation of this node, 0..1, by the driver's own tool; None without a GPU."""
+        spec = self._state.spec
+        tool = shutil.which("nvidia-smi")
+        if spec is None or spec.world.gpus_per_node == 0 or tool is None:
+            return None
+        process = await asyncio.create_subprocess_exec(
+            tool,
+            "--query-gpu=utilization.gpu",
+            "--format=csv,noheader,nounits",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(3):
+                out, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            return None
+        figures = [float(x) for x in out.decode().split() if x.strip().isdigit()]
+        return sum(figures) / len(figures) / 100 if figures else None

@@ -1,0 +1,128 @@
+"""The worker, or the user's own program, as a child process; and what its end means."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from trainer.agent import tether
+from trainer.agent.environment import OWN, Environment
+from trainer.contract.rendezvous import ExitCode, Outcome, World
+from trainer.ipc import RunFolder
+
+OUTCOMES = {
+    ExitCode.COMPLETED: Outcome.COMPLETED,
+    ExitCode.DRAINED: Outcome.DRAINED,
+    ExitCode.USER_ERROR: Outcome.USER_ERROR,
+    ExitCode.DATA: Outcome.DATA,
+    ExitCode.OOM: Outcome.OOM,
+    ExitCode.INFRASTRUCTURE: Outcome.INFRASTRUCTURE,
+}
+
+
+def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
+    """`accelerate launch` for several processes; a single one needs no launcher, and starts seconds sooner."""
+    worker = ["-m", "trainer.worker", str(run.root)]
+    processes = world.nodes * max(1, world.gpus_per_node)
+    if processes == 1:
+        return [sys.executable, *worker]
+    host, port = env.master.rsplit(":", 1)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+    launch += ["--num_machines", str(world.nodes), "--machine_rank", str(env.node)]
+    launch += ["--main_process_ip", host, "--main_process_port", port]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--multi_gpu"] if world.gpus_per_node else ["--cpu"]
+    return [*launch, *worker]
+
+
+def child_environment(base: Mapping[str, str], extra: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
+    """The child's variables: the agent's without its keys, the job's `env`, the job's secrets."""
+    env = {k: v for k, v in base.items() if k not in OWN and k != "PYTHONDONTWRITEBYTECODE"}
+    return {**env, "PYTHONUNBUFFERED": "1", **extra, **secrets}
+
+
+def worker_defaults(env: dict[str, str]) -> dict[str, str]:
+    """Keeps libraries from probing for what is not used, telling others, and painting progress bars into the log."""
+    quiet = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "USE_TF": "0",
+        "USE_FLAX": "0",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    return {**quiet, **env}
+
+
+def oom_kills() -> int:
+    """How often the kernel killed for memory in this control group; 0 where that is not told."""
+    with contextlib.suppress(OSError):
+        for line in Path("/sys/fs/cgroup/memory.events").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+class Child:
+    """One process, tied to the agent's life and in its process group."""
+
+    def __init__(self, process: asyncio.subprocess.Process, oom_before: int) -> None:
+        self._process = process
+        self._oom_before = oom_before
+        self.stopped = False
+        """True once the agent itself has killed it."""
+
+    @classmethod
+    async def start(cls, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> "Child":
+        """Starts `argv`, never through a shell."""
+        tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
+        process = await asyncio.create_subprocess_exec(
+            *tied,
+            env=dict(env),
+            cwd=cwd,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        return cls(process, oom_kills())
+
+    async def pump(self, feed: Callable[[bytes], None]) -> None:
+        """Reads the output until it ends."""
+        assert self._process.stdout is not None
+        while data := await self._process.stdout.read(1 << 16):
+            feed(data)
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def terminate(self) -> None:
+        """Asks a script to end; a child that is gone is fine."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the child and everything below the agent."""
+        self.stopped = True
+        kill_descendants()
+
+    def outcome(self, code: int, *, script: bool, drained: bool) -> Outcome:
+        """What an exit code means; a script that ends by itself during a drain has obeyed."""
+        if code < 0 and oom_kills() > self._oom_before:
+            return Outcome.OOM
+        if script and drained and code in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+            return Outcome.DRAINED
+        other = Outcome.USER_ERROR if script else Outcome.INFRASTRUCTURE
+        return OUTCOMES.get(code, other)  # type: ignore[call-overload, no-any-return]
+
+
+def kill_descendants() -> None:
+    """SIGKILLs every process below this one, children of dead children included."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,56 @@
+"""What the launcher gives the agent, by environment variables only: nothing of it is seen in argv."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+OWN = ("GPUBROKER_ATTEMPT_KEY", "GPUBROKER_STORE_OPTIONS", "GPUBROKER_BLOBS")
+"""Never handed to a child."""
+
+
+class BadEnvironment(ValueError):
+    """A variable is missing or malformed; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The agent's environment; secrets do not show in its repr."""
+
+    blobs: str
+    installation: str
+    attempt: str
+    node: int = 0
+    key: str | None = field(default=None, repr=False)
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    workdir: Path
+    master: str = "127.0.0.1:29400"
+    """host:port of node 0, for several nodes."""
+
+
+def read(env: Mapping[str, str]) -> Environment:
+    """The environment out of variables. Raises BadEnvironment naming the variable and the fix."""
+    try:
+        blobs, installation, attempt = (env[f"GPUBROKER_{n}"] for n in ("BLOBS", "INSTALLATION", "ATTEMPT"))
+    except KeyError as e:
+        raise BadEnvironment(f"{e.args[0]} is not set; the broker sets it, or use --config for a run alone") from None
+    try:
+        node = int(env.get("GPUBROKER_NODE", "0"))
+    except ValueError:
+        raise BadEnvironment("GPUBROKER_NODE: not a number; give the node's rank from 0") from None
+    try:
+        options = json.loads(env.get("GPUBROKER_STORE_OPTIONS") or "{}")
+    except json.JSONDecodeError:
+        raise BadEnvironment("GPUBROKER_STORE_OPTIONS: not JSON; give an object of strings") from None
+    workdir = env.get("GPUBROKER_WORKDIR") or tempfile.mkdtemp(prefix="gpubroker-")
+    return Environment(
+        blobs=blobs,
+        installation=installation,
+        attempt=attempt,
+        node=node,
+        key=env.get("GPUBROKER_ATTEMPT_KEY") or None,
+        store_options={str(k): str(v) for k, v in options.items()},
+        workdir=Path(workdir).resolve(),
+        master=env.get("GPUBROKER_MASTER", "127.0.0.1:29400"),
+    )

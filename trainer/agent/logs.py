@@ -1,0 +1,108 @@
+"""The child's output on its way to the blob store: redacted, cut into chunks, bounded."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+
+CHUNK_BYTES = 256 << 10
+HELD_BYTES = 8 << 20
+TOTAL_BYTES = 64 << 20
+LINE_BYTES = 64 << 10
+SHORTEST_SECRET = 4
+
+
+class Redactor:
+    """Replaces the values of secrets by `[redacted NAME]`; a value of several lines is hidden line by line too."""
+
+    def __init__(self, secrets: Mapping[str, str]) -> None:
+        names: dict[str, str] = {}
+        for name, value in secrets.items():
+            for text in (value, *value.splitlines()):
+                if len(text.strip()) >= SHORTEST_SECRET:
+                    names[text.strip()] = name
+        self._names = names
+        longest_first = sorted(names, key=len, reverse=True)
+        self._pattern = re.compile("|".join(re.escape(t) for t in longest_first)) if names else None
+        self.longest = max((len(t.encode()) for t in names), default=0)
+
+    def __call__(self, text: str) -> str:
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda m: f"[redacted {self._names[m.group()]}]", text)
+
+
+class LogBuffer:
+    """Takes raw bytes, gives redacted chunks. Holds a bounded amount, and says in the log what was left out."""
+
+    def __init__(
+        self,
+        redact: Redactor,
+        *,
+        echo: Callable[[str], None] | None = None,
+        held: int = HELD_BYTES,
+        total: int = TOTAL_BYTES,
+    ) -> None:
+        self.redact = redact
+        self._echo = echo
+        self._held_limit, self._total_limit = held, total
+        self._partial = b""
+        self._lines: deque[bytes] = deque()
+        self._size = 0
+        self._taken = 0
+        self._dropped = 0
+        self._closed = False
+
+    def feed(self, data: bytes) -> None:
+        """Takes output as it comes; a secret that is cut by two reads is still whole here."""
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        for line in whole:
+            self._add(line)
+        if len(self._partial) > LINE_BYTES + 2 * self.redact.longest:
+            text = self.redact(self._partial.decode(errors="replace")).encode()
+            keep = self.redact.longest
+            self._partial, text = (text[-keep:], text[:-keep]) if keep else (b"", text)
+            self._add(text)
+
+    def say(self, line: str) -> None:
+        """Adds a line of the agent's own."""
+        self._add(line.encode())
+
+    def end(self) -> None:
+        """The output is over: a last line without its newline counts."""
+        if self._partial:
+            self._add(self._partial)
+            self._partial = b""
+
+    def _add(self, raw: bytes) -> None:
+        if self._closed:
+            return
+        line = self.redact(raw.decode(errors="replace").rstrip("\r")).encode() + b"\n"
+        if self._taken + len(line) > self._total_limit:
+            self._closed = True
+            line = f"[log truncated: more than {self._total_limit >> 20} MiB in this attempt]\n".encode()
+        if self._echo is not None:
+            self._echo(line.decode().rstrip("\n"))
+        self._taken += len(line)
+        self._lines.append(line)
+        self._size += len(line)
+        while self._size > self._held_limit and len(self._lines) > 1:
+            gone = self._lines.popleft()
+            self._size -= len(gone)
+            self._dropped += len(gone)
+
+    def chunk(self) -> bytes:
+        """Up to 256 KiB of whole lines, empty when nothing is new."""
+        out = b""
+        if self._dropped:
+            out = f"[log truncated: {self._dropped} bytes lost while the store could not be reached]\n".encode()
+            self._dropped = 0
+        while self._lines and (not out or len(out) + len(self._lines[0]) <= CHUNK_BYTES):
+            line = self._lines.popleft()
+            self._size -= len(line)
+            out += line
+        return out
+
+    @property
+    def full(self) -> bool:
+        """True when a chunk's worth waits."""
+        return self._size >= CHUNK_BYTES

@@ -1,0 +1,109 @@
+"""Brings to this machine what the attempt needs: spec, grant, data, code, and the checkpoint to resume from."""
+
+import asyncio
+import tarfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from cryptography.fernet import Fernet, InvalidToken
+from pydantic import ValidationError
+
+from trainer import checkpoint
+from trainer.agent.environment import Environment
+from trainer.blobs import BadContent, Objects, StoreError
+from trainer.checkpoint import Origin
+from trainer.contract import keys
+from trainer.contract.rendezvous import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
+
+PATIENCE_S = 300.0
+"""How long an attempt that has not begun waits for the store: its machine costs money."""
+
+T = TypeVar("T")
+
+
+class Unusable(Exception):
+    """The attempt cannot begin."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+async def insist(action: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Repeats `action` while the store is away, with growing pauses. Raises the last StoreError after `patience_s`."""
+    deadline, pause = time.monotonic() + patience_s, 0.5
+    while True:
+        try:
+            return await action()
+        except StoreError:
+            if time.monotonic() + pause > deadline:
+                raise
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 15.0)
+
+
+async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
+    """The attempt's spec. Raises Unusable when it is absent or not for this trainer."""
+    data = await insist(lambda: objects.read(keys.spec(attempt)), PATIENCE_S)
+    if data is None:
+        raise Unusable(Outcome.INFRASTRUCTURE, f"{keys.spec(attempt)} is absent; is GPUBROKER_ATTEMPT right?")
+    try:
+        spec = AttemptSpec.model_validate_json(data)
+    except ValidationError as e:
+        first = e.errors()[0]
+        place = ".".join(str(p) for p in first["loc"])
+        raise Unusable(Outcome.USER_ERROR, f"spec.json: {place}: {first['msg']}") from None
+    if spec.version > CONTRACT_VERSION:
+        raise Unusable(
+            Outcome.INFRASTRUCTURE, f"spec.json has version {spec.version}, this trainer knows {CONTRACT_VERSION}"
+        )
+    if (spec.train is None) == (spec.script is None):
+        raise Unusable(Outcome.USER_ERROR, "spec.json: exactly one of train and script must be given")
+    return spec
+
+
+async def read_grant(objects: Objects, env: Environment) -> tuple[Grant, Sealed] | None:
+    """The grant with what it carries, None when there is none. Raises Unusable when the key does not open it."""
+    data = await objects.read(keys.grant(env.attempt))
+    if data is None:
+        return None
+    if env.key is None:
+        raise Unusable(Outcome.INFRASTRUCTURE, "GPUBROKER_ATTEMPT_KEY is not set, and grant.json needs it")
+    try:
+        grant = Grant.model_validate_json(data)
+        return grant, Sealed.model_validate_json(Fernet(env.key).decrypt(grant.sealed))
+    except (InvalidToken, ValueError):
+        raise Unusable(Outcome.INFRASTRUCTURE, "grant.json does not open with GPUBROKER_ATTEMPT_KEY") from None
+
+
+async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:
+    """One input object, checked by hash. Raises Unusable(data)."""
+    try:
+        await insist(lambda: objects.download(file.key, path, size=file.bytes, sha256=file.sha256), PATIENCE_S)
+    except BadContent as e:
+        raise Unusable(Outcome.DATA, f"data: {e}; submit the job again") from None
+    return path
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpacks the user's code; a member that leaves the folder is refused. Raises Unusable(user_error)."""
+    folder.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError) as e:
+        raise Unusable(Outcome.USER_ERROR, f"script.code: {e}; give a plain .tar of files and folders") from None
+
+
+async def restore(
+    objects: Objects, spec: AttemptSpec, origin: Origin, folder: Path, tell: Callable[[str], None]
+) -> tuple[str, Manifest] | None:
+    """The newest checkpoint that verifies: this attempt's own (the agent may have been restarted), then the spec's."""
+
+    async def action() -> tuple[str, Manifest] | None:
+        candidates = [*await checkpoint.own(objects, origin), *spec.resume_from]
+        return await checkpoint.restore(objects, candidates, folder, kind=origin.kind, tell=tell)
+
+    return await insist(action, PATIENCE_S)

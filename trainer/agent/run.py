@@ -1,0 +1,275 @@
+"""One attempt, from the first beat to `final.json`."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+from trainer.agent import prepare
+from trainer.agent.beat import Beater
+from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
+from trainer.agent.environment import Environment
+from trainer.agent.logs import LogBuffer, Redactor
+from trainer.agent.orders import Orders
+from trainer.agent.prepare import Unusable
+from trainer.agent.saver import Saver
+from trainer.agent.script_tree import ScriptTree
+from trainer.agent.ship import Shipper
+from trainer.agent.state import AttemptState
+from trainer.agent.tether import adopt_orphans
+from trainer.blobs import Objects, StoreError, connect
+from trainer.checkpoint import Origin
+from trainer.contract import keys
+from trainer.contract.rendezvous import AttemptSpec, ExitCode, Final, Outcome, Sealed
+from trainer.ipc import RunFolder, WorkerJob, replace
+
+EXIT = {
+    Outcome.COMPLETED: ExitCode.COMPLETED,
+    Outcome.DRAINED: ExitCode.DRAINED,
+    Outcome.DEADMAN: ExitCode.DRAINED,
+    Outcome.USER_ERROR: ExitCode.USER_ERROR,
+    Outcome.DATA: ExitCode.DATA,
+    Outcome.OOM: ExitCode.OOM,
+    Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
+}
+ACTIVITY_S = 0.25
+
+
+class Agent:
+    """Runs one attempt; `echo` also hears every (redacted) log line."""
+
+    def __init__(self, env: Environment, echo: Callable[[str], None] | None = None) -> None:
+        self._env = env
+        self._objects = Objects(connect(env.blobs, env.store_options), env.installation)
+        self._state = AttemptState(env=env, run=RunFolder(root=env.workdir / "run"))
+        self._log = LogBuffer(Redactor({}), echo=echo)
+        self._beater = Beater(self._objects, self._state)
+        self._shipper = Shipper(self._objects, self._log, env, self._state)
+        self._sealed = Sealed()
+        self._grant_seq = -1
+
+    async def run(self) -> Outcome:
+        """Runs the attempt to its end, which is written to `final.json` and returned."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._state.end, Outcome.DRAINED, "asked by a signal")
+        adopt_orphans()
+        self._state.run.make()
+        code: int | None = None
+        async with background(self._beater.run(), self._shipper.run()):
+            try:
+                outcome, message, code = await self._attempt()
+            except Unusable as e:
+                outcome, message = e.outcome, str(e)
+            except StoreError as e:
+                outcome, message = Outcome.INFRASTRUCTURE, str(e)
+            finally:
+                kill_descendants()
+            return await self._finish(outcome, self._log.redact(message), code)
+
+    async def _attempt(self) -> tuple[Outcome, str, int | None]:
+        spec = await prepare.read_spec(self._objects, self._env.attempt)
+        self._state.spec, self._state.limits = spec, spec.limits
+        if await self._objects.read(keys.final(self._env.attempt)) is not None:
+            raise Unusable(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
+        await prepare.insist(self._renew, prepare.PATIENCE_S)
+        orders = Orders(self._objects, self._state, self._renew, self._say)
+        async with background(orders.run()):
+            return await (self._train(spec) if spec.train else self._script(spec))
+
+    async def _renew(self) -> None:
+        """Takes over a newer grant: credentials of the store, values of the secrets."""
+        got = await prepare.read_grant(self._objects, self._env)
+        if got is None or got[0].seq <= self._grant_seq:
+            return
+        self._grant_seq, self._sealed = got[0].seq, got[1]
+        missing = [s for s in (self._state.spec.secrets if self._state.spec else ()) if s not in self._sealed.secrets]
+        if missing:
+            raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
+        self._log.redact = self._beater.redact = Redactor(self._sealed.secrets)
+        if self._sealed.store_options:
+            options = {**self._env.store_options, **self._sealed.store_options}
+            self._objects.renew(connect(self._env.blobs, options))
+
+    async def _train(self, spec: AttemptSpec) -> tuple[Outcome, str, int]:
+        assert spec.train is not None
+        if spec.data is None:
+            raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
+        self._state.phase = "loading"
+        data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
+        origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
+        restored = await self._restore(spec, origin, self._env.workdir / "restore")
+        job = WorkerJob(
+            train=spec.train,
+            data=str(data),
+            data_format=spec.data.format,
+            number=spec.number,
+            save_every_s=spec.checkpoint.every_s,
+            restore=str(self._env.workdir / "restore") if restored else None,
+        )
+        replace(self._state.run.job, job.model_dump_json())
+        env = worker_defaults(child_environment(os.environ, spec.env, self._sealed.secrets))
+        child = await Child.start(worker_argv(spec.world, self._env, self._state.run), env, Path.cwd())
+        self._state.phase = None
+        async with self._saving(spec, origin) as saver:
+            code = await self._supervise(child, ask=self._state.run.drain.touch)
+        return await self._conclude(child, code, saver, script=False)
+
+    async def _script(self, spec: AttemptSpec) -> tuple[Outcome, str, int]:
+        assert spec.script is not None
+        self._state.phase = "loading"
+        code_folder, tree = self._env.workdir / f"code-{secrets.token_hex(4)}", self._env.workdir / "checkpoint"
+        if spec.code is not None:
+            archive = await prepare.fetch(self._objects, spec.code, self._env.workdir / "code.tar")
+            await asyncio.to_thread(prepare.unpack, archive, code_folder)
+        code_folder.mkdir(exist_ok=True)
+        extra = {**spec.env, "GPUBROKER_CHECKPOINT_DIR": str(tree)}
+        if spec.data is not None:
+            extra["GPUBROKER_DATA"] = str(await prepare.fetch(self._objects, spec.data, self._env.workdir / "data"))
+        origin = Origin(job=spec.job, attempt=spec.attempt, kind="script")
+        await self._restore(spec, origin, tree)
+        tree.mkdir(exist_ok=True)
+        every_s, step = spec.checkpoint.every_s, self._state.resumed_from or 0
+        snapshots = ScriptTree(tree, self._state.run, every_s=every_s, step=step, say=self._say)
+        env = child_environment(os.environ, extra, self._sealed.secrets)
+        child = await Child.start(spec.script.command, env, code_folder)
+        self._state.phase = "training"
+        async with self._saving(spec, origin) as saver, background(snapshots.run()):
+            code = await self._supervise(child, ask=child.terminate)
+        if not (child.stopped and self._state.ending and not self._state.ending.save):
+            await snapshots.snapshot(complete=code == 0 and self._state.ending is None)
+        return await self._conclude(child, code, saver, script=True)
+
+    async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path) -> bool:
+        found = await prepare.restore(self._objects, spec, origin, folder, self._say)
+        if found is not None:
+            self._state.resumed_from = found[1].step
+            self._say(f"resuming from step {found[1].step}: {found[0]}")
+        elif spec.resume_from:
+            self._say("no checkpoint could be used; starting from the beginning")
+        self._beater.now()
+        return found is not None
+
+    @contextlib.asynccontextmanager
+    async def _saving(self, spec: AttemptSpec, origin: Origin) -> AsyncIterator[Saver]:
+        """Uploads snapshots while the body runs; on node 0 only, which is the one that writes them."""
+        keep = spec.checkpoint.keep
+        saver = Saver(self._objects, self._state, origin, keep=keep, say=self._say, committed=self._beater.now)
+        async with background(saver.run()):
+            yield saver
+
+    async def _supervise(self, child: Child, ask: Callable[[], None]) -> int:
+        """Waits for the child's end; when the attempt is to end first, asks it to, and insists after `drain_s`."""
+        output = asyncio.ensure_future(child.pump(self._log.feed))
+        exited = asyncio.ensure_future(child.wait())
+        asked = asyncio.ensure_future(self._state.ending_asked.wait())
+        await asyncio.wait({exited, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not exited.done() and (ending := self._state.ending):
+            self._say(f"ending: {ending.reason}")
+            self._state.phase = "draining"
+            self._beater.now()
+            if ending.save:
+                ask()
+            while not exited.done() and self._state.drain_left_s > 0:
+                await asyncio.wait({exited}, timeout=min(ACTIVITY_S, self._state.drain_left_s))
+            if not exited.done():
+                self._say("the program did not end in time; it is killed")
+                child.kill()
+        asked.cancel()
+        code = await exited
+        kill_descendants()
+        await output
+        self._log.end()
+        return code
+
+    async def _conclude(self, child: Child, code: int, saver: Saver, *, script: bool) -> tuple[Outcome, str, int]:
+        ending = self._state.ending
+        outcome = child.outcome(code, script=script, drained=ending is not None)
+        if child.stopped and ending is not None:
+            outcome = Outcome.DRAINED
+        self._state.phase = "saving"
+        self._beater.now()
+        safe = await saver.flush() if ending is None or ending.save else True
+        if outcome is Outcome.COMPLETED:
+            if not safe:
+                return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
+            return outcome, "", code
+        if outcome is Outcome.DRAINED and ending is not None:
+            return ending.outcome, ending.reason, code
+        try:
+            reason = self._state.run.error.read_text().strip()
+        except OSError:
+            reason = ""
+        if not reason:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            reason = f"the {'program' if script else 'worker'} ended with {how}; its last log lines say more"
+        return outcome, reason, code
+
+    async def _finish(self, outcome: Outcome, message: str, code: int | None) -> Outcome:
+        """The last log lines, `final.json` (on node 0), the last beat."""
+        self._say(f"{outcome}: {message}" if message else str(outcome))
+        status = self._state.status()
+        final = Final(
+            attempt=self._env.attempt,
+            outcome=outcome,
+            message=message,
+            exit_code=code,
+            step=status.step,
+            total_steps=status.total_steps,
+            resumed_from=self._state.resumed_from,
+            checkpoint=self._state.checkpoint,
+            heldout_loss_before=status.heldout_loss_before,
+            heldout_loss_after=status.heldout_loss_after,
+            peak_memory_bytes=status.peak_memory_bytes,
+            tokens_per_s=status.tokens_per_s,
+        )
+        patience_s = max(30.0, self._state.drain_left_s)
+        try:
+            await prepare.insist(self._shipper.flush, patience_s)
+            if self._env.node == 0:
+                data = final.model_dump_json().encode()
+                await prepare.insist(lambda: self._objects.create(keys.final(self._env.attempt), data), patience_s)
+        except StoreError as e:
+            print(f"final.json cannot be written: {e}", file=sys.stderr)
+            return Outcome.INFRASTRUCTURE
+        self._state.phase, self._state.message = "done", message
+        await self._beater.once()
+        return outcome
+
+    def _say(self, line: str) -> None:
+        self._log.say(f"[agent] {line}")
+
+
+@contextlib.asynccontextmanager
+async def background(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs endless tasks beside the body. One that fails ends the body with its error."""
+    owner = asyncio.current_task()
+    assert owner is not None
+    failures: list[BaseException] = []
+
+    def watch(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failures.append(error)
+            owner.cancel()
+
+    tasks = [asyncio.ensure_future(c) for c in coroutines]
+    for task in tasks:
+        task.add_done_callback(watch)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if failures:
+            raise failures[0] from None
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main(env: Environment) -> int:
+    """Runs the agent; the exit code is the contract's."""
+    return int(EXIT[asyncio.run(Agent(env).run())])

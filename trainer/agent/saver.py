@@ -1,0 +1,94 @@
+"""Snapshots on this machine's disk become committed checkpoints; a store outage only makes them wait."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer import checkpoint
+from trainer.agent.state import AttemptState
+from trainer.blobs import Objects, StoreError
+from trainer.checkpoint import Origin
+from trainer.contract.rendezvous import CheckpointRef
+from trainer.ipc import INFO, SnapshotInfo
+
+LOOK_S = 0.2
+RETRY_S = 5.0
+
+
+class Saver:
+    """Uploads the newest whole snapshot; older ones that still wait are overtaken and removed."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        state: AttemptState,
+        origin: Origin,
+        *,
+        keep: int,
+        say: Callable[[str], None],
+        committed: Callable[[], None],
+    ) -> None:
+        self._objects, self._state, self._origin, self._keep = objects, state, origin, keep
+        self._say, self._committed = say, committed
+        self._busy = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Uploads whatever appears until cancelled."""
+        while True:
+            try:
+                await self.once()
+            except StoreError as e:
+                self._say(f"a checkpoint waits on disk: {e}")
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(LOOK_S)
+
+    async def flush(self) -> bool:
+        """Uploads what waits; False when time ran out, or the store stayed away too long."""
+        started = time.monotonic()
+        while left := self._patience(started):
+            try:
+                async with asyncio.timeout(left):
+                    await self.once()
+                return True
+            except (StoreError, TimeoutError) as e:
+                self._say(f"the last checkpoint waits on disk: {e or 'out of time'}")
+            await asyncio.sleep(min(1.0, max(0.0, self._patience(started))))
+        return not self._state.run.waiting()
+
+    def _patience(self, started: float) -> float:
+        silent_s = time.monotonic() - max(started, self._objects.answered_at)
+        return max(0.0, min(self._state.drain_left_s, self._state.limits.outage_s - silent_s))
+
+    async def once(self) -> None:
+        """Commits the newest snapshot, if any. Raises StoreError, and then the snapshot stays."""
+        async with self._busy:
+            waiting = self._state.run.waiting()
+            for older in waiting[:-1]:
+                await asyncio.to_thread(shutil.rmtree, older)
+            if waiting:
+                await self._commit(waiting[-1])
+
+    async def _commit(self, folder: Path) -> None:
+        info_path = folder.with_name(f".{folder.name}.{INFO}")
+        if (folder / INFO).exists():
+            (folder / INFO).replace(info_path)
+        info = SnapshotInfo.model_validate_json(info_path.read_bytes())
+        key, manifest = await checkpoint.commit(
+            self._objects, self._origin, folder, step=info.step, complete=info.complete, started=info.started
+        )
+        self._state.checkpoint = CheckpointRef(
+            manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4)
+        )
+        await asyncio.to_thread(shutil.rmtree, folder)
+        info_path.unlink()
+        self._say(
+            f"checkpoint of step {info.step} committed: {sum(f.bytes for f in manifest.files) / 1e6:.1f} MB "
+            f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
+        )
+        self._committed()
+        try:
+            await checkpoint.prune(self._objects, self._origin, keep=self._keep)
+        except StoreError as e:
+            self._say(f"old checkpoints stay for now: {e}")

@@ -1,0 +1,72 @@
+"""Snapshots of the folder that a script writes its checkpoints to, taken when the tree holds still."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.ipc import INFO, RunFolder, SnapshotInfo
+
+QUIET_S = 1.0
+
+Listing = dict[str, tuple[int, int]]
+
+
+def listing(tree: Path) -> Listing:
+    """Size and time of change of every file; a file that vanishes meanwhile is left out."""
+    found: Listing = {}
+    for path in tree.rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file() and not path.is_symlink():
+                stat = path.stat()
+                found[path.relative_to(tree).as_posix()] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+class ScriptTree:
+    """Watches one folder; every snapshot gets the next number as its step."""
+
+    def __init__(self, tree: Path, run: RunFolder, *, every_s: float, step: int, say: Callable[[str], None]) -> None:
+        self._tree, self._run, self._every_s, self.step = tree, run, every_s, step
+        self._say = say
+        self._saved: Listing = listing(tree)
+
+    async def run(self) -> None:
+        """Takes a snapshot at every interval, as soon as two looks agree, until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            seen = listing(self._tree)
+            while True:
+                await asyncio.sleep(QUIET_S)
+                if (now := listing(self._tree)) == seen and await self.snapshot(complete=False):
+                    break
+                seen = now
+
+    async def snapshot(self, *, complete: bool) -> bool:
+        """Copies the tree if it changed since the last time; False when it moved while it was copied."""
+        return await asyncio.to_thread(self._snapshot, complete)
+
+    def _snapshot(self, complete: bool) -> bool:
+        started = time.monotonic()
+        before = listing(self._tree)
+        if not before or (before == self._saved and not complete):
+            return True
+        name = f"{self.step + 1:010d}"
+        temporary = self._run.snapshots / f".{name}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            for file in before:
+                (temporary / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self._tree / file, temporary / file)
+        except FileNotFoundError:
+            return False
+        if listing(self._tree) != before:
+            return False
+        self.step += 1
+        info = SnapshotInfo(step=self.step, complete=complete, started=started, stall_s=0.0)
+        (temporary / INFO).write_text(info.model_dump_json())
+        temporary.rename(self._run.snapshots / name)
+        self._saved = before
+        return True

@@ -1,0 +1,86 @@
+"""What the agent's tasks share about one attempt."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from trainer.agent.environment import Environment
+from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase
+from trainer.ipc import RunFolder, Status
+
+
+@dataclass(kw_only=True)
+class Ending:
+    """Why the attempt is to end before its work is done."""
+
+    outcome: Outcome
+    reason: str
+    save: bool
+    """False: end at once, without a last checkpoint."""
+    asked_at: float
+
+
+@dataclass(kw_only=True)
+class AttemptState:
+    """Written by one task each, read by all; one event loop, so no locks."""
+
+    env: Environment
+    run: RunFolder
+    boot: str = field(default_factory=lambda: secrets.token_hex(4))
+    spec: AttemptSpec | None = None
+    limits: Limits = field(default_factory=Limits)
+    phase: Phase | None = "starting"
+    """The agent's own phase; None while the worker's counts."""
+    message: str = ""
+    resumed_from: int | None = None
+    checkpoint: CheckpointRef | None = None
+    ending: Ending | None = None
+    ending_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _status: Status = field(default_factory=Status)
+
+    def end(self, outcome: Outcome, reason: str, *, save: bool = True) -> None:
+        """Asks for the end. The first request counts; a later one may only withdraw the last checkpoint."""
+        if self.ending is None:
+            self.ending = Ending(outcome=outcome, reason=reason, save=save, asked_at=time.monotonic())
+        elif not save:
+            self.ending.save = False
+        self.ending_asked.set()
+
+    @property
+    def drain_left_s(self) -> float:
+        """Seconds until the end must be over; the store's patience while nobody asked for the end."""
+        if self.ending is None:
+            return self.limits.outage_s
+        return self.ending.asked_at + self.limits.drain_s - time.monotonic() if self.ending.save else 0.0
+
+    def status(self) -> Status:
+        """The worker's latest status; the last good one when it cannot be read."""
+        with contextlib.suppress(OSError, ValidationError):
+            self._status = Status.model_validate_json(self.run.status.read_bytes())
+        return self._status
+
+    def beat(self, seq: int, utilisation: float | None) -> Beat:
+        """The sign of life number `seq`."""
+        status = self.status()
+        return Beat(
+            attempt=self.env.attempt,
+            node=self.env.node,
+            boot=self.boot,
+            seq=seq,
+            phase=self.phase or status.phase,
+            message=self.message or status.message,
+            step=status.step,
+            total_steps=status.total_steps,
+            resumed_from=self.resumed_from,
+            loss=status.loss,
+            heldout_loss=status.heldout_loss,
+            tokens_per_s=status.tokens_per_s,
+            rows_per_s=status.rows_per_s,
+            peak_memory_bytes=status.peak_memory_bytes,
+            gpu_utilisation=utilisation,
+            checkpoint=self.checkpoint,
+        )

@@ -1,0 +1,38 @@
+"""Ties a process to its parent: when the parent dies, by SIGKILL too, the kernel kills this one.
+
+Run as a file, it ties itself and becomes the given program: `python tether.py PARENT_PID PROGRAM ARG...`.
+PR_SET_PDEATHSIG survives exec; a parent that died before the call is noticed by its id.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def tie(parent: int) -> None:
+    """Dies with `parent`, which must be this process's parent."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes processes that lose their parent below this one its own children, so that they can be ended."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+if __name__ == "__main__":
+    tie(int(sys.argv[1]))
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        print(f"cannot start {sys.argv[2]!r}: {error.strerror}; check script.command", file=sys.stderr)
+        sys.exit(64)

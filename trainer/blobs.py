@@ -1,0 +1,152 @@
+"""The blob store as the trainer uses it: whole objects by key below `<installation>/`, never a pickle."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import ObjectStore, from_url
+
+SMALL_TIMEOUT_S = 20.0
+LARGE_TIMEOUT_S = 3600.0
+CHUNK = 4 << 20
+
+
+class StoreError(Exception):
+    """The store did not do what was asked, and whether it will later is unknown."""
+
+
+class BadContent(Exception):
+    """An object is there, but its size or hash is not what was promised."""
+
+
+def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
+    """A store by URL (file, s3, gs, az, ...). Raises StoreError naming the URL when it cannot be made."""
+    retry: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=SMALL_TIMEOUT_S)}
+    try:
+        if url.startswith("file:"):
+            return from_url(url, mkdir=True)
+        return from_url(url, config=dict(options), retry_config=retry)  # type: ignore[call-overload, no-any-return]
+    except (BaseError, ValueError, OSError) as e:
+        raise StoreError(f"GPUBROKER_BLOBS {url!r}: {_line(e)}; give a URL such as s3://bucket/prefix") from None
+
+
+class Objects:
+    """Reads and writes below `<installation>/`, and remembers when the store last answered."""
+
+    def __init__(self, store: ObjectStore, installation: str) -> None:
+        self._store = store
+        self._prefix = f"{installation}/"
+        self.answered_at = time.monotonic()
+
+    def renew(self, store: ObjectStore) -> None:
+        """Uses `store` (the same place with renewed credentials) from the next call on."""
+        self._store = store
+
+    async def read(self, key: str) -> bytes | None:
+        """The object's content, None when there is none. Raises StoreError."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                got = await obstore.get_async(self._store, self._prefix + key)
+                data = bytes(await got.bytes_async())
+        except FileNotFoundError:
+            self._answered()
+            return None
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot read {key}: {_line(e)}") from None
+        self._answered()
+        return data
+
+    async def write(self, key: str, data: bytes) -> None:
+        """Puts the object, over an older one if there is one. Raises StoreError."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                await obstore.put_async(self._store, self._prefix + key, data)
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot write {key}: {_line(e)}") from None
+        self._answered()
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """Puts the object if it is absent. True when it now holds `data`, False when it holds something else.
+
+        A lost reply makes the second try find the first one's object, so content decides, not who was first.
+        """
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                await obstore.put_async(self._store, self._prefix + key, data, mode="create")
+        except AlreadyExistsError:
+            return await self.read(key) == data
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot create {key}: {_line(e)}") from None
+        self._answered()
+        return True
+
+    async def upload(self, key: str, path: Path) -> None:
+        """Puts a file, in parts when it is large. Raises StoreError."""
+        try:
+            async with asyncio.timeout(LARGE_TIMEOUT_S):
+                await obstore.put_async(self._store, self._prefix + key, path)
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot upload {key}: {_line(e)}") from None
+        self._answered()
+
+    async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
+        """Streams an object to a file. Raises BadContent (absent, torn, altered; nothing stays), StoreError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest, seen = hashlib.sha256(), 0
+        try:
+            async with asyncio.timeout(LARGE_TIMEOUT_S):
+                got = await obstore.get_async(self._store, self._prefix + key)
+                with path.open("wb") as file:
+                    async for piece in got.stream(min_chunk_size=CHUNK):
+                        seen += len(piece)
+                        if seen > size:
+                            break
+                        await asyncio.to_thread(digest.update, piece)
+                        file.write(piece)
+        except FileNotFoundError:
+            raise BadContent(f"{key} is absent") from None
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot download {key}: {_line(e)}") from None
+        self._answered()
+        if seen != size or digest.hexdigest() != sha256:
+            path.unlink()
+            raise BadContent(f"{key} is not the {size} bytes with sha256 {sha256[:12]}... that were promised")
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Every key below `prefix` (which ends in `/`), sorted. Raises StoreError."""
+        found: list[str] = []
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
+                async for batch in obstore.list(self._store, self._prefix + prefix):
+                    found += [meta["path"].removeprefix(self._prefix) for meta in batch]
+        except FileNotFoundError:
+            return []
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot list {prefix}: {_line(e)}") from None
+        self._answered()
+        return sorted(found)
+
+    async def delete(self, key: str) -> None:
+        """Removes an object; one that is already gone is fine. Raises StoreError."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                await obstore.delete_async(self._store, self._prefix + key)
+        except FileNotFoundError:
+            return
+        except (BaseError, OSError, TimeoutError) as e:
+            raise StoreError(f"cannot delete {key}: {_line(e)}") from None
+        self._answered()
+
+    def _answered(self) -> None:
+        self.answered_at = time.monotonic()
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error: obstore appends a debug dump of many lines."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

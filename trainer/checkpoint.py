@@ -1,0 +1,151 @@
+"""The checkpoint protocol of the blob store, the same for `train` and `script` jobs.
+
+Commit: every file first, then `manifest.json` with sizes and sha256, put only if absent: without one there is no
+checkpoint. Restore: the newest candidate whose every byte verifies. Prune: the manifest goes first, the newest
+`keep` stay, so the last good one is never the one deleted. A folder's nonce keeps it from ever being used twice.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import ValidationError
+
+from trainer.blobs import BadContent, Objects
+from trainer.contract import keys
+from trainer.contract.rendezvous import Manifest, ManifestFile
+
+PARALLEL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Whose checkpoints these are."""
+
+    job: str
+    attempt: str
+    kind: Literal["train", "script"]
+
+    @property
+    def folder(self) -> str:
+        """Where this attempt's checkpoints lie, with the closing slash."""
+        return f"{keys.checkpoints(self.job)}{self.attempt}/"
+
+
+async def commit(
+    objects: Objects, origin: Origin, folder: Path, *, step: int, complete: bool, started: float
+) -> tuple[str, Manifest]:
+    """Uploads every file of `folder` and commits it; returns the manifest's key and the manifest.
+
+    `started`: when the snapshot was taken (CLOCK_MONOTONIC, seconds). Raises StoreError; what was uploaded by then
+    stays uncommitted and is never used.
+    """
+    target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4))
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def send(path: Path) -> ManifestFile:
+        name = path.relative_to(folder).as_posix()
+        async with gate:
+            sha256 = await asyncio.to_thread(_sha256, path)
+            await objects.upload(target + name, path)
+        return ManifestFile(path=name, bytes=path.stat().st_size, sha256=sha256)
+
+    files = await asyncio.gather(*(send(p) for p in paths))
+    manifest = Manifest(
+        job=origin.job,
+        attempt=origin.attempt,
+        step=step,
+        kind=origin.kind,
+        files=tuple(files),
+        complete=complete,
+        save_s=round(time.monotonic() - started, 3),
+    )
+    key = target + keys.MANIFEST
+    if not await objects.create(key, manifest.model_dump_json().encode()):
+        raise BadContent(f"{key} was written by somebody else")
+    return key, manifest
+
+
+async def own(objects: Objects, origin: Origin) -> list[str]:
+    """Manifests that this attempt committed, newest first. Raises StoreError."""
+    found = await objects.keys(origin.folder)
+    return [k for k in reversed(found) if k.endswith(f"/{keys.MANIFEST}")]
+
+
+async def restore(
+    objects: Objects, candidates: Sequence[str], folder: Path, *, kind: str, tell: Callable[[str], None]
+) -> tuple[str, Manifest] | None:
+    """Fills `folder` with the first candidate that verifies, None when none does. Raises StoreError.
+
+    `tell` hears why a candidate was passed over.
+    """
+    for key in candidates:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            manifest = await _fetch(objects, key, folder, kind)
+        except BadContent as e:
+            tell(f"checkpoint {key} cannot be used: {e}; falling back to the one before it")
+            continue
+        return key, manifest
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifest:
+    data = await objects.read(key)
+    if data is None:
+        raise BadContent("its manifest is absent")
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError:
+        raise BadContent("its manifest cannot be read") from None
+    if manifest.kind != kind:
+        raise BadContent(f"it is a {manifest.kind} checkpoint, and this is a {kind} job")
+    source = key.removesuffix(keys.MANIFEST)
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def get(file: ManifestFile) -> None:
+        path = PurePosixPath(file.path)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise BadContent(f"it names the path {file.path!r}, which leaves the folder")
+        async with gate:
+            await objects.download(source + file.path, folder / path, size=file.bytes, sha256=file.sha256)
+
+    tasks = [asyncio.ensure_future(get(f)) for f in manifest.files]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return manifest
+
+
+async def prune(objects: Objects, origin: Origin, *, keep: int) -> None:
+    """Keeps the newest `keep` committed checkpoints of this attempt and removes older ones, torn ones too.
+
+    Raises StoreError; whatever is left then goes next time.
+    """
+    everything = await objects.keys(origin.folder)
+    manifests = [k for k in everything if k.endswith(f"/{keys.MANIFEST}")]
+    kept = {k.removesuffix(keys.MANIFEST) for k in manifests[-keep:]}
+    for key in manifests[:-keep]:
+        await objects.delete(key)
+    newest = max(kept, default="")
+    for key in everything:
+        parent = origin.folder + key.removeprefix(origin.folder).split("/", 1)[0] + "/"
+        if parent not in kept and parent < newest and key not in manifests:
+            await objects.delete(key)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,101 @@
+"""How agent and worker talk: small files in one folder, each replaced atomically. No torch in here.
+
+The worker's status goes up, the drain request comes down, and a snapshot is a folder that is renamed into place
+when it is whole; the agent uploads it and removes it.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.contract.base import Document
+from trainer.contract.rendezvous import Phase
+from trainer.contract.train import TrainConfig
+
+
+class WorkerJob(Document):
+    """What the worker is told at its start (`job.json`)."""
+
+    train: TrainConfig
+    data: str
+    """Path of the verified data file."""
+    data_format: str
+    number: int
+    """Number of the attempt, for the metrics."""
+    save_every_s: float
+    restore: str | None = None
+    """Folder of a verified checkpoint."""
+
+
+class Status(Document):
+    """The worker's progress (`status.json`); the fields are those of `Beat` and `Final`."""
+
+    phase: Phase = "loading"
+    message: str = ""
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    heldout_loss: float | None = None
+    heldout_loss_before: float | None = None
+    heldout_loss_after: float | None = None
+    tokens_per_s: float | None = None
+    rows_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+
+
+class SnapshotInfo(Document):
+    """`snapshot.json` of a snapshot folder; it stays on this machine."""
+
+    step: int
+    complete: bool = False
+    started: float
+    """CLOCK_MONOTONIC seconds, which all processes of a machine share."""
+    stall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """The folder that agent and worker share."""
+
+    root: Path
+
+    def make(self) -> None:
+        """Creates it empty."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.snapshots.mkdir(parents=True)
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def drain(self) -> Path:
+        return self.root / "drain"
+
+    @property
+    def error(self) -> Path:
+        """The worker's one-line reason for a non-zero exit."""
+        return self.root / "error"
+
+    def waiting(self) -> list[Path]:
+        """Whole snapshots, oldest first; those being written start with a dot."""
+        return sorted(p for p in self.snapshots.iterdir() if not p.name.startswith("."))
+
+
+INFO = "snapshot.json"
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file so that a reader sees the old or the new content, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

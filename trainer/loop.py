@@ -1,0 +1,312 @@
+"""The training loop: from a job to a tuned model, resumable at every micro-batch, bit by bit."""
+
+import contextlib
+import json
+import math
+import resource
+import shutil
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import broadcast, gather_object, set_seed
+
+from trainer import dataset, evaluate, model, order, schedule, snapshot
+from trainer.contract.train import LoraConfig
+from trainer.dataset import Example
+from trainer.faults import Drained, Fault
+from trainer.ipc import RunFolder, Status, WorkerJob, replace
+from trainer.snapshot import Progress, State
+
+RATE_STEPS = 20
+
+
+class Loop:
+    """One fine-tune on this process's device, in step with the other processes."""
+
+    def __init__(self, job: WorkerJob, run: RunFolder) -> None:
+        self._job, self._run, self._config = job, run, job.train
+        config = job.train
+        self._accelerator = accelerate.Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+        self._device = self._accelerator.device
+        self._precision = model.precision_of(config, self._device)
+        if self._precision != "fp32":
+            accelerate.state.AcceleratorState._reset_state()
+            self._accelerator = accelerate.Accelerator(mixed_precision=self._precision)
+        self._world, self._rank = self._accelerator.num_processes, self._accelerator.process_index
+        self._status = Status(phase="loading", message=f"loading {config.model}")
+        self._tell()
+        set_seed(config.seed)
+        base, self._tokenizer = model.load(config, self._precision)
+        examples, dropped = dataset.load(config, Path(job.data), job.data_format, self._tokenizer)
+        train, held = order.split(config.seed, len(examples), config.data.eval_share)
+        self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
+        self._pad = next((t for t in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id) if t is not None), 0)
+        self._total = schedule.total_steps(config, len(self._train))
+        self._micro = min(config.micro_batch, math.ceil(config.global_batch / self._world))
+        wrapped = model.wrap(base, config)
+        self._parameters = model.trainable(wrapped)
+        optimizer = model.optimizer_of(self._parameters, config.optim)
+        self._bare = wrapped.to(self._device)
+        self._model, self._optimizer = self._accelerator.prepare(self._bare, optimizer)
+        self._snapshots = snapshot.Snapshots(run)
+        self._metrics = run.root / "metrics.jsonl"
+        self._progress = Progress(world=self._world)
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
+        self._report_start(dropped)
+
+    def _report_start(self, dropped: int) -> None:
+        count = sum(p.numel() for p in self._parameters.values())
+        self._say(
+            f"{self._config.model}: {count:,} of {sum(p.numel() for p in self._bare.parameters()):,} weights are "
+            f"trained, {self._precision} on {self._world} x {self._device.type}; {len(self._train)} rows, "
+            f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
+        )
+        if dropped:
+            self._say(f"{dropped} rows dropped: no completion within max_length {self._config.max_length}")
+
+    def run(self) -> None:
+        """Trains to the end and leaves the complete snapshot. Raises Drained, after saving, when asked to stop."""
+        self._restore()
+        self._saved_at = time.monotonic()
+        try:
+            self._before()
+            self._bare.train()
+            while self._progress.step < self._total:
+                self._step()
+                self._after_step()
+            self._finish()
+        except Drained:
+            if self._progress.step or self._progress.micro:
+                self._set(phase="draining", message="saving before the end")
+                self._save()
+                self._snapshots.join()
+            raise
+
+    def _before(self) -> None:
+        """What is measured before the first step, once in the life of a job."""
+        if self._progress.step or self._progress.micro:
+            return
+        if self._held:
+            loss = self._evaluate()
+            self._progress = self._progress.model_copy(update={"heldout_loss_before": loss})
+            self._set(heldout_loss_before=loss)
+        if self._config.samples.prompts and not isinstance(self._config.method, LoraConfig):
+            written = evaluate.write_samples(self._bare, self._tokenizer, self._config, self._device)
+            self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
+
+    def _batches(self) -> tuple[list[list[Example]], int]:
+        """This process's micro-batches of the next step, and the tokens with loss in the whole step.
+
+        Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
+        """
+        config = self._config
+        rows = order.window(config.seed, self._progress.samples, config.global_batch, len(self._train))
+        micros = dataset.micro_batches([self._train[i] for i in rows], self._micro)
+        tokens = sum(e.targets for micro in micros for e in micro)
+        micros += [[] for _ in range(-len(micros) % self._world)]
+        return micros[self._rank :: self._world], tokens
+
+    def _step(self) -> None:
+        """One optimizer step; after a mid-step restore, what is left of it."""
+        started = time.monotonic()
+        batches, tokens = self._batches()
+        loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
+        for number in range(self._progress.micro, len(batches)):
+            last = number == len(batches) - 1
+            with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
+                part = self._forward(batches[number])
+                self._accelerator.backward(part * (self._world / tokens))
+            loss += part.detach()
+            if not last and self._world == 1 and self._run.drain.exists():
+                self._progress = self._progress.model_copy(update={"micro": number + 1, "micro_loss": float(loss)})
+                raise Drained
+        norm = self._accelerator.clip_grad_norm_(self._parameters.values(), self._config.optim.clip_norm)
+        rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._snapshots.before_update()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._world > 1:
+            loss = self._accelerator.reduce(loss, reduction="sum")
+        row = {"loss": float(loss) / tokens, "lr": rate, "grad_norm": float(norm)}
+        self._record(row, sum(len(e.ids) for b in batches for e in b) * self._world, time.monotonic() - started)
+
+    def _forward(self, batch: list[Example]) -> torch.Tensor:
+        if batch:
+            return evaluate.loss_sum(self._model, dataset.collate(batch, self._pad, self._device))
+        return evaluate.loss_sum(self._model, dataset.collate(self._train[:1], self._pad, self._device)) * 0.0
+
+    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
+        step = self._progress.step + 1
+        samples = self._progress.samples + self._config.global_batch
+        self._progress = self._progress.model_copy(
+            update={"step": step, "samples": samples, "micro": 0, "micro_loss": 0.0}
+        )
+        self._recent.append((seconds, tokens, self._config.global_batch))
+        spent = sum(s for s, _, _ in self._recent)
+        if self._accelerator.is_main_process:
+            whole = {"step": step, **row, "tokens": tokens, "seconds": round(seconds, 4), "attempt": self._job.number}
+            with self._metrics.open("a") as file:
+                file.write(json.dumps(whole) + "\n")
+        self._set(
+            phase="training",
+            message="",
+            loss=row["loss"],
+            tokens_per_s=sum(t for _, t, _ in self._recent) / spent,
+            rows_per_s=sum(r for _, _, r in self._recent) / spent,
+        )
+        self._say(
+            f"step {step}/{self._total}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
+            f"{self._status.tokens_per_s:.0f} tokens/s  {seconds:.2f} s"
+        )
+
+    def _after_step(self) -> None:
+        step = self._progress.step
+        drain, save = self._agree(
+            self._run.drain.exists(),
+            time.monotonic() - self._saved_at >= self._job.save_every_s and not self._snapshots.busy,
+        )
+        if drain:
+            raise Drained
+        every = self._config.eval_every_steps
+        if every and self._held and step % every == 0 and step < self._total:
+            self._evaluate()
+        if save and step < self._total:
+            self._saved_at = time.monotonic()
+            self._save()
+
+    def _agree(self, *facts: bool) -> tuple[bool, ...]:
+        """The first process decides, so that all leave the loop and save at the same step."""
+        if self._world == 1:
+            return facts
+        flags = broadcast(torch.tensor([int(f) for f in facts], device=self._device))
+        return tuple(bool(f) for f in flags.tolist())
+
+    def _evaluate(self) -> float:
+        self._set(phase="evaluating", message=f"loss on {len(self._held)} held-out rows")
+
+        def between() -> None:
+            if self._world == 1 and self._run.drain.exists():
+                raise Drained
+
+        loss = evaluate.heldout_loss(
+            self._bare, self._held, size=self._micro * 2, pad=self._pad, device=self._device, between=between
+        )
+        heldout = (*(h for h in self._progress.heldout if h[0] != self._progress.step), (self._progress.step, loss))
+        self._progress = self._progress.model_copy(update={"heldout": heldout})
+        self._set(heldout_loss=loss)
+        self._say(f"held-out loss after {self._progress.step} steps: {loss:.4f}")
+        return loss
+
+    def _finish(self) -> None:
+        after = self._evaluate() if self._held else None
+        self._set(phase="sampling", message="writing samples", heldout_loss_after=after)
+        samples = self._samples()
+        scores = {
+            "heldout_loss_before": self._progress.heldout_loss_before,
+            "heldout_loss_after": after,
+            "rows": len(self._held),
+            "history": [{"step": s, "loss": x} for s, x in self._progress.heldout],
+        }
+        self._set(phase="saving", message="saving the results")
+        folder = self._run.root / "artifacts"
+        if self._accelerator.is_main_process:
+            evaluate.write_artifacts(folder, self._bare, self._tokenizer, self._config, samples, scores)
+        self._save(artifacts=folder)
+        self._snapshots.join()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _samples(self) -> list[dict[str, str]]:
+        if not self._config.samples.prompts or not self._accelerator.is_main_process:
+            return []
+        write = (self._bare, self._tokenizer, self._config, self._device)
+        tuned = evaluate.write_samples(*write)
+        if self._progress.base_samples is not None:
+            base = list(self._progress.base_samples)
+        else:
+            with evaluate.without_adapter(self._bare):
+                base = evaluate.write_samples(*write)
+        prompts = self._config.samples.prompts
+        return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
+
+    def _save(self, artifacts: Path | None = None) -> None:
+        own = snapshot.random_state()
+        states = gather_object([own]) if self._world > 1 else [own]
+        if not self._accelerator.is_main_process:
+            return
+        plain, tensors = snapshot.split_random(states)
+        scaler = self._accelerator.scaler
+        progress = self._progress.model_copy(
+            update={"rng": plain, "scaler": scaler.state_dict() if scaler is not None else None}
+        )
+        optimizer = self._optimizer.optimizer
+        state = State(
+            progress=progress,
+            model={n: p.data for n, p in self._parameters.items()},
+            optimizer=snapshot.optimizer_tensors(optimizer, self._parameters),
+            rng=tensors,
+            gradients={n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {},
+        )
+        self._snapshots.begin(state, self._metrics, artifacts=artifacts)
+
+    def _restore(self) -> None:
+        """Puts back everything that the next step depends on; fresh seeds where there is nothing to put back."""
+        set_seed(self._config.seed + self._rank)
+        if self._job.restore is None:
+            self._metrics.touch()
+            return self._set(phase="evaluating", message="", total_steps=self._total)
+        folder = Path(self._job.restore)
+        try:
+            state = snapshot.load(folder)
+            self._put_back(state)
+            shutil.copyfile(folder / "metrics.jsonl", self._metrics)
+        except (OSError, KeyError, ValueError, RuntimeError) as e:
+            raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
+        shutil.rmtree(folder)
+        self._say(f"resumed at step {state.progress.step}")
+        return self._set(
+            phase="training",
+            message="",
+            total_steps=self._total,
+            heldout_loss_before=state.progress.heldout_loss_before,
+            heldout_loss=state.progress.heldout[-1][1] if state.progress.heldout else None,
+        )
+
+    def _put_back(self, state: State) -> None:
+        progress = state.progress
+        for name, parameter in self._parameters.items():
+            parameter.data.copy_(state.model[name])
+        snapshot.load_optimizer(self._optimizer.optimizer, self._parameters, state.optimizer)
+        if progress.micro and self._world == 1:
+            for name, gradient in state.gradients.items():
+                self._parameters[name].grad = gradient.to(self._device)
+        elif progress.micro:
+            progress = progress.model_copy(update={"micro": 0, "micro_loss": 0.0})
+        if progress.scaler is not None and self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(progress.scaler)
+        if self._rank < len(progress.rng):
+            snapshot.set_random_state(progress.rng[self._rank], state.rng, self._rank)
+        self._progress = progress.model_copy(update={"world": self._world, "rng": (), "scaler": None})
+
+    def _set(self, **changes: Any) -> None:
+        peak = (
+            torch.cuda.max_memory_reserved()
+            if self._device.type == "cuda"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )
+        changes |= {"step": self._progress.step, "peak_memory_bytes": peak}
+        self._status = self._status.model_copy(update=changes)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._accelerator.is_local_main_process:
+            replace(self._run.status, self._status.model_dump_json())
+
+    def _say(self, line: str) -> None:
+        if self._accelerator.is_main_process:
+            print(line, flush=True)

@@ -1,0 +1,96 @@
+"""The model to tune: loaded, wrapped, and its tensors named for the checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.contract.train import LoraConfig, OptimConfig, TrainConfig
+from trainer.faults import UserFault
+
+ATTENTION = frozenset(
+    {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"}
+)
+
+
+def precision_of(config: TrainConfig, device: torch.device) -> str:
+    """bf16, fp16 or fp32. On a CPU `auto` is fp32: few CPUs compute bf16 faster, and none here was measured to."""
+    if config.precision != "auto":
+        if config.precision == "fp16" and device.type == "cpu":
+            raise UserFault("train.precision: fp16 needs a GPU; use auto")
+        return config.precision
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+
+def load(config: TrainConfig, precision: str) -> tuple[Any, Any]:
+    """(model, tokenizer) from a Hub id or a folder; safetensors only. Raises UserFault.
+
+    A LoRA base is kept in the compute precision, since it takes no updates; full weights stay float32 and are
+    computed in it by autocast.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kept = torch.float32
+    if isinstance(config.method, LoraConfig):
+        kept = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model)
+        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=kept, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as e:
+        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        raise UserFault(
+            f"train.model: cannot load {config.model!r} ({reason}); give a causal-LM Hub id that this machine may "
+            "read, or a folder with config.json, safetensors and tokenizer files"
+        ) from None
+    model.config.use_cache = False
+    return model, tokenizer
+
+
+def wrap(model: Any, config: TrainConfig) -> Any:
+    """Adds the adapters of a LoRA, turns on gradient checkpointing."""
+    if isinstance(config.method, LoraConfig):
+        model = _with_adapters(model, config, config.method)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if isinstance(config.method, LoraConfig):
+            model.enable_input_require_grads()
+    return model
+
+
+def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig) -> Any:
+    import peft
+
+    targets: str | list[str] = "all-linear"
+    if method.targets == "attention":
+        names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+        targets = sorted(ATTENTION & names)
+        if not targets:
+            raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
+    lora = peft.LoraConfig(
+        r=method.r,
+        lora_alpha=method.alpha,
+        lora_dropout=method.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    wrapped = peft.get_peft_model(model, lora)
+    # A machine's path means nothing elsewhere: the artifact names the folder, or the Hub id as it is.
+    wrapped.peft_config["default"].base_model_name_or_path = (
+        Path(config.model).name if Path(config.model).is_dir() else config.model
+    )
+    return wrapped
+
+
+def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
+    """What a checkpoint holds, by name: the adapters of a LoRA, every weight (tied ones once) of a full fine-tune."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def optimizer_of(parameters: dict[str, torch.nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW (Loshchilov, Hutter 2019); vectors (norms, biases) are not decayed."""
+    groups = [
+        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    kept = [g for g in groups if g["params"]]
+    return torch.optim.AdamW(kept, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)

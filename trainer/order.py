@@ -1,0 +1,24 @@
+"""Which rows a step sees: a pure function of (seed, epoch), so the data cursor is one number of samples."""
+
+import numpy as np
+
+
+def epoch_order(seed: int, epoch: int, rows: int) -> list[int]:
+    """The permutation of `rows` row numbers in this epoch."""
+    return [int(i) for i in np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(rows)]
+
+
+def window(seed: int, start: int, count: int, rows: int) -> list[int]:
+    """Row numbers of samples `start`..`start + count` of the endless stream of epochs."""
+    taken: list[int] = []
+    while len(taken) < count:
+        epoch, offset = divmod(start + len(taken), rows)
+        taken += epoch_order(seed, epoch, rows)[offset : offset + count - len(taken)]
+    return taken
+
+
+def split(seed: int, rows: int, eval_share: float) -> tuple[list[int], list[int]]:
+    """(training, held-out) row numbers. A positive share holds out one row at least and leaves one for training."""
+    held = 0 if eval_share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * eval_share)))
+    order = epoch_order(seed, 2**32, rows)
+    return sorted(order[held:]), sorted(order[:held])

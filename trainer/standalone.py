@@ -1,0 +1,107 @@
+"""A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from trainer import checkpoint
+from trainer.agent.environment import Environment
+from trainer.agent.run import EXIT, Agent
+from trainer.blobs import Objects, connect
+from trainer.checkpoint import Origin
+from trainer.contract import keys
+from trainer.contract.data import DataError, format_of
+from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, World
+from trainer.contract.train import CheckpointConfig, TrainConfig
+
+ME = "standalone"
+RESULTS = ("adapter", "model", "metrics.jsonl", "samples.json", "eval.json")
+
+
+class BadConfig(ValueError):
+    """The configuration cannot be used; the message names the place and the fix."""
+
+
+def main(config: Path, output: Path, save_every_s: float) -> int:
+    """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code."""
+    try:
+        outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s))
+    except (BadConfig, DataError, OSError) as e:
+        print(f"{config}: {e}", file=sys.stderr)
+        return 64
+    return int(EXIT[outcome])
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Raises BadConfig naming the key."""
+    try:
+        return TrainConfig.model_validate(yaml.safe_load(path.read_text()))
+    except yaml.YAMLError as e:
+        raise BadConfig(" ".join(str(e).split())) from None
+    except ValidationError as e:
+        first: Any = e.errors()[0]
+        raise BadConfig(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from None
+
+
+async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: float) -> Outcome:
+    store = output / "store"
+    store.mkdir(parents=True, exist_ok=True)
+    objects = Objects(connect(store.as_uri(), {}), ME)
+    number = len([k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]) + 1
+    attempt = f"{ME}-{number:04d}"
+    spec = AttemptSpec(
+        installation=ME,
+        job=ME,
+        attempt=attempt,
+        number=number,
+        train=train,
+        data=await _put_data(objects, train, beside),
+        checkpoint=CheckpointConfig(every_s=save_every_s),
+        resume_from=await _candidates(objects),
+        world=World(gpus_per_node=gpus()),
+        limits=Limits(deadman_s=0),
+    )
+    await objects.create(keys.spec(attempt), spec.model_dump_json().encode())
+    env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
+    outcome = await Agent(env, echo=print).run()
+    if outcome is Outcome.COMPLETED:
+        _publish(store / ME, (await checkpoint.own(objects, Origin(job=ME, attempt=attempt, kind="train")))[0], output)
+    shutil.rmtree(output / "work", ignore_errors=True)
+    return outcome
+
+
+async def _put_data(objects: Objects, train: TrainConfig, beside: Path) -> DataFile:
+    """The data set's copy in the store; a relative path is relative to the configuration."""
+    data = (beside / train.data.path).read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = keys.job_data(ME, sha256)
+    await objects.create(key, data)
+    return DataFile(key=key, sha256=sha256, bytes=len(data), format=format_of(train.data.path, train.data.format))
+
+
+async def _candidates(objects: Objects) -> tuple[str, ...]:
+    found = await objects.keys(keys.checkpoints(ME))
+    return tuple(k for k in reversed(found) if k.endswith(f"/{keys.MANIFEST}"))
+
+
+def gpus() -> int:
+    """GPUs that the driver shows; torch is not asked, as this process never imports it."""
+    return len([p for p in Path("/dev").glob("nvidia[0-9]*") if os.access(p, os.R_OK)])
+
+
+def _publish(store: Path, manifest: str, output: Path) -> None:
+    """Copies the results out of the complete checkpoint."""
+    folder = (store / manifest).parent
+    for name in RESULTS:
+        source = folder / name
+        if source.is_dir():
+            shutil.copytree(source, output / name, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copyfile(source, output / name)
