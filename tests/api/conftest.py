@@ -1,0 +1,27 @@
+"""One application a test, over each store."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.ports import Store
+from broker.store.memory import MemoryStore
+from broker.store.postgres import PostgresStore
+from tests.api.harness import Running, memory_blobs, serving
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    if request.param == "memory":
+        made: Store = MemoryStore(SystemClock())
+    else:
+        made = await PostgresStore.connect(request.getfixturevalue("postgres_dsn"))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def api(store: Store) -> AsyncIterator[Running]:
+    async with serving(store, memory_blobs()) as running:
+        yield running

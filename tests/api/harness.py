@@ -1,0 +1,139 @@
+"""The real application on a real socket, over any store; the benchmarks start it the same way."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from broker.api.auth import Authenticator, hashed, mint
+from broker.api.http import build_app
+from broker.api.models import Scope
+from broker.api.service import Preflight, Service, Settings
+from broker.blobs import ObstoreBlobs
+from broker.clock import SystemClock
+from broker.domain.ids import Installation
+from broker.domain.instance import Caps
+from broker.domain.offer import GpuAsk, Offer
+from broker.ports import Blobs, Clock, Store, Token
+from broker.secrets import SecretBox
+from providers.sim_config import SimulatedConfig
+from providers.sim_market import offers
+from tests.api.stand_in import ContractPreflight
+from trainer.contract import keys
+from trainer.contract.rendezvous import Lease
+
+CSV = "word,definition\n" + "".join(f"word{i},what word {i} means to a cynic\n" for i in range(40))
+SEEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SETTINGS = Settings(upload_bytes=200_000, poll_s=0.02)
+
+
+@dataclass
+class FixedMarket:
+    """The simulated market's offers at one moment; a test may exchange them."""
+
+    items: Sequence[Offer] = field(default_factory=lambda: offers(SimulatedConfig(sold_out=0), GpuAsk(), SEEN, vcpus=2))
+
+    def offers(self) -> Sequence[Offer]:
+        return self.items
+
+    def caps(self) -> Mapping[str, Caps]:
+        return {"simulated": Caps(spot=True, trust="own", reaches_local_files=True, simulated=True)}
+
+
+def memory_blobs() -> ObstoreBlobs:
+    return ObstoreBlobs.open("memory://", Installation("test"))
+
+
+def spec(ref: str, **changes: Any) -> dict[str, Any]:
+    """A good spec as JSON, with `changes` to its top-level keys."""
+    good = {
+        "name": "cynic",
+        "cap_usd": "5.00",
+        "train": {
+            "model": "test/tiny",
+            "data": {"path": ref, "prompt": "Define {word}:", "completion": "{definition}"},
+        },
+    }
+    return good | changes
+
+
+@dataclass
+class Running:
+    """A served application."""
+
+    url: str
+    service: Service
+    http: aiohttp.ClientSession
+    market: FixedMarket
+    app: web.Application
+
+    async def token(self, owner: str, *scopes: Scope) -> dict[str, str]:
+        """Headers with a new token."""
+        token_id, text = mint(os.urandom)
+        row = Token(id=token_id, owner=owner, scopes=scopes or ("read", "submit"), created_at=SEEN)
+        await self.service.store.put_token(row, hashed(text))
+        return {"Authorization": f"Bearer {text}"}
+
+    async def upload(
+        self, headers: Mapping[str, str], data: bytes | str = CSV, name: str = "words.csv"
+    ) -> dict[str, Any]:
+        async with self.http.post(
+            f"{self.url}/v1/uploads",
+            params={"name": name},
+            data=data if isinstance(data, bytes) else data.encode(),
+            headers={**headers, "Content-Type": "application/octet-stream"},
+        ) as response:
+            assert response.status == 201, await response.text()
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def call(
+        self, method: str, path: str, headers: Mapping[str, str], status: int, **options: Any
+    ) -> dict[str, Any]:
+        """The JSON of an answer that must have this status."""
+        async with self.http.request(method, self.url + path, headers=headers, **options) as response:
+            text = await response.text()
+            assert response.status == status, f"{method} {path}: {response.status} {text}"
+            answer: dict[str, Any] = await response.json(content_type=None) if text else {}
+            return answer
+
+
+@asynccontextmanager
+async def serving(
+    store: Store,
+    blobs: Blobs,
+    *,
+    preflight: Preflight | None = None,
+    clock: Clock | None = None,
+    settings: Settings = SETTINGS,
+    port: int = 0,
+) -> AsyncIterator[Running]:
+    clock = clock or SystemClock()
+    market = FixedMarket()
+    service = Service(
+        store=store,
+        blobs=blobs,
+        market=market,
+        preflight=preflight or ContractPreflight(),
+        box=SecretBox(b"test-only master key, 32 bytes !"),
+        clock=clock,
+        entropy=os.urandom,
+        settings=settings,
+    )
+    await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1).model_dump_json().encode())
+    app = build_app(service, Authenticator(store, clock), version="0.0.0")
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port)
+    await site.start()
+    address = runner.addresses[0]
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+            yield Running(f"http://127.0.0.1:{address[1]}", service, http, market, app)
+    finally:
+        await runner.cleanup()
