@@ -67,10 +67,7 @@ class Content:
             if not tarfile.is_tarfile(BytesIO(data)):
                 raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
             return None
-        try:
-            return {**self._service.preflight.summarise(data, fmt), "format": fmt}
-        except DataError as error:
-            raise InvalidInput(Problem(field="body", message=str(error))) from None
+        return {**self._service.preflight.summarise(data, fmt), "format": fmt}
 
     # ------------------------------------------------------------------------------------------------------- artifacts
 

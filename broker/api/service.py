@@ -63,7 +63,7 @@ class Preflight(Protocol):
     """The checks before a cent is spent."""
 
     def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
-        """One pass over a data set, as JSON. Raises DataError, InvalidInput."""
+        """One pass over a data set, as JSON. Raises InvalidInput."""
         ...
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:

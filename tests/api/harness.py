@@ -13,8 +13,9 @@ from aiohttp import web
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.models import Scope
-from broker.api.service import Preflight, Service, Settings
+from broker.api.service import Service, Settings
 from broker.blobs import ObstoreBlobs
+from broker.checks import Checks
 from broker.clock import SystemClock
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
@@ -23,11 +24,11 @@ from broker.ports import Blobs, Clock, Store, Token
 from broker.secrets import SecretBox
 from providers.sim_config import SimulatedConfig
 from providers.sim_market import offers
-from tests.api.stand_in import ContractPreflight
 from trainer.contract import keys
 from trainer.contract.rendezvous import Lease
 
 CSV = "word,definition\n" + "".join(f"word{i},what word {i} means to a cynic\n" for i in range(40))
+MODEL = "HuggingFaceTB/SmolLM2-135M"
 SEEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SETTINGS = Settings(upload_bytes=200_000, poll_s=0.02)
 
@@ -36,7 +37,7 @@ SETTINGS = Settings(upload_bytes=200_000, poll_s=0.02)
 class FixedMarket:
     """The simulated market's offers at one moment; a test may exchange them."""
 
-    items: Sequence[Offer] = field(default_factory=lambda: offers(SimulatedConfig(sold_out=0), GpuAsk(), SEEN, vcpus=2))
+    items: Sequence[Offer] = field(default_factory=lambda: offers(SimulatedConfig(sold_out=0), GpuAsk(), SEEN, cores=2))
 
     def offers(self) -> Sequence[Offer]:
         return self.items
@@ -55,7 +56,7 @@ def spec(ref: str, **changes: Any) -> dict[str, Any]:
         "name": "cynic",
         "cap_usd": "5.00",
         "train": {
-            "model": "test/tiny",
+            "model": MODEL,
             "data": {"path": ref, "prompt": "Define {word}:", "completion": "{definition}"},
         },
     }
@@ -108,7 +109,6 @@ async def serving(
     store: Store,
     blobs: Blobs,
     *,
-    preflight: Preflight | None = None,
     clock: Clock | None = None,
     settings: Settings = SETTINGS,
     port: int = 0,
@@ -119,7 +119,7 @@ async def serving(
         store=store,
         blobs=blobs,
         market=market,
-        preflight=preflight or ContractPreflight(),
+        preflight=Checks(None, clock),
         box=SecretBox(b"test-only master key, 32 bytes !"),
         clock=clock,
         entropy=os.urandom,
