@@ -19,6 +19,8 @@ CPU_CONTEXT = GIB
 """Python with torch, transformers and peft, resident."""
 MEASURED = frozenset({"llama", "mistral"})
 """Families whose measured peaks the form was compared with."""
+QK_NORMED = frozenset({"qwen3"})
+"""Families that normalise queries and keys, and keep both for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +64,19 @@ def _bytes_of(precision: str, bf16: bool) -> _Bytes:
     return _Bytes(weight=4, compute=4, autocast=False)
 
 
-def _layer_activations(workload: Workload, shape: ModelShape, compute: int) -> int:
-    """Bytes per token that one layer keeps for its backward pass."""
+def layer_activations(workload: Workload, shape: ModelShape, *, compute: int, gpu: bool) -> int:
+    """Bytes per token that one layer keeps for its backward pass; `compute`: bytes of an element."""
     h, i, q, kv = shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     base = 16 * h + 4 * q + 4 * kv + 8 * i
+    if shape.family in QK_NORMED:
+        base += 6 * (q + kv)
     adapters = 0
     if workload.method == "lora":
         # Frozen layers keep neither their inputs (2h + 2h + 2i) nor the norms' (4h); each adapter keeps its
-        # dropped-out fp32 input with a byte of mask per element, and its r outputs.
+        # dropped-out fp32 input with its mask (bool on CUDA, fp32 on a CPU), and its r outputs.
         base -= 8 * h + 2 * i
         linears = 4 + ((3 if shape.gated_mlp else 2) if workload.lora_targets == "all-linear" else 0)
-        adapters = 5 * target_inputs(shape, workload.lora_targets) + 4 * workload.lora_r * linears
+        adapters = (4 + (1 if gpu else 4)) * target_inputs(shape, workload.lora_targets) + 4 * workload.lora_r * linears
     return base * compute // 2 + adapters + 4 * shape.heads
 
 
@@ -102,7 +106,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool) -> MemoryNeed | None:
     weights = shape.parameters * size.weight + (trained * 4 if lora else 0)
     gradients, optimizer = trained * state, 2 * trained * state
     tokens = workload.micro_batch * workload.sequence
-    layer = tokens * _layer_activations(workload, shape, size.compute)
+    layer = tokens * layer_activations(workload, shape, compute=size.compute, gpu=gpu)
     one_input = tokens * shape.hidden * size.compute
     held = shape.layers * (one_input if workload.gradient_checkpointing else layer)
     casts = shape.parameters * 2 if size.autocast else 0

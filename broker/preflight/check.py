@@ -1,0 +1,39 @@
+"""Everything that can be checked for nothing, in one call."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from broker.decide.workload import workload
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.offer import ModelShape, Workload
+from broker.domain.spec import JobSpec
+from broker.preflight.data import DataReport, DataSummary, check, rows_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """The job as the estimators see it, and what people are shown of their data; `report` is None for a script."""
+
+    workload: Workload
+    report: DataReport | None
+
+
+async def preflight(
+    spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[str], Awaitable[ModelShape]]
+) -> Preflight:
+    """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the model.
+
+    Raises InvalidInput. The data set is looked at first, since the model may need the network.
+    """
+    train = spec.train
+    if train is None:
+        return Preflight(workload=workload(spec, None, None), report=None)
+    if summary is None:
+        raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
+    report = check(train, summary)
+    shape = await resolve(train.model)
+    work = workload(spec, shape, rows_of(train, summary))
+    if shape.max_positions is not None and work.sequence > shape.max_positions:
+        message = f"rows reach {work.sequence} tokens, {shape.name} has {shape.max_positions} positions; lower it"
+        raise InvalidInput(Problem(field="train.max_length", message=message))
+    return Preflight(workload=work, report=report)

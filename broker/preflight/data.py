@@ -1,0 +1,241 @@
+"""A data set in numbers: one pass when it is uploaded, then every check of a spec against it without the rows."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from broker.decide.workload import Rows, held_out
+from broker.domain.errors import InvalidInput, Problem
+from trainer.contract.base import Document
+from trainer.contract.data import DataError, read_rows, template_columns
+from trainer.contract.train import DataFormat, TrainConfig
+
+BYTES_PER_TOKEN = 3.6
+"""UTF-8 bytes per token of prose, an estimate; it stands for characters in ASCII text and holds roughly elsewhere."""
+DENSE_BYTES_PER_TOKEN = 2.4
+"""For the longest row, which decides whether it fits: names, numbers and code take more tokens."""
+EXAMPLE_CELL = 400
+
+
+class ColumnSummary(Document):
+    """One column; lengths are UTF-8 bytes of the cell as a template renders it."""
+
+    mean: float
+    percentiles: tuple[int, ...]
+    """Lengths at 0 %, 1 %, ... 100 % of the rows."""
+    empty: int
+    """Cells without a visible character."""
+    first_null: int | None = None
+    """Number of the first row (from 1) whose cell is null or missing."""
+    example: str = ""
+
+    @property
+    def p99(self) -> int:
+        return self.percentiles[99]
+
+    @property
+    def longest(self) -> int:
+        return self.percentiles[100]
+
+
+class DataSummary(Document):
+    """What is kept of a data set beside the file itself; JSON by `model_dump_json`."""
+
+    rows: int
+    bytes: int
+    duplicates: int
+    """Rows that equal an earlier one."""
+    columns: dict[str, ColumnSummary]
+    """In the file's order; a column that only some rows have is among them."""
+
+
+class DataReport(Document):
+    """For people, before they buy. Token figures are estimates: bytes / 3.6."""
+
+    rows: int
+    train_rows: int
+    heldout_rows: int
+    duplicates: int
+    tokens_mean: float
+    tokens_p99: float
+    tokens_total: float
+    """One epoch."""
+    truncated_share: float = Field(ge=0, le=1)
+    """Share of rows that `max_length` cuts."""
+    example_prompt: str
+    example_completion: str
+    warnings: tuple[str, ...] = ()
+
+
+class _Column:
+    """Running statistics of one column: lengths counted by value, so memory is bounded by the distinct lengths."""
+
+    def __init__(self) -> None:
+        self.lengths: Counter[int] = Counter()
+        self.empty = 0
+        self.first_null: int | None = None
+        self.example = ""
+
+    def add(self, value: Any, number: int) -> None:
+        text = "" if value is None else str(value)
+        if value is None and self.first_null is None:
+            self.first_null = number
+        self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
+        if not text.strip():
+            self.empty += 1
+        elif not self.example:
+            self.example = text[:EXAMPLE_CELL]
+
+    def summary(self, rows: int) -> ColumnSummary:
+        seen = self.lengths.total()
+        if seen < rows and self.first_null is None:
+            self.first_null = seen + 1
+        self.lengths[0] += rows - seen
+        mean = sum(length * count for length, count in self.lengths.items()) / rows
+        return ColumnSummary(
+            mean=mean,
+            percentiles=_percentiles(self.lengths, rows),
+            empty=self.empty + rows - seen,
+            first_null=self.first_null,
+            example=self.example,
+        )
+
+
+def _percentiles(lengths: Counter[int], rows: int) -> tuple[int, ...]:
+    """Nearest-rank percentiles 0..100."""
+    found: list[int] = []
+    below = 0
+    for length in sorted(lengths):
+        below += lengths[length]
+        while len(found) <= 100 and max(1, math.ceil(len(found) / 100 * rows)) <= below:
+            found.append(length)
+    return tuple(found)
+
+
+def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
+    """One pass over a whole file. Raises InvalidInput naming the line that cannot be read."""
+    columns: dict[str, _Column] = {}
+    seen: set[int] = set()
+    rows = 0
+    try:
+        for rows, row in enumerate(read_rows(data, fmt), 1):
+            seen.add(hash(tuple((name, str(value)) for name, value in row.items())))
+            for name, value in row.items():
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = _Column()
+                    if rows > 1:
+                        column.first_null = 1
+                column.add(value, rows)
+    except DataError as e:
+        raise _at("data", str(e)) from None
+    if not rows:
+        raise _at("data", "data: the file has a header or an empty list but no row; give at least one row")
+    return DataSummary(
+        rows=rows,
+        bytes=len(data),
+        duplicates=rows - len(seen),
+        columns={name: column.summary(rows) for name, column in columns.items()},
+    )
+
+
+def _at(field: str, message: str) -> InvalidInput:
+    return InvalidInput(Problem(field=f"train.{field}", message=message.removeprefix(f"{field}: ")))
+
+
+def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
+    """(columns, bytes of literal text). Raises InvalidInput for a template that this data set cannot fill."""
+    try:
+        names = template_columns(template, field)
+    except DataError as e:
+        raise _at(field, str(e)) from None
+    for name in names:
+        column = summary.columns.get(name)
+        if column is None:
+            raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
+        if column.first_null is not None:
+            raise _at(field, f"column {name!r} is null or missing in row {column.first_null}; fill it or drop the row")
+    return names, len(_render(template, dict.fromkeys(names, "")).encode())
+
+
+def _render(template: str, cells: dict[str, str]) -> str:
+    return template.format_map(cells)
+
+
+def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
+    """(training, held-out) rows. Raises InvalidInput when one optimizer step would see rows twice."""
+    held = held_out(rows, train.data.eval_share)
+    if rows - held < train.global_batch:
+        raise _at(
+            "global_batch",
+            f"{rows - held} rows to train on ({rows} less {held} held out) are fewer than global_batch "
+            f"{train.global_batch}; lower it, or give more rows",
+        )
+    return rows - held, held
+
+
+def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[int]:
+    """Percentiles of a row's bytes; columns are added rank by rank, so the long tail is not underestimated."""
+    return [literal + sum(summary.columns[n].percentiles[rank] for n in names) for rank in range(101)]
+
+
+def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
+    """What the estimators need. Raises InvalidInput as `check`."""
+    names, literal = _all_columns(train, summary)
+    mean = literal + sum(summary.columns[n].mean for n in names)
+    longest = _lengths(summary, names, literal)[100]
+    return Rows(
+        count=summary.rows,
+        tokens_mean=max(1.0, mean / BYTES_PER_TOKEN),
+        tokens_longest=max(1, math.ceil(longest / DENSE_BYTES_PER_TOKEN)),
+    )
+
+
+def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, ...], int]:
+    prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
+    completion, completion_literal = _template("data.completion", train.data.completion, summary)
+    blank = not _render(train.data.completion, dict.fromkeys(completion, "")).strip()
+    if blank and all(summary.columns[n].empty == summary.rows for n in completion):
+        raise _at("data.completion", "is empty in every row, so there is nothing to learn; name a column with text")
+    return prompt + completion, prompt_literal + completion_literal
+
+
+def check(train: TrainConfig, summary: DataSummary) -> DataReport:
+    """A spec against a data set. Raises InvalidInput naming the field and the fix."""
+    names, literal = _all_columns(train, summary)
+    train_rows, held = _split(train, summary.rows)
+    lengths = _lengths(summary, names, literal)
+    limit = train.max_length * BYTES_PER_TOKEN
+    tokens_mean = (literal + sum(summary.columns[n].mean for n in names)) / BYTES_PER_TOKEN
+    cells = {n: summary.columns[n].example for n in names}
+    truncated = sum(length > limit for length in lengths[1:]) / 100
+    return DataReport(
+        rows=summary.rows,
+        train_rows=train_rows,
+        heldout_rows=held,
+        duplicates=summary.duplicates,
+        tokens_mean=tokens_mean,
+        tokens_p99=lengths[99] / BYTES_PER_TOKEN,
+        tokens_total=tokens_mean * summary.rows,
+        truncated_share=truncated,
+        example_prompt=_render(train.data.prompt, cells),
+        example_completion=_render(train.data.completion, cells),
+        warnings=_warnings(train, summary, truncated, held),
+    )
+
+
+def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: int) -> tuple[str, ...]:
+    found = []
+    if truncated >= 0.01:
+        found.append(f"about {truncated:.0%} of the rows are longer than max_length {train.max_length} and will be cut")
+    if summary.duplicates:
+        found.append(f"{summary.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
+    for name in template_columns(train.data.completion, "data.completion"):
+        if summary.columns[name].empty:
+            found.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
+    if not held:
+        found.append("no row is held out, so the end cannot say whether the model got better")
+    return tuple(found)

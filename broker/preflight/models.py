@@ -1,0 +1,190 @@
+"""A model's shape from its config: a folder of this machine, the bundled catalogue, or the Hub. No weight is read."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.domain.offer import ModelShape
+
+ALIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3"})
+"""Families whose layers are those that the closed form of memory describes."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+MAX_CONFIG_BYTES = 1_000_000
+
+
+class HubUnreachable(GpubrokerError):
+    """No answer from the Hub, so nothing is known about the model."""
+
+
+def _invalid(message: str) -> InvalidInput:
+    return InvalidInput(Problem(field="train.model", message=message))
+
+
+class HubClient:
+    """Reads `config.json` of models from a Hub; answers are kept for the life of the client.
+
+    `endpoint`: as HF_ENDPOINT, without a trailing slash. `token`: for private and gated models.
+    """
+
+    def __init__(
+        self, *, endpoint: str = "https://huggingface.co", token: str | None = None, timeout_s: float = 10.0
+    ) -> None:
+        self._endpoint = endpoint.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._known: dict[str, dict[str, Any]] = {}
+
+    async def config(self, model: str) -> dict[str, Any]:
+        """The config of `owner/name`. Raises InvalidInput when the Hub refuses, HubUnreachable when it is silent."""
+        if model not in self._known:
+            self._known[model] = self._parsed(model, *await self._get(model))
+        return self._known[model]
+
+    async def _get(self, model: str) -> tuple[int, bytes]:
+        url = f"{self._endpoint}/{model}/resolve/main/config.json"
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=self._timeout, trust_env=True) as session,
+                session.get(url, headers=self._headers) as answer,
+            ):
+                return answer.status, await answer.content.read(MAX_CONFIG_BYTES)
+        except (aiohttp.ClientError, TimeoutError) as e:
+            raise HubUnreachable(f"no answer from {self._endpoint} ({type(e).__name__})") from None
+
+    def _parsed(self, model: str, status: int, body: bytes) -> dict[str, Any]:
+        match status:
+            case 200:
+                return parse(body, model)
+            case 401 | 403:
+                raise _invalid(
+                    f"{model!r} is gated or private, or does not exist: check the name, accept its licence at "
+                    f"{self._endpoint}/{model}, and give the broker a token in HF_TOKEN"
+                )
+            case 404:
+                raise _invalid(f"the Hub has no {model!r} with a config.json; check the owner and the name")
+        raise HubUnreachable(f"{self._endpoint} answered {status}")
+
+
+def parse(body: bytes, where: str) -> dict[str, Any]:
+    """A config's JSON object. Raises InvalidInput."""
+    try:
+        config = json.loads(body)
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise _invalid(f"config.json of {where!r} is not a JSON object; is this a transformers model?")
+    return config
+
+
+def _int(config: Mapping[str, Any], name: str, *keys: str) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    raise _invalid(f"config.json of {name!r} has no positive {keys[0]}; only decoder-only transformers can be trained")
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder."""
+    config = config.get("text_config") or config
+    if config.get("is_encoder_decoder"):
+        raise _invalid(f"{name!r} is an encoder-decoder; only decoder-only language models can be trained")
+    if any(config.get(k) for k in ("num_local_experts", "num_experts", "n_routed_experts")):
+        raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
+    if config.get("quantization_config"):
+        raise _invalid(f"{name!r} is quantised; give the model that it was made from")
+    family = str(config.get("model_type", ""))
+    hidden = _int(config, name, "hidden_size", "n_embd")
+    heads = _int(config, name, "num_attention_heads", "n_head")
+    gpt2 = family == "gpt2"
+    head_dim = config.get("head_dim") or hidden // heads
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    shape = ModelShape(
+        name=name,
+        family=family,
+        layers=_int(config, name, "num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        intermediate=4 * hidden if gpt2 else _int(config, name, "intermediate_size"),
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        vocabulary=_int(config, name, "vocab_size"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", gpt2 or family.startswith("gemma"))),
+        parameters=0,
+        known=family in ALIKE,
+        max_positions=positions if isinstance(positions, int) else None,
+        gated_mlp=not gpt2,
+    )
+    return _with_parameters(shape)
+
+
+def _with_parameters(s: ModelShape) -> ModelShape:
+    """Counts parameters: attention h q + 2 h kv + q h, MLP 2 or 3 h i, norms, biases, embeddings."""
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    layer = 2 * s.hidden * (q + kv) + (3 if s.gated_mlp else 2) * s.hidden * s.intermediate + 2 * s.hidden
+    total = s.vocabulary * s.hidden * (1 if s.tied_embeddings else 2) + s.hidden
+    match s.family:
+        case "qwen2":
+            layer += q + 2 * kv
+        case "qwen3":
+            layer += 2 * s.head_dim
+        case "gemma2":
+            layer += 2 * s.hidden
+        case "gemma3_text":
+            layer += 2 * s.hidden + 2 * s.head_dim
+        case "gpt2":  # biases of every linear and norm, learned positions
+            layer += q + 2 * kv + s.hidden + s.intermediate + s.hidden + 2 * s.hidden
+            total += s.hidden * (1 + (s.max_positions or 0))
+    return replace(s, parameters=total + s.layers * layer)
+
+
+@cache
+def catalogue() -> Mapping[str, Mapping[str, Any]]:
+    """Published configs of popular decoders by Hub id, with their published parameter counts."""
+    entries: dict[str, dict[str, Any]] = json.loads((files(__package__) / "catalogue.json").read_text())
+    return {name: entries[entry.get("same_as", name)] for name, entry in entries.items()}
+
+
+def _folder(path: Path) -> ModelShape:
+    missing = [p for p in ("config.json", "*.safetensors", "tokenizer*") if not any(path.glob(p))]
+    if missing:
+        raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
+    return shape_of(path.name, parse((path / "config.json").read_bytes(), str(path)))
+
+
+def is_folder(model: str) -> bool:
+    """Whether `model` names a folder of this machine rather than a Hub id."""
+    return model.startswith(("/", "./", "../", "~")) or Path(model).is_dir()
+
+
+async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
+    """The shape of a folder or a Hub id. `hub` None: only folders and the catalogue. Raises InvalidInput.
+
+    The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
+    """
+    if is_folder(model):
+        path = Path(model).expanduser()
+        if not path.is_dir():
+            raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
+        return _folder(path)
+    if not HUB_ID.fullmatch(model):
+        raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
+    entry = catalogue().get(model)
+    if entry is not None and (hub is None or not entry["gated"]):
+        return shape_of(model, entry["config"])
+    if hub is None:
+        raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
+    try:
+        return shape_of(model, await hub.config(model))
+    except HubUnreachable as e:
+        if entry is not None:
+            return shape_of(model, entry["config"])
+        raise _invalid(f"cannot look up {model!r}: {e}; try again, or give a folder") from None
