@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,24 +18,27 @@ def born_into(root: Path) -> set[str]:
     return {folder.name for _, folder in _marked() if folder.parent == root}
 
 
-def kill_all(folder: Path) -> tuple[int, int]:
-    """SIGKILLs every process of the instance until none is left: (how many there were, how many do not die).
+def kill_all(folder: Path, held: Callable[[], bool]) -> tuple[int, bool]:
+    """SIGKILLs every process of the instance until none is left: (how many there were, whether that succeeded).
 
     Its own are those that carry the mark, those of a marked process's session, and all their descendants, so that
-    a program which clears its environment is found as well.
+    a program which clears its environment is found as well. `held`: whether the machine's lock is; a hypervisor has
+    that before its environment can be read.
     """
     deadline = time.monotonic() + _PATIENCE_S
     killed: set[psutil.Process] = set()
     sessions: set[int] = set()
-    while victims := _victims(folder, sessions):
+    while (victims := _victims(folder, sessions)) or held():
         if time.monotonic() > deadline:
-            return len(killed), len(victims)
+            return len(killed), False
         for process in victims:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         killed |= victims
         psutil.wait_procs(list(victims), timeout=0.05)
-    return len(killed), 0
+        if not victims:
+            time.sleep(0.005)
+    return len(killed), True
 
 
 def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:

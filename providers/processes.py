@@ -143,11 +143,11 @@ class RealBody:
         with suppress(FileNotFoundError):
             os.rename(folder, doomed)
             existed = True
-        found, left = kill_all(folder)
+        found, clean = kill_all(folder, lambda: _locked(doomed))
         self._reap()
+        if not clean:
+            raise OutcomeUnknown(f"{name}: its processes do not die; look for them with `ps eww | grep {name}`")
         shutil.rmtree(doomed, ignore_errors=True)
-        if left:
-            raise OutcomeUnknown(f"{name}: {left} processes do not die; look for them with `ps eww | grep {name}`")
         if not existed and not found:
             raise Gone(f"{name} is absent")
 

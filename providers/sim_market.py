@@ -30,6 +30,7 @@ class Row:
     on_demand: str
     spot: float | None = None
     hazard: float = 0.0
+    vcpus: int = 16
     ram_gib: int = 96
     quantum_s: int = 1
 
@@ -44,29 +45,29 @@ ROWS = (
     Row(cloud="runpod", regions=("eu-ro-1",), instance_type="1x-rtx4090", accelerator="rtx4090",
         gpus=1, gpu_gb=24.0, on_demand="0.69", spot=0.29, hazard=0.15),
     Row(cloud="lambda", regions=("us-west-1", "us-south-2"), instance_type="gpu_1x_h100_sxm5", accelerator="h100-sxm",
-        gpus=1, gpu_gb=85.9, on_demand="3.29", ram_gib=225, quantum_s=60),
+        gpus=1, gpu_gb=85.9, on_demand="3.29", vcpus=26, ram_gib=225, quantum_s=60),
     Row(cloud="lambda", regions=("us-west-1",), instance_type="gpu_1x_a100", accelerator="a100-40gb",
-        gpus=1, gpu_gb=42.9, on_demand="1.29", ram_gib=200, quantum_s=60),
+        gpus=1, gpu_gb=42.9, on_demand="1.29", vcpus=30, ram_gib=200, quantum_s=60),
     Row(cloud="lambda", regions=("us-south-2",), instance_type="gpu_8x_h100_sxm5", accelerator="h100-sxm",
-        gpus=8, gpu_gb=85.9, on_demand="23.92", ram_gib=1800, quantum_s=60),
+        gpus=8, gpu_gb=85.9, on_demand="23.92", vcpus=208, ram_gib=1800, quantum_s=60),
     Row(cloud="vast", regions=("eu-se", "us-tx"), instance_type="1x-rtx4090", accelerator="rtx4090",
         gpus=1, gpu_gb=24.0, on_demand="0.36", spot=0.19, hazard=0.25, ram_gib=64),
     Row(cloud="vast", regions=("eu-se",), instance_type="1x-h100-sxm", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="1.87", spot=1.35, hazard=0.2, ram_gib=128),
     # Too small for anything: shows how a quote explains what it drops.
     Row(cloud="vast", regions=("us-tx",), instance_type="1x-l4-slice", accelerator="l4",
-        gpus=1, gpu_gb=1.0, on_demand="0.04", spot=0.02, hazard=0.3, ram_gib=8),
+        gpus=1, gpu_gb=1.0, on_demand="0.04", spot=0.02, hazard=0.3, vcpus=2, ram_gib=8),
     Row(cloud="aws", regions=("us-east-1", "eu-west-1"), instance_type="g6e.xlarge", accelerator="l40s",
-        gpus=1, gpu_gb=48.0, on_demand="1.861", spot=0.86, hazard=0.05, ram_gib=32),
+        gpus=1, gpu_gb=48.0, on_demand="1.861", spot=0.86, hazard=0.05, vcpus=4, ram_gib=32),
     Row(cloud="aws", regions=("us-east-1",), instance_type="p5.4xlarge", accelerator="h100-sxm",
         gpus=1, gpu_gb=85.9, on_demand="6.88", spot=3.93, hazard=0.04, ram_gib=256),
     Row(cloud="aws", regions=("us-east-1",), instance_type="p4de.24xlarge", accelerator="a100-80gb-sxm",
-        gpus=8, gpu_gb=85.9, on_demand="27.45", spot=12.6, hazard=0.11, ram_gib=1152),
+        gpus=8, gpu_gb=85.9, on_demand="27.45", spot=12.6, hazard=0.11, vcpus=96, ram_gib=1152),
 )  # fmt: skip
 
 
-def offers(config: SimulatedConfig, ask: GpuAsk, now: datetime, *, vcpus: int) -> list[Offer]:
-    """All that matches `ask`. `vcpus`: cores of the machine that really computes."""
+def offers(config: SimulatedConfig, ask: GpuAsk, now: datetime, *, cores: int) -> list[Offer]:
+    """All that matches `ask`. `cores`: of this machine, which is the one that computes."""
     found = []
     for row in ROWS:
         if row.gpus < ask.min_gpus or not _wanted(row.accelerator, ask.accelerators):
@@ -74,7 +75,7 @@ def offers(config: SimulatedConfig, ask: GpuAsk, now: datetime, *, vcpus: int) -
         for region in row.regions:
             if not ask.regions or region in ask.regions:
                 found += [
-                    _offer(config, row, region, spot=spot, now=now, vcpus=vcpus)
+                    _offer(config, row, region, spot=spot, now=now, cores=cores)
                     for spot in (False, True)
                     if not spot or row.spot is not None
                 ]
@@ -86,7 +87,7 @@ def _wanted(accelerator: str, asked: tuple[str, ...]) -> bool:
     return not asked or any(accelerator == name or accelerator.startswith(name + "-") for name in asked)
 
 
-def _offer(config: SimulatedConfig, row: Row, region: str, *, spot: bool, now: datetime, vcpus: int) -> Offer:
+def _offer(config: SimulatedConfig, row: Row, region: str, *, spot: bool, now: datetime, cores: int) -> Offer:
     kind = "spot" if spot else "on-demand"
     offer_id = f"{NAME}/{row.cloud}/{region}/{row.instance_type}/{kind}"
     on_demand = Decimal(row.on_demand)
@@ -99,7 +100,7 @@ def _offer(config: SimulatedConfig, row: Row, region: str, *, spot: bool, now: d
         accelerator=row.accelerator,
         gpus=row.gpus,
         gpu_memory_bytes=int(row.gpu_gb * 1e9),
-        vcpus=vcpus,
+        vcpus=row.vcpus,
         ram_bytes=row.ram_gib * GIB,
         disk_bytes=200 * GIB,
         spot=spot,
@@ -109,6 +110,7 @@ def _offer(config: SimulatedConfig, row: Row, region: str, *, spot: bool, now: d
         available=unit(config.seed, "sold out", offer_id, _bucket(config, now)) >= config.sold_out,
         preemptions_per_hour=row.hazard * config.hazard_scale if spot else None,
         emulated_on="cpu",
+        emulated_vcpus=cores,
         simulated=True,
         reaches_local_files=True,
         seen_at=now,

@@ -45,7 +45,7 @@ class SimulatedProvider:
         self._clock = clock
         self._launchers = Launchers(state / "launchers")
         self._lifetimes = Lifetimes(config, state)
-        self._vcpus = len(os.sched_getaffinity(0))
+        self._cores = len(os.sched_getaffinity(0))
         self._calls: dict[str, int] = {}
         self._sold: dict[str, str] = {}
         self._live: Counter[str] = Counter()
@@ -70,7 +70,7 @@ class SimulatedProvider:
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         self._stumble("offers")
-        return offers(self._config, ask, self._clock.now(), vcpus=self._vcpus)
+        return offers(self._config, ask, self._clock.now(), cores=self._cores)
 
     def launcher_id(self) -> str:
         return self._launchers.id
