@@ -30,16 +30,16 @@ class Exit(IntEnum):
 
 
 MEANINGS: dict[Exit, str] = {
-    Exit.OK: "done; a watched job succeeded",
-    Exit.JOB_FAILED: "the watched job failed or was cancelled; `doctor` found a problem",
-    Exit.BAD_INPUT: "an argument, the spec, the data set or the price limit is at fault; nothing was created",
+    Exit.OK: "done, and a watched job succeeded",
+    Exit.JOB_FAILED: "the watched job failed or was cancelled, or a check found a problem",
+    Exit.BAD_INPUT: "an argument, the spec, the data or the cap is at fault, and nothing was created",
     Exit.NOT_FOUND: "no such job, token, secret or file",
     Exit.UNREACHABLE: "no daemon answers at the address",
     Exit.UNAUTHORISED: "no token, a wrong token, or one without the needed scope",
-    Exit.CAPPED: "the watched job reached its cap; raise it with `gpubroker retry JOB --cap USD`",
-    Exit.REFUSED: "the question was answered with no; nothing was created",
+    Exit.CAPPED: "the watched job reached its cap (`gpubroker cap JOB USD` raises it)",
+    Exit.REFUSED: "the question was answered with no, and nothing was created",
     Exit.SERVER_PROBLEM: "the daemon answered with an error of its own, or cannot work now",
-    Exit.INTERRUPTED: "Ctrl-C; a submitted job goes on",
+    Exit.INTERRUPTED: "Ctrl-C, and a submitted job goes on",
 }
 
 

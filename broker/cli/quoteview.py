@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from broker.api.models import LineView, QuoteView
 from broker.cli import words
@@ -76,7 +77,7 @@ def check(report: dict[str, Any]) -> RenderableType:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _flat(report):
-        table.add_row(name, value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…")
+        table.add_row(name, Text(value) if len(value) <= LONGEST_TEXT else Text(value[: LONGEST_TEXT - 1] + "…"))
     return table
 
 
@@ -89,5 +90,13 @@ def _flat(report: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
         elif isinstance(value, list | tuple) and not any(isinstance(v, dict | list) for v in value):
             rows.append((name, ", ".join(map(str, value)) or "–"))
         elif value is not None:
-            rows.append((name, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)))
+            rows.append((name, _number(key, value)))
     return rows
+
+
+def _number(key: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if key.endswith("share"):
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"

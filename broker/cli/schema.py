@@ -1,4 +1,4 @@
-"""The settings of a spec by path, read off the pydantic models: what there is, and what a wrong word was meant to be."""
+"""The settings of a spec by path, read off the models that check it: what there is, what a wrong word was meant to be."""
 
 import difflib
 import types
@@ -9,14 +9,14 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from broker.api.models import QuoteSpec
+from broker.domain.spec import JobSpec
 
 Path = tuple[str, ...]
 
 
 def kinds(path: Path) -> tuple[Any, ...]:
     """The classes that a value at `path` can have; empty for an unknown path."""
-    found: tuple[Any, ...] = (QuoteSpec,)
+    found: tuple[Any, ...] = (JobSpec,)
     for key in path:
         found = tuple(
             kind

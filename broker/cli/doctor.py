@@ -1,0 +1,125 @@
+"""`gpubroker doctor`: one line for each thing that a job needs, and the fix where it is wrong."""
+
+import importlib.util
+import shutil
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from broker.blobs.init import check_bucket
+from broker.cli import words
+from broker.client import connection
+from broker.client.client import Client
+from broker.client.errors import ApiError, ClientError
+from broker.config import CONFIG_FILE, DaemonConfig
+from broker.domain.errors import BlobError, InvalidInput
+
+TRAINER = ("torch", "transformers", "accelerate", "peft", "safetensors")
+LEAST_FREE_BYTES = 5 * 1024**3
+PARTS = {
+    "database": "see the daemon's log; GPUBROKER_DATABASE_URL names another server",
+    "blobs": "check the store's credentials with `gpubroker blobs init URL`",
+    "broker": "restart `gpubroker serve` and see its log",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+def document(check: Check) -> dict[str, Any]:
+    return asdict(check)
+
+
+def line(check: Check) -> str:
+    """`ok       database: ok`, or `PROBLEM  blobs: ...; fix`."""
+    fix = f"; {check.fix}" if check.fix and not check.ok else ""
+    return f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}: {check.detail}{fix}"
+
+
+async def run() -> list[Check]:
+    """Everything, whatever else is wrong. What concerns this machine's daemon is left out for a remote one."""
+    found = connection.find()
+    checks = await _daemon(found)
+    if found is None or found.source == str(connection.local_file()):
+        checks += await _machine()
+    return checks
+
+
+async def _daemon(found: connection.Connection | None) -> list[Check]:
+    if found is None:
+        return [
+            Check(name="daemon", ok=False, detail="none is known", fix="run `gpubroker serve` or `gpubroker login URL`")
+        ]
+    async with Client(found.url, found.token) as client:
+        try:
+            health = await client.ready()
+        except ClientError as e:
+            fix = f"run `gpubroker serve`, or correct {found.source}"
+            return [Check(name="daemon", ok=False, detail=str(e), fix=fix)]
+        checks = [Check(name="daemon", ok=True, detail=f"answers at {found.url}")]
+        checks += [
+            Check(name=part, ok=said == "ok", detail=said, fix=PARTS.get(part, ""))
+            for part, said in health.checks.items()
+        ]
+        try:
+            me = await client.me()
+        except ApiError as e:
+            fix = "set GPUBROKER_TOKEN, or run `gpubroker login URL`"
+            return [*checks, Check(name="token", ok=False, detail=str(e), fix=fix)]
+        return [
+            *checks,
+            Check(name="token", ok=True, detail=f"{me.owner} ({', '.join(me.scopes)})"),
+            await _market(client),
+        ]
+
+
+async def _market(client: Client) -> Check:
+    try:
+        offers = await client.offers()
+    except ClientError as e:
+        return Check(name="offers", ok=False, detail=str(e), fix="see the daemon's log")
+    by_provider: dict[str, int] = {}
+    for offer in offers.items:
+        by_provider[offer.provider] = by_provider.get(offer.provider, 0) + 1
+    text = ", ".join(f"{count} of {name}" for name, count in sorted(by_provider.items()))
+    fix = f"configure providers in {CONFIG_FILE}; a cloud's refusal is in the daemon's log"
+    return Check(name="offers", ok=bool(offers.total), detail=text or "nothing is for sale", fix=fix)
+
+
+async def _machine() -> list[Check]:
+    try:
+        config = DaemonConfig.load()
+    except InvalidInput as e:
+        return [Check(name="configuration", ok=False, detail=str(e), fix="correct the file")]
+    missing = [name for name in TRAINER if importlib.util.find_spec(name) is None]
+    checks = [
+        await _blobs(config),
+        Check(
+            name="trainer",
+            ok=not missing,
+            detail=f"{', '.join(missing)} not installed" if missing else "importable: local and simulated jobs can run",
+            fix="pip install 'gpubroker[trainer]' (needed for jobs on this machine only)",
+        ),
+    ]
+    place = next(p for p in (config.home, *config.home.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    detail = f"{words.size(free)} free at {place}"
+    return [
+        *checks,
+        Check(name="disk", ok=free >= LEAST_FREE_BYTES, detail=detail, fix="free some space, or move the home"),
+    ]
+
+
+async def _blobs(config: DaemonConfig) -> Check:
+    """What the protocol rests on, tried: conditional put, LIST after put."""
+    try:
+        report = await check_bucket(config.blobs_url, options=config.blob_options)
+    except (InvalidInput, BlobError, OSError) as e:
+        return Check(name="blob store", ok=False, detail=str(e), fix="see `gpubroker blobs init URL`")
+    wrong = [f"{c.name}: {c.detail}" for c in report.checks if not c.ok]
+    detail = "; ".join(wrong) or f"{config.blobs_url}: " + ", ".join(c.name for c in report.checks)
+    return Check(name="blob store", ok=not wrong, detail=detail, fix="see `gpubroker blobs init URL`")

@@ -1,0 +1,63 @@
+"""Jobs in a list and one job alone, for people."""
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from broker.api.models import JobDetail, JobView
+from broker.cli import words
+from broker.cli.progress import view
+from broker.domain.job import JobState
+
+COLOURS = {
+    JobState.SUCCEEDED: "green",
+    JobState.FAILED: "red",
+    JobState.CAPPED: "red",
+    JobState.ACTIVE: "cyan",
+    JobState.RECOVERING: "yellow",
+}
+
+
+def table(jobs: Iterable[JobView]) -> Table:
+    """Newest first, as they come."""
+    shown = Table()
+    for name in ("job", "name", "state", "attempts", "spent", "cap", "age", "why"):
+        shown.add_column(name, justify="right" if name in ("attempts", "spent", "cap") else "left")
+    for job in jobs:
+        state = Text(job.state.value, style=COLOURS.get(job.state, ""))
+        spent, cap = words.money(job.spent_usd), words.money(job.cap_usd)
+        shown.add_row(
+            job.id, job.name, state, str(job.attempts), spent, cap, words.ago(job.created_at), Text(job.reason)
+        )
+    return shown
+
+
+def detail(job: JobDetail) -> Table:
+    """One job: a line a fact, a line an attempt."""
+    now = view(job)
+    shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    facts = [
+        ("job", f"{job.name} ({job.id})"),
+        ("state", now.state + (f": {job.reason}" if job.reason else "")),
+        (
+            "money",
+            f"{words.money(job.spent_usd)} spent of {words.money(job.cap_usd)}, {words.money(job.reserved_usd)} held",
+        ),
+        (
+            "submitted",
+            f"{words.ago(job.created_at)} by {job.owner}" + (f", retry of {job.retry_of}" if job.retry_of else ""),
+        ),
+        ("labels", ", ".join(f"{k}:{v}" for k, v in job.labels.items())),
+        ("progress", now.line() if job.runs else ""),
+    ]
+    for name, text in facts:
+        if text:
+            shown.add_row(name, Text(text))
+    for run in job.runs:
+        why = f" ({run.reason.value})" if run.reason else ""
+        what = f"{run.state.value}{why}, {words.machine(run)}, {words.money(run.charged_usd)}"
+        shown.add_row(f"attempt {run.number}", Text(what + (f": {run.detail}" if run.detail else "")))
+    return shown

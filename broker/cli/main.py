@@ -1,0 +1,65 @@
+"""The commands by name."""
+
+from importlib.metadata import version as installed
+from typing import Annotated
+
+import typer
+
+from broker.cli import admin, daemon, jobs, submit
+from broker.cli.exits import MEANINGS
+
+CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
+app = typer.Typer(
+    name="gpubroker",
+    help="Buys the cheapest GPU capacity that finishes a training job, and never spends past its cap.",
+    epilog=f"Exit codes: {CODES}",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+tokens = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
+secrets = typer.Typer(help="Secrets that jobs see as environment variables.", no_args_is_help=True)
+blobs = typer.Typer(help="The blob store.", no_args_is_help=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(installed("gpubroker"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Takes the options that belong to no command."""
+
+
+app.command("serve")(daemon.serve)
+app.command("login")(daemon.login)
+app.command("init")(daemon.init)
+app.command("quote")(submit.quote)
+app.command("submit")(submit.submit)
+app.command("offers")(submit.offers)
+app.command("ls")(jobs.ls)
+app.command("get")(jobs.get)
+app.command("watch")(jobs.watch_job)
+app.command("logs")(jobs.logs)
+app.command("events")(jobs.events)
+app.command("cancel")(jobs.cancel)
+app.command("cap")(jobs.cap)
+app.command("retry")(jobs.retry)
+app.command("artifacts")(jobs.artifacts)
+app.command("doctor")(daemon.doctor)
+tokens.command("new")(admin.token_new)
+tokens.command("ls")(admin.token_ls)
+tokens.command("rm")(admin.token_rm)
+secrets.command("set")(admin.secret_set)
+secrets.command("ls")(admin.secret_ls)
+secrets.command("rm")(admin.secret_rm)
+blobs.command("init")(daemon.blobs_init)
+app.add_typer(tokens, name="token")
+app.add_typer(secrets, name="secret")
+app.add_typer(blobs, name="blobs")

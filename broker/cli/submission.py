@@ -1,0 +1,152 @@
+"""From a spec file to a job: upload, check, quote, cap, confirm, submit."""
+
+import secrets
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from broker.api.models import JobView, QuoteView
+from broker.cli import pack, quoteview, words
+from broker.cli.exits import BadInput, Refused
+from broker.cli.output import Output
+from broker.cli.shell import of_client
+from broker.cli.specfile import UPLOAD, SpecFile
+from broker.client.client import Client
+from broker.client.errors import ApiError
+from broker.domain.money import usd
+
+CENT = Decimal("0.01")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A spec as the API takes it, its files uploaded, with its quote."""
+
+    file: SpecFile
+    body: dict[str, Any]
+    quote: QuoteView
+
+
+async def prepare(client: Client, file: SpecFile, *, limit: int = 100) -> Prepared:
+    """Uploads what the spec names and asks for the quote. Raises BadInput naming file and line; no job is created."""
+    body = file.spec.model_dump(mode="json", exclude_unset=True)
+    if file.spec.train is not None:
+        body["train"]["model"] = _model(file, file.spec.train.model)
+        path = file.spec.train.data.path
+        if not path.startswith(UPLOAD):
+            source = file.file(path)
+            data = _read(file, source)
+            fmt = file.spec.train.data.format
+            body["train"]["data"]["path"] = await _upload(client, file, "train.data.path", data, source.name, fmt)
+    elif file.spec.script is not None and not file.spec.script.code.startswith(UPLOAD):
+        name, data = _code(file, file.spec.script.code)
+        body["script"]["code"] = await _upload(client, file, "script.code", data, name, "tar")
+    try:
+        return Prepared(file=file, body=body, quote=await client.quote(body, limit=limit))
+    except ApiError as e:
+        raise _placed(file, e) from None
+
+
+def show(out: Output, prepared: Prepared, *, every: bool = False) -> None:
+    """The data check and the quote."""
+    if prepared.quote.check:
+        out.say(quoteview.check(prepared.quote.check))
+    quoteview.show(out, prepared.quote, every=every)
+
+
+def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
+    """The cap is the spec's, else the proposed one: asked for where there is somebody to ask, else taken and said.
+
+    Raises BadInput when no offer is left to propose a cap from.
+    """
+    if prepared.file.has_cap:
+        return prepared
+    proposed = prepared.quote.proposed_cap_usd
+    if proposed is None:
+        raise BadInput(
+            f"{prepared.file.path}: cap_usd: no offer fits, so no cap can be proposed; change resources, or set it"
+        )
+    proposed = max(proposed, CENT)
+    if out.asks and not yes:
+        proposed = _ask_cap(proposed)
+    else:
+        out.say(f"cap: {words.money(proposed)} (P90 of the best offer × 1.25; set cap_usd in the spec to choose)")
+    return Prepared(file=prepared.file, body={**prepared.body, "cap_usd": str(proposed)}, quote=prepared.quote)
+
+
+def confirm(out: Output, prepared: Prepared, *, yes: bool) -> None:
+    """Raises Refused when the person says no, BadInput when there is nobody to ask."""
+    if yes or out.as_json:
+        return
+    cap = words.money(Decimal(str(prepared.body["cap_usd"])))
+    if not out.asks:
+        raise BadInput("there is nobody to ask for confirmation; add -y to submit without a question")
+    if not typer.confirm(f"Submit {prepared.file.spec.name}? It never spends more than {cap}", default=False):
+        raise Refused("nothing was submitted")
+
+
+async def send(client: Client, prepared: Prepared, *, key: str | None) -> JobView:
+    """Durable when it returns; without a key of the user's, repeats within this call still make one job."""
+    try:
+        return await client.submit(prepared.body, key=key or secrets.token_hex(16))
+    except ApiError as e:
+        raise _placed(prepared.file, e) from None
+
+
+def _ask_cap(proposed: Decimal) -> Decimal:
+    while True:
+        answer: str = typer.prompt("Cap in USD", default=str(proposed))
+        try:
+            cap = usd(answer.removeprefix("$"))
+            if cap > 0:
+                return cap
+        except ArithmeticError:
+            pass
+        typer.echo("give dollars above 0, for example 2.50")
+
+
+def _read(file: SpecFile, source: Path) -> bytes:
+    try:
+        return source.read_bytes()
+    except OSError as e:
+        where = file.place("train.data.path")
+        raise BadInput(
+            f"{where}: train.data.path: {source}: {e.strerror}; the path is relative to the spec",
+            problems=(("train.data.path", str(e.strerror)),),
+        ) from None
+
+
+def _model(file: SpecFile, model: str) -> str:
+    """A folder beside the spec becomes an absolute path; anything else is a Hub id, and the daemon's to judge."""
+    folder = file.file(model)
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def _code(file: SpecFile, code: str) -> tuple[str, bytes]:
+    source = file.file(code)
+    try:
+        if source.is_file():
+            return source.name, source.read_bytes()
+        return f"{source.resolve().name}.tar", pack.pack(source)
+    except BadInput as e:
+        raise BadInput(f"{file.place('script.code')}: {e}", problems=(("script.code", str(e)),)) from None
+
+
+async def _upload(client: Client, file: SpecFile, field: str, data: bytes, name: str, fmt: str | None) -> str:
+    try:
+        return (await client.upload(data, name=name, fmt=fmt)).ref
+    except ApiError as e:
+        if e.status not in (413, 422):
+            raise
+        text = "; ".join(p.message for p in e.problem.errors) or e.problem.detail
+        raise BadInput(f"{file.place(field)}: {field}: {name}: {text}", problems=((field, text),)) from None
+
+
+def _placed(file: SpecFile, error: ApiError) -> Exception:
+    """The API's problems with the spec by file and line; any other refusal as it is."""
+    if error.status == 422 and error.problem.errors:
+        return file.problem(tuple((p.field, p.message) for p in error.problem.errors))
+    return of_client(error)

@@ -1,0 +1,85 @@
+"""Commands that start something: quote, submit, offers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from broker.cli import submission, words
+from broker.cli.jobs import follow
+from broker.cli.output import Output
+from broker.cli.shell import Json, client, command
+from broker.cli.specfile import load
+from broker.cli.watch import PATIENCE_S
+
+SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec, YAML or JSON.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change the spec: --set train.epochs=2. Repeat.")
+]
+UPLOAD_PATIENCE_S = 30.0
+
+
+@command
+async def quote(
+    spec: SpecArgument,
+    settings: Settings = None,
+    every: Annotated[bool, typer.Option("--all", help="Every offer, kept or dropped.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a spec and its data, and price every offer against it. Nothing is created, nothing is bought."""
+    out = Output(as_json=as_json)
+    file = load(spec, tuple(settings or ()))
+    async with client() as c:
+        prepared = await submission.prepare(c, file, limit=1000 if every else 100)
+    out.document(prepared.quote)
+    submission.show(out, prepared, every=every)
+
+
+@command
+async def submit(
+    spec: SpecArgument,
+    settings: Settings = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the job is durable.")] = False,
+    key: Annotated[str | None, typer.Option("--idempotency-key", help="The same key never makes a second job.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check, quote, confirm, submit, and watch a job to its end. Ctrl-C leaves the job running."""
+    out = Output(as_json=as_json)
+    file = load(spec, tuple(settings or ()))
+    async with client(patience_s=0) as c:
+        prepared = await submission.prepare(c, file)
+        submission.show(out, prepared)
+        prepared = submission.with_cap(out, prepared, yes=yes)
+        submission.confirm(out, prepared, yes=yes)
+    async with client(patience_s=UPLOAD_PATIENCE_S) as c:
+        job = await submission.send(c, prepared, key=key)
+    out.say(f"job {job.id} submitted: {job.name}, cap {words.money(job.cap_usd)}")
+    if detach:
+        out.document(job)
+        out.say(f"follow it with `gpubroker watch {job.id}`")
+        return
+    async with client(patience_s=PATIENCE_S) as c:
+        await follow(c, job.id, out)
+
+
+@command
+async def offers(
+    provider: Annotated[str | None, typer.Option(help="Only this provider's.")] = None,
+    accelerator: Annotated[str | None, typer.Option(help="Only this GPU, e.g. l40s.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List what is for sale now, cheapest first."""
+    out = Output(as_json=as_json)
+    async with client() as c:
+        found = await c.offers(provider=provider, accelerator=accelerator)
+    out.document(found)
+    table = Table()
+    for name in ("cloud", "region", "type", "GPU", "market", "$/h", "available"):
+        table.add_column(name, justify="right" if name == "$/h" else "left")
+    for o in found.items:
+        free = {True: "yes", False: "no", None: "unknown"}[o.available]
+        price = words.money(o.usd_per_hour)
+        table.add_row(words.cloud(o), o.region, o.instance_type, words.gpu(o), words.market(o), price, free)
+    out.say(table, f"{len(found.items)} of {found.total} offers")
