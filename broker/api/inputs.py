@@ -28,7 +28,7 @@ class Inputs:
         if match is None:
             raise InvalidInput(
                 Problem(
-                    field=field, message=f"{path!r} is no upload; POST it to /v1/uploads and give its upload:<sha256>"
+                    field=field, message=f"{path!r} is no upload; POST the file to /v1/uploads and give its upload:<sha256>"
                 )
             )
         return match[1]

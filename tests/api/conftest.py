@@ -12,11 +12,11 @@ from tests.api.harness import Running, memory_blobs, serving
 
 
 @pytest.fixture(params=["memory", "postgres"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[Store]:
     if request.param == "memory":
         made: Store = MemoryStore(SystemClock())
     else:
-        made = await PostgresStore.connect(request.getfixturevalue("postgres_dsn"))
+        made = await PostgresStore.connect(postgres_dsn)
     yield made
     await made.close()
 

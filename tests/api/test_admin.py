@@ -1,0 +1,102 @@
+"""Tokens, secrets, health and metrics."""
+
+import json
+import logging
+
+import pytest
+
+from broker.domain.ids import JobId
+from broker.domain.job import Event
+from tests.api.harness import Running, spec
+from trainer.contract import keys
+
+
+async def test_no_token_no_scope_no_entry(api: Running) -> None:
+    reader = await api.token("ada", "read")
+    for header in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Bearer gb_{'a' * 8}_{'a' * 32}"}):
+        refused = await api.call("GET", "/v1/jobs", header, 401)
+        assert refused["detail"] == "give a valid token: Authorization: Bearer gb_..."
+    await api.call("GET", "/v1/jobs", reader, 200)
+    for method, path, body in (
+        ("POST", "/v1/jobs", {}),
+        ("PUT", "/v1/secrets/A", {"value": "x"}),
+        ("GET", "/v1/tokens", None),
+        ("POST", "/v1/tokens", {"owner": "eve", "scopes": ["admin"]}),
+    ):
+        assert "lacks the scope" in (await api.call(method, path, reader, 403, json=body))["detail"]
+
+
+async def test_a_token_lives_from_its_making_to_its_revocation(api: Running) -> None:
+    root = await api.token("root", "admin")
+    made = await api.call("POST", "/v1/tokens", root, 201, json={"owner": "ada", "scopes": ["read"], "note": "laptop"})
+    ada = {"Authorization": f"Bearer {made['token']}"}
+    assert await api.call("GET", "/v1/me", ada, 200) == {"owner": "ada", "scopes": ["read"]}
+    listed = await api.call("GET", "/v1/tokens", root, 200)
+    assert made["id"] in {t["id"] for t in listed["items"]}
+    assert made["token"] not in json.dumps(listed)
+    await api.call("DELETE", f"/v1/tokens/{made['id']}", root, 204)
+    await api.call("GET", "/v1/me", ada, 401)
+    await api.call("DELETE", f"/v1/tokens/{made['id']}", root, 404)
+
+
+async def test_a_secret_is_stored_sealed_and_never_shown(api: Running, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ada, bob = await api.token("ada"), await api.token("bob")
+    await api.call("PUT", "/v1/secrets/HF_TOKEN", ada, 204, json={"value": "hf_verysecret"})
+    shown = [await api.call("GET", "/v1/secrets", who, 200) for who in (ada, bob)]
+    assert shown == [{"names": ["HF_TOKEN"]}, {"names": []}]
+    body = spec((await api.upload(ada))["ref"], secrets=["HF_TOKEN"])
+    job = await api.call("POST", "/v1/jobs", ada, 202, json=body)
+    detail = await api.call("GET", f"/v1/jobs/{job['id']}", ada, 200)
+    sealed = (await api.service.store.secrets("ada"))["HF_TOKEN"]
+    assert api.service.box.open(sealed) == "hf_verysecret"
+    token = ada["Authorization"].removeprefix("Bearer ")
+    for text in (json.dumps([shown, job, detail]), repr(sealed), caplog.text):
+        assert "hf_verysecret" not in text
+        assert token not in text
+    assert "PUT /v1/secrets/HF_TOKEN 204" in caplog.text
+    await api.call("DELETE", "/v1/secrets/HF_TOKEN", bob, 404)
+    await api.call("DELETE", "/v1/secrets/HF_TOKEN", ada, 204)
+    refused = await api.call("POST", "/v1/jobs", ada, 422, json=body)
+    assert refused["errors"][0]["field"] == "secrets.0"
+
+
+async def test_ready_says_what_is_missing(api: Running) -> None:
+    assert (await api.call("GET", "/healthz", {}, 200))["status"] == "ok"
+    ready = await api.call("GET", "/readyz", {}, 200)
+    assert ready["checks"] == {"database": "ok", "blobs": "ok", "broker": "ok"}
+    await api.service.blobs.delete(keys.BROKER_LEASE)
+    missing = await api.call("GET", "/readyz", {}, 503)
+    assert missing["errors"] == [
+        {"field": "broker", "message": "no broker has ever held the lease; start gpubroker serve"}
+    ]
+
+
+async def test_metrics_count_jobs_and_requests_without_ids(api: Running) -> None:
+    me = await api.token("ada")
+    job = await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"]))
+    await api.call("GET", f"/v1/jobs/{job['id']}", me, 200)
+    await api.service.store.request_stop(JobId(job["id"]), Event(job_id=JobId(job["id"]), kind="x", message="m"))
+    async with api.http.get(f"{api.url}/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain")
+        text = await response.text()
+    assert 'gpubroker_jobs{state="queued"} 1.0' in text
+    assert 'gpubroker_attempts{state="training"} 0.0' in text
+    assert 'gpubroker_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1.0' in text
+    assert 'gpubroker_http_request_seconds_count{method="GET",route="/v1/jobs/{job_id}"} 1.0' in text
+    assert job["id"] not in text
+
+
+async def test_unknown_addresses_cannot_fill_the_metrics(api: Running) -> None:
+    for i in range(3):
+        async with api.http.request(f"VERB{i}", f"{api.url}/nowhere/{i}") as response:
+            assert response.status in (400, 404)
+    async with api.http.get(f"{api.url}/metrics") as response:
+        assert "nowhere" not in await response.text()
+
+
+async def test_the_published_schema_is_the_spec(api: Running) -> None:
+    schema = await api.call("GET", "/v1/schema/job", {}, 200)
+    assert {"name", "cap_usd", "train", "script"} <= set(schema["properties"])
+    described = await api.call("GET", "/openapi.json", {}, 200)
+    assert described["openapi"] == "3.1.0"

@@ -1,0 +1,172 @@
+"""Each wrong input gets one line that names the place and the fix, and leaves nothing behind."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.store.memory import MemoryStore
+from tests.api.harness import CSV, Running, memory_blobs, serving, spec
+
+
+@pytest.fixture
+async def memory_api() -> AsyncIterator[Running]:
+    async with serving(MemoryStore(SystemClock()), memory_blobs()) as running:
+        yield running
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def train(**values: Any) -> Change:
+    return lambda body: body["train"].update(values)
+
+
+def data(**values: Any) -> Change:
+    return lambda body: body["train"]["data"].update(values)
+
+
+def top(**values: Any) -> Change:
+    return lambda body: body.update(values)
+
+
+CASES: list[tuple[str, Change, str, str]] = [
+    ("unknown key", train(epoch=2), "train.epoch", "did you mean epochs?"),
+    ("unknown key in a list of choices", train(method={"kind": "lora", "rank": 8}), "train.method.rank", "use one of"),
+    ("unknown key at the top", top(lables={}), "lables", "did you mean labels?"),
+    ("wrong type", train(epochs="three"), "train.epochs", 'must be a valid number, not "three"'),
+    ("number as text", train(micro_batch="4"), "train.micro_batch", 'must be a valid integer, not "4"'),
+    ("neither of a union", top(resources={"gpus": "many"}), "resources.gpus", "or must be 'auto'"),
+    ("too large", train(micro_batch=5000), "train.micro_batch", "less than or equal to 4096"),
+    ("missing key", lambda b: b["train"].pop("model"), "train.model", "is missing; add it"),
+    ("batches do not divide", train(global_batch=6), "train", "micro_batch 4 does not divide global_batch 6"),
+    ("missing column", data(completion="{meaning}"), "train.data.completion", "no column 'meaning'"),
+    ("broken template", data(prompt="Define {word:"), "train.data.prompt", "write {column}"),
+    ("no upload", data(path="words.csv"), "train.data.path", "POST the file to /v1/uploads"),
+    ("unknown upload", data(path="upload:" + "0" * 64), "train.data.path", "no upload 000000000000... of yours"),
+    ("another format", data(format="json"), "train.data.format", "was read as csv"),
+    ("unknown model", train(model="nobody/nothing"), "train.model", "'nobody/nothing'"),
+    ("secret not set", top(secrets=["HF_TOKEN"]), "secrets.0", "gpubroker secret set HF_TOKEN"),
+    ("unknown provider", top(resources={"providers": ["simulate"]}), "resources.providers.0", "mean simulated?"),
+    ("cap too small", top(cap_usd="0.000001"), "cap_usd", "the cheapest offer is expected to cost $"),
+    ("no such origin", top(init_from="job/aaaaaaaaaaaaa"), "init_from", "no job aaaaaaaaaaaaa"),
+    ("reserved name", top(env={"GPUBROKER_X": "1"}), "body", "GPUBROKER_X"),
+    ("NUL", top(env={"A": "a\0b"}), "env.A", "NUL"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "field", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+async def test_a_wrong_spec_is_refused(memory_api: Running, change: Change, field: str, message: str) -> None:
+    me = await memory_api.token("ada")
+    body = spec((await memory_api.upload(me))["ref"])
+    change(body)
+    refused = await memory_api.call("POST", "/v1/jobs", me, 422, json=body)
+    found = {e["field"]: e["message"] for e in refused["errors"]}
+    assert message in found[field]
+    assert "\n" not in found[field]
+    assert len(refused["errors"]) == 1
+    assert (await memory_api.call("GET", "/v1/jobs", me, 200))["items"] == []
+    assert await memory_api.service.blobs.list("jobs/") == []
+
+
+async def test_everything_wrong_is_said_at_once(memory_api: Running) -> None:
+    me = await memory_api.token("ada")
+    body = spec((await memory_api.upload(me))["ref"], secrets=["HF_TOKEN"], resources={"providers": ["nimbus"]})
+    body["train"]["data"]["prompt"] = "{nope}"
+    refused = await memory_api.call("POST", "/v1/jobs", me, 422, json=body)
+    assert [e["field"] for e in refused["errors"]] == ["resources.providers.0", "secrets.0", "train.data.prompt"]
+    assert refused["detail"] == "3 things are wrong; see errors"
+
+
+async def test_values_that_may_be_secret_are_not_repeated(memory_api: Running) -> None:
+    me = await memory_api.token("ada")
+    ref = (await memory_api.upload(me))["ref"]
+    wrong: list[dict[str, Any]] = [
+        {"secrets": "hf_verysecret"},
+        {"secrets": ["hf-verysecret"]},
+        {"env": {"A": ["hf_verysecret"]}},
+    ]
+    for change in wrong:
+        refused = await memory_api.call("POST", "/v1/jobs", me, 422, json=spec(ref, **change))
+        assert "verysecret" not in json.dumps(refused)
+    refused = await memory_api.call("PUT", "/v1/secrets/A", me, 422, json={"value": "hf_verysecret" + "\0"})
+    assert "verysecret" not in json.dumps(refused)
+
+
+UPLOADS = [
+    ("empty", "words.csv", "", "the file is empty"),
+    ("header only", "words.csv", "a,b\n", "give at least one row"),
+    ("ragged", "words.csv", "a,b\n1,2,3\n", "more cells than the header's 2"),
+    ("not UTF-8", "words.csv", b"a,b\n\xff\xfe,1\n", "save the file as UTF-8"),
+    ("not JSON", "words.json", "{", "not JSON"),
+    ("no list", "words.json", '{"a": 1}', "must be a list of objects"),
+    ("broken line", "words.jsonl", '{"a": 1}\n{"a"\n', "line 2: not JSON"),
+    ("no archive", "code.tar", "hello", "is not a tar archive"),
+    ("unknown ending", "words.xls", CSV, "add format=csv"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [u[1:] for u in UPLOADS], ids=[u[0] for u in UPLOADS])
+async def test_a_wrong_upload_is_refused(memory_api: Running, name: str, content: str | bytes, message: str) -> None:
+    headers = await memory_api.token("ada") | {"Content-Type": "application/octet-stream"}
+    raw = content if isinstance(content, bytes) else content.encode()
+    refused = await memory_api.call("POST", f"/v1/uploads?name={name}", headers, 422, data=raw)
+    assert message in refused["errors"][0]["message"]
+    assert await memory_api.service.blobs.list("uploads/") == []
+
+
+async def test_an_upload_over_the_limit_is_refused_while_it_streams(memory_api: Running) -> None:
+    headers = await memory_api.token("ada") | {"Content-Type": "application/octet-stream"}
+    limit = memory_api.service.settings.upload_bytes
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(limit // 1000 + 1):
+            yield b"x" * 1000
+
+    refused = await memory_api.call("POST", "/v1/uploads?name=a.csv", headers, 413, data=body())
+    assert str(limit) in refused["detail"]
+    assert await memory_api.service.blobs.list("uploads/") == []
+
+
+async def test_a_script_needs_an_archive_and_training_a_data_set(memory_api: Running) -> None:
+    me = await memory_api.token("ada")
+    ref = (await memory_api.upload(me))["ref"]
+    script = {"name": "s", "cap_usd": 1, "script": {"code": ref, "command": ["python", "x.py"]}}
+    refused = await memory_api.call("POST", "/v1/jobs", me, 422, json=script)
+    assert refused["errors"] == [
+        {"field": "script.code", "message": "words.csv is not a .tar archive of code; upload one"}
+    ]
+
+
+PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("GET", "/nowhere", 404, {}),
+    ("DELETE", "/v1/jobs", 405, {}),
+    ("POST", "/v1/jobs", 415, {"data": b"name: x", "headers": {"Content-Type": "application/yaml"}}),
+    ("POST", "/v1/jobs", 400, {"data": b"{", "headers": {"Content-Type": "application/json"}}),
+    ("POST", "/v1/jobs", 413, {"data": b" " * 5_000_000, "headers": {"Content-Type": "application/json"}}),
+    ("POST", "/v1/jobs", 422, {"data": b"[]", "headers": {"Content-Type": "application/json"}}),
+    ("POST", "/v1/uploads?name=a.csv", 415, {"data": b"a", "headers": {"Content-Type": "text/csv"}}),
+    ("GET", "/v1/jobs/NOPE", 422, {}),
+    ("GET", "/v1/jobs?limit=0", 422, {}),
+    ("GET", "/v1/jobs?limit=1&limit=2", 422, {}),
+    ("GET", "/v1/jobs?lable=a:b", 422, {}),
+    ("GET", "/v1/jobs?cursor=x", 422, {}),
+    ("GET", "/v1/jobs?since=yesterday", 422, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "status", "options"), PROTOCOL)
+async def test_errors_of_the_protocol_are_problems_too(
+    memory_api: Running, method: str, path: str, status: int, options: dict[str, Any]
+) -> None:
+    headers = await memory_api.token("ada") | options.get("headers", {})
+    url = memory_api.url + path
+    async with memory_api.http.request(method, url, headers=headers, data=options.get("data")) as response:
+        assert response.status == status
+        assert response.content_type == "application/problem+json"
+        problem = await response.json()
+    assert problem["status"] == status
+    assert problem["detail"]
+    assert "\n" not in problem["detail"]

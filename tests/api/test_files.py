@@ -1,0 +1,129 @@
+"""Uploads and artifacts."""
+
+import hashlib
+import io
+import tarfile
+
+from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
+from broker.domain.job import Attempt, Job, JobState
+from broker.domain.money import usd
+from broker.domain.offer import QuoteLine, Verdict
+from broker.ports import Change
+from tests.api.harness import CSV, SEEN, Running, spec
+from trainer.contract import keys
+from trainer.contract.rendezvous import Manifest, ManifestFile
+
+
+async def admitted(api: Running, job_id: str, number: int = 1) -> AttemptId:
+    """A live attempt of a queued job, written as a controller does."""
+    store = api.service.store
+    claimed = [j for j in await store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=9) if j.id == job_id]
+    job: Job = claimed[0]
+    attempt = Attempt(
+        id=attempt_id(job.id, number),
+        job_id=job.id,
+        number=number,
+        name=instance_name(await store.installation("test"), attempt_id(job.id, number)),  # type: ignore[arg-type]
+        line=QuoteLine(offer=api.market.items[0], verdict=Verdict.KEPT, reason="fits"),
+        created_at=SEEN,
+        reserved_usd=usd(5),
+    )
+    after = Job(**{**vars(job), "state": JobState.ACTIVE, "attempts": number})
+    assert all(await store.apply([Change(job=(job, after), admit=attempt)]))
+    return attempt.id
+
+
+async def put_checkpoint(
+    api: Running, job: str, attempt: str, step: int, files: dict[str, bytes], *, complete: bool = False
+) -> str:
+    folder = keys.checkpoint(job, attempt, step, "n0")
+    for path, data in files.items():
+        await api.service.blobs.put(folder + path, data)
+    listed = tuple(ManifestFile(path=p, bytes=len(d), sha256=hashlib.sha256(d).hexdigest()) for p, d in files.items())
+    manifest = Manifest(job=job, attempt=attempt, step=step, kind="train", files=listed, complete=complete)
+    await api.service.blobs.put(folder + keys.MANIFEST, manifest.model_dump_json().encode())
+    return folder
+
+
+async def test_an_upload_is_named_by_its_content_and_summarised(api: Running) -> None:
+    me = await api.token("ada")
+    first, again = await api.upload(me), await api.upload(me)
+    assert first["ref"] == again["ref"] == "upload:" + hashlib.sha256(CSV.encode()).hexdigest()
+    assert first["bytes"] == len(CSV)
+    assert first["summary"]["rows"] == 40
+    assert first["summary"]["format"] == "csv"
+
+
+async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:
+    me = await api.token("ada")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("train.py"))
+    upload = await api.upload(me, packed.getvalue(), "code.tar")
+    assert upload["summary"] is None
+    script = {"name": "s", "cap_usd": 1, "script": {"code": upload["ref"], "command": ["python", "train.py"]}}
+    job = await api.call("POST", "/v1/jobs", me, 202, json=script)
+    assert await api.service.blobs.get(keys.job_data(job["id"], upload["sha256"])) == packed.getvalue()
+
+
+async def test_artifacts_are_those_of_the_last_committed_checkpoint(api: Running) -> None:
+    me = await api.token("ada")
+    job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]
+    path = f"/v1/jobs/{job}/artifacts"
+    assert await api.call("GET", path, me, 200) == {"step": None, "complete": False, "items": []}
+    attempt = await admitted(api, job)
+    await put_checkpoint(api, job, attempt, 5, {"adapter.safetensors": b"old"})
+    await put_checkpoint(
+        api, job, attempt, 10, {"adapter.safetensors": b"new" * 1000, "a/b.json": b"{}"}, complete=True
+    )
+    await api.service.blobs.put(keys.checkpoint(job, attempt, 15, "torn") + "adapter.safetensors", b"torn")
+    await put_checkpoint(api, job, "a" * 13, 99, {"adapter.safetensors": b"foreign"})
+    listed = await api.call("GET", path, me, 200)
+    assert (listed["step"], listed["complete"]) == (10, True)
+    assert {i["path"]: i["bytes"] for i in listed["items"]} == {"adapter.safetensors": 3000, "a/b.json": 2}
+    async with api.http.get(f"{api.url}{path}/a/b.json", headers=me) as response:
+        assert (response.status, await response.read()) == (200, b"{}")
+    async with api.http.get(f"{api.url}{path}/adapter.safetensors", headers=me) as response:
+        assert await response.read() == b"new" * 1000
+        assert response.headers["ETag"].strip('"') == hashlib.sha256(b"new" * 1000).hexdigest()
+    await api.call("GET", f"{path}/manifest.json", me, 404)
+
+
+async def test_changed_or_escaping_artifacts_are_not_served(api: Running) -> None:
+    me = await api.token("ada")
+    job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]
+    attempt = await admitted(api, job)
+    folder = await put_checkpoint(api, job, attempt, 5, {"adapter.safetensors": b"good"})
+    await api.service.blobs.put(folder + "adapter.safetensors", b"evil")
+    await api.call("GET", f"/v1/jobs/{job}/artifacts/adapter.safetensors", me, 502)
+    escaping = Manifest(
+        job=job,
+        attempt=attempt,
+        step=6,
+        kind="train",
+        files=(ManifestFile(path="../../../../uploads/x", bytes=1, sha256="0" * 64),),
+    )
+    await api.service.blobs.put(
+        keys.checkpoint(job, attempt, 6, "n0") + keys.MANIFEST, escaping.model_dump_json().encode()
+    )
+    assert (await api.call("GET", f"/v1/jobs/{job}/artifacts", me, 200))["step"] == 5
+
+
+async def test_a_retry_is_a_linked_job_that_resumes(api: Running) -> None:
+    me = await api.token("ada")
+    job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]
+    await put_checkpoint(api, job, attempt_id(JobId(job), 1), 5, {"adapter.safetensors": b"good"})
+    claimed = (await api.service.store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=9))[0]
+    failed = Job(**{**vars(claimed), "state": JobState.FAILED, "finished_at": SEEN})
+    assert all(await api.service.store.apply([Change(job=(claimed, failed))]))
+    key = me | {"Idempotency-Key": "again"}
+    again = await api.call("POST", f"/v1/jobs/{job}/retry", key, 202)
+    assert (again["retry_of"], again["state"]) == (job, "queued")
+    assert (await api.call("POST", f"/v1/jobs/{job}/retry", key, 202))["id"] == again["id"]
+    detail = await api.call("GET", f"/v1/jobs/{again['id']}", me, 200)
+    assert detail["spec"]["init_from"] == f"job/{job}"
+    assert len(await api.service.blobs.list(keys.job_prefix(again["id"]))) == 1
+    fresh = await api.call("POST", f"/v1/jobs/{job}/retry?resume=0", me, 202)
+    assert (await api.call("GET", f"/v1/jobs/{fresh['id']}", me, 200))["spec"]["init_from"] is None
+    await api.call("POST", f"/v1/jobs/{job}/cancel", me, 409)
+    await api.call("PATCH", f"/v1/jobs/{job}", me, 409, json={"cap_usd": 99})
