@@ -11,7 +11,7 @@ from broker.api.models import TokenRequest
 from broker.cli import words
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
-from broker.cli.shell import Json, client, command
+from broker.cli.shell import Json, client, command, interruptible
 
 
 @command
@@ -66,7 +66,8 @@ async def secret_set(
     """Store a secret; the value is read from stdin or asked for, never an argument."""
     out = Output(as_json=as_json)
     if sys.stdin.isatty():
-        value = str(typer.prompt(f"Value of {name}", hide_input=True))
+        with interruptible():
+            value = str(typer.prompt(f"Value of {name}", hide_input=True))
     else:
         value = sys.stdin.read().removesuffix("\n")
     if not value:

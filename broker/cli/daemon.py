@@ -11,7 +11,7 @@ from broker.cli import doctor as checks
 from broker.cli import template
 from broker.cli.exits import BadInput, JobFailed, ServerProblem, Unreachable
 from broker.cli.output import Output
-from broker.cli.shell import Json, command
+from broker.cli.shell import Json, command, interruptible
 from broker.client import connection
 from broker.client.client import Client
 from broker.config import DaemonConfig
@@ -35,14 +35,14 @@ async def serve(
 
         await run(settings)
     except InvalidInput as e:
-        raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
+        raise BadInput("\n".join(f"{problem.field}: {problem.message}" for problem in e.problems)) from None
     except GpubrokerError as e:
         raise ServerProblem(str(e)) from None
 
 
 def explain_missing(settings: DaemonConfig) -> None:
     """Raises BadInput when a configured provider needs packages that are not installed."""
-    clouds = sorted(set(settings.providers) & THROUGH_SKYPILOT)
+    clouds: list[str] = sorted(THROUGH_SKYPILOT.intersection(settings.providers))
     if clouds and importlib.util.find_spec("sky") is None:
         raise BadInput(f"providers: {', '.join(clouds)} need SkyPilot: pip install 'gpubroker[clouds]', or remove them")
 
@@ -77,8 +77,10 @@ def _given(out: Output, url: str, token: str | None) -> connection.Connection:
         raise BadInput(f"{url!r} is no address; write http://host:port or https://host")
     if token is None and not out.asks:
         raise BadInput("give the token with --token or GPUBROKER_TOKEN")
-    secret = token if token is not None else str(typer.prompt("Token", hide_input=True))
-    return connection.Connection(url=url.rstrip("/"), token=secret.strip(), source=str(connection.login_file()))
+    if token is None:
+        with interruptible():
+            token = str(typer.prompt("Token", hide_input=True))
+    return connection.Connection(url=url.rstrip("/"), token=token.strip(), source=str(connection.login_file()))
 
 
 @command

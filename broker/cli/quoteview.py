@@ -10,7 +10,8 @@ from broker.api.models import LineView, QuoteView
 from broker.cli import words
 from broker.cli.output import Output
 from broker.decide.quote import LABELS
-from broker.domain.offer import Drop, Verdict
+from broker.domain.offer import Drop, ModelShape, Verdict
+from broker.preflight.data import DataReport
 
 SHOWN = 10
 LONGEST_TEXT = 400
@@ -71,32 +72,39 @@ def dropped(quote: QuoteView) -> list[str]:
     return lines
 
 
-def check(report: dict[str, Any]) -> RenderableType:
-    """What the check found: a line each; texts are cut."""
+def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableType:
+    """What the check found: rows, columns, token estimate, one rendered example, the model."""
     table = Table(title="Data and model", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _flat(report):
-        table.add_row(name, Text(value) if len(value) <= LONGEST_TEXT else Text(value[: LONGEST_TEXT - 1] + "…"))
+    for name, value in [*_data(report.get("data") or {}, columns), *_model(report.get("model") or {})]:
+        table.add_row(name, Text(value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"))
     return table
 
 
-def _flat(report: dict[str, Any], above: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, value in report.items():
-        name = f"{above}{key.replace('_', ' ')}"
-        if isinstance(value, dict):
-            rows.extend(_flat(value, f"{name} · "))
-        elif isinstance(value, list | tuple) and not any(isinstance(v, dict | list) for v in value):
-            rows.append((name, ", ".join(map(str, value)) or "–"))
-        elif value is not None:
-            rows.append((name, _number(key, value)))
-    return rows
+def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str]]:
+    if not data:
+        return []
+    found = DataReport.model_validate(data)
+    rows = f"{found.rows:,}: {found.train_rows:,} to train on, {found.heldout_rows:,} held out"
+    duplicates = f", {found.duplicates:,} duplicates" if found.duplicates else ""
+    cut = f"; {found.truncated_share:.1%} of the rows are cut" if found.truncated_share else ""
+    return [
+        ("rows", rows + duplicates),
+        *([("columns", ", ".join(columns))] if columns else []),
+        (
+            "tokens",
+            f"about {found.tokens_mean:,.0f} a row, P99 {found.tokens_p99:,.0f}, {found.tokens_total:,.0f} in all{cut}",
+        ),
+        ("prompt", found.example_prompt),
+        ("completion", found.example_completion),
+        *(("warning", warning) for warning in found.warnings),
+    ]
 
 
-def _number(key: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    if key.endswith("share"):
-        return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
+    if not model:
+        return []
+    shape = ModelShape(**model)
+    known = "" if shape.known else ", an architecture that the estimates were not validated on"
+    return [("model", f"{shape.name}: {shape.family}, {shape.parameters / 1e6:,.0f} M parameters{known}")]

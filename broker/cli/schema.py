@@ -1,4 +1,4 @@
-"""The settings of a spec by path, read off the models that check it: what there is, what a wrong word was meant to be."""
+"""The settings of a spec by path, read off the models that check it: what there is, and what a wrong word meant."""
 
 import difflib
 import types

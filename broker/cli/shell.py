@@ -3,7 +3,10 @@
 import asyncio
 import functools
 import os
-from collections.abc import Callable, Coroutine
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -30,13 +33,26 @@ def command(action: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable
             error = e if isinstance(e, CliError) else of_client(e)
             Output(as_json=bool(kwargs.get("as_json"))).error(error)
             raise typer.Exit(int(error.code)) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Abort):
             raise typer.Exit(int(Exit.INTERRUPTED)) from None
         except BrokenPipeError:  # the reader of a pipe has gone (`gpubroker ls | head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(int(Exit.OK)) from None
 
     return run
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Around a question: asyncio keeps Ctrl-C for the event loop, which does not run while a person thinks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def client(*, patience_s: float = 0.0) -> Client:

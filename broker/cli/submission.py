@@ -1,18 +1,18 @@
 """From a spec file to a job: upload, check, quote, cap, confirm, submit."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from broker.api.models import JobView, QuoteView
+from broker.api.models import JobView, QuoteView, UploadView
 from broker.cli import pack, quoteview, words
 from broker.cli.exits import BadInput, Refused
 from broker.cli.output import Output
-from broker.cli.shell import of_client
+from broker.cli.shell import interruptible, of_client
 from broker.cli.specfile import UPLOAD, SpecFile
 from broker.client.client import Client
 from broker.client.errors import ApiError
@@ -28,11 +28,13 @@ class Prepared:
     file: SpecFile
     body: dict[str, Any]
     quote: QuoteView
+    columns: tuple[str, ...] = ()
 
 
 async def prepare(client: Client, file: SpecFile, *, limit: int = 100) -> Prepared:
     """Uploads what the spec names and asks for the quote. Raises BadInput naming file and line; no job is created."""
     body = file.spec.model_dump(mode="json", exclude_unset=True)
+    columns: tuple[str, ...] = ()
     if file.spec.train is not None:
         body["train"]["model"] = _model(file, file.spec.train.model)
         path = file.spec.train.data.path
@@ -40,12 +42,14 @@ async def prepare(client: Client, file: SpecFile, *, limit: int = 100) -> Prepar
             source = file.file(path)
             data = _read(file, source)
             fmt = file.spec.train.data.format
-            body["train"]["data"]["path"] = await _upload(client, file, "train.data.path", data, source.name, fmt)
+            kept = await _upload(client, file, "train.data.path", data, source.name, fmt)
+            body["train"]["data"]["path"] = kept.ref
+            columns = tuple((kept.summary or {}).get("columns", ()))
     elif file.spec.script is not None and not file.spec.script.code.startswith(UPLOAD):
         name, data = _code(file, file.spec.script.code)
-        body["script"]["code"] = await _upload(client, file, "script.code", data, name, "tar")
+        body["script"]["code"] = (await _upload(client, file, "script.code", data, name, "tar")).ref
     try:
-        return Prepared(file=file, body=body, quote=await client.quote(body, limit=limit))
+        return Prepared(file=file, body=body, quote=await client.quote(body, limit=limit), columns=columns)
     except ApiError as e:
         raise _placed(file, e) from None
 
@@ -53,7 +57,7 @@ async def prepare(client: Client, file: SpecFile, *, limit: int = 100) -> Prepar
 def show(out: Output, prepared: Prepared, *, every: bool = False) -> None:
     """The data check and the quote."""
     if prepared.quote.check:
-        out.say(quoteview.check(prepared.quote.check))
+        out.say(quoteview.check(prepared.quote.check, prepared.columns))
     quoteview.show(out, prepared.quote, every=every)
 
 
@@ -74,7 +78,7 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
         proposed = _ask_cap(proposed)
     else:
         out.say(f"cap: {words.money(proposed)} (P90 of the best offer × 1.25; set cap_usd in the spec to choose)")
-    return Prepared(file=prepared.file, body={**prepared.body, "cap_usd": str(proposed)}, quote=prepared.quote)
+    return replace(prepared, body={**prepared.body, "cap_usd": str(proposed)})
 
 
 def confirm(out: Output, prepared: Prepared, *, yes: bool) -> None:
@@ -84,7 +88,9 @@ def confirm(out: Output, prepared: Prepared, *, yes: bool) -> None:
     cap = words.money(Decimal(str(prepared.body["cap_usd"])))
     if not out.asks:
         raise BadInput("there is nobody to ask for confirmation; add -y to submit without a question")
-    if not typer.confirm(f"Submit {prepared.file.spec.name}? It never spends more than {cap}", default=False):
+    with interruptible():
+        agreed = typer.confirm(f"Submit {prepared.file.spec.name}? It never spends more than {cap}", default=False)
+    if not agreed:
         raise Refused("nothing was submitted")
 
 
@@ -98,7 +104,8 @@ async def send(client: Client, prepared: Prepared, *, key: str | None) -> JobVie
 
 def _ask_cap(proposed: Decimal) -> Decimal:
     while True:
-        answer: str = typer.prompt("Cap in USD", default=str(proposed))
+        with interruptible():
+            answer = str(typer.prompt("Cap in USD", default=str(proposed)))
         try:
             cap = usd(answer.removeprefix("$"))
             if cap > 0:
@@ -135,9 +142,9 @@ def _code(file: SpecFile, code: str) -> tuple[str, bytes]:
         raise BadInput(f"{file.place('script.code')}: {e}", problems=(("script.code", str(e)),)) from None
 
 
-async def _upload(client: Client, file: SpecFile, field: str, data: bytes, name: str, fmt: str | None) -> str:
+async def _upload(client: Client, file: SpecFile, field: str, data: bytes, name: str, fmt: str | None) -> UploadView:
     try:
-        return (await client.upload(data, name=name, fmt=fmt)).ref
+        return await client.upload(data, name=name, fmt=fmt)
     except ApiError as e:
         if e.status not in (413, 422):
             raise

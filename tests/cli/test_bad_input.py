@@ -1,0 +1,138 @@
+"""Each bad input: one line that names the place and the fix, exit code 2, nothing created."""
+
+from asyncio import to_thread
+
+import pytest
+
+from broker.ports import JobFilter
+from tests.cli.conftest import GOOD, WORDS, Shell
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+SPECS = {
+    "unknown key": (changed("train:\n", "epoch: 3\ntrain:\n"), "job.yaml:3: epoch: unknown key"),
+    "nested unknown key": (
+        changed("  data:", "  epoch: 3\n  data:"),
+        "job.yaml:5: train.epoch: unknown key; did you mean epochs?",
+    ),
+    "wrong type": (changed("  data:", "  epochs: many\n  data:"), "job.yaml:5: train.epochs: must be a valid number"),
+    "out of range": (changed("cap_usd: 5", "cap_usd: -5"), "job.yaml:2: cap_usd: must be greater than 0"),
+    "missing key": (changed("    path: words.csv\n", ""), "job.yaml:5: train.data.path: is missing"),
+    "both kinds": (GOOD + "script: {code: ., command: [a]}\n", "give exactly one of train and script"),
+    "key twice": (GOOD + "name: again\n", "job.yaml:9: name: the key is given twice"),
+    "not YAML": (GOOD + "labels: [\n", "job.yaml:10: not YAML"),
+    "no mapping": ("- 1\n", "job.yaml:1: a spec is a mapping"),
+    "empty": ("", "job.yaml:1: a spec is a mapping"),
+    "template column": (changed("{definition}", "{meaning}"), "job.yaml:8: train.data.completion: no column 'meaning'"),
+    "template syntax": (changed("{definition}", "{definition"), "job.yaml:8: train.data.completion: "),
+    "unset secret": (
+        GOOD + "secrets: [HF_TOKEN]\n",
+        "job.yaml:9: secrets.0: HF_TOKEN is not set; run gpubroker secret set",
+    ),
+    "unknown provider": (
+        GOOD + "resources: {providers: [simulatd]}\n",
+        "unknown provider 'simulatd'; did you mean simulated?",
+    ),
+    "unknown model": (changed("HuggingFaceTB/SmolLM2-135M", "nobody/nothing"), "job.yaml:4: train.model: "),
+    "cap too small": (changed("cap_usd: 5", "cap_usd: 0.000001"), "job.yaml:2: cap_usd: $0.0000 is too small"),
+    "absent file": (changed("words.csv", "nowhere.csv"), "job.yaml:6: train.data.path: "),
+    "unknown format": (changed("words.csv", "job.yaml"), "job.yaml:6: train.data.path: "),
+}
+DATA = {
+    "empty": ("", "is empty"),
+    "header only": ("word,definition\n", "no row"),
+    "ragged": ("word,definition\na,b,c\n", "line 2: more cells"),
+    "not UTF-8": (b"word,definition\na,\xff\n", "not UTF-8"),
+}
+
+
+async def nothing_created(shell: Shell) -> bool:
+    return not await shell.api.service.store.jobs(JobFilter())
+
+
+@pytest.mark.parametrize("name", SPECS)
+async def test_bad_spec_names_line_field_and_fix(shell: Shell, name: str) -> None:
+    text, expected = SPECS[name]
+    ran = await to_thread(shell.run, "submit", shell.spec(text), "--yes", "--detach")
+    assert ran.code == 2
+    assert expected in ran.err
+    assert "Traceback" not in ran.out + ran.err
+    assert await nothing_created(shell)
+
+
+@pytest.mark.parametrize("name", DATA)
+async def test_bad_data_names_the_file(shell: Shell, name: str) -> None:
+    words, expected = DATA[name]
+    ran = await to_thread(shell.run, "submit", shell.spec(GOOD, words), "--yes", "--detach")
+    assert ran.code == 2
+    assert "job.yaml:6: train.data.path: words.csv: " in ran.err
+    assert expected in ran.err
+    assert await nothing_created(shell)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("words.json", "{", "not JSON"),
+        ("words.json", '{"a": 1}', "must be a list"),
+        ("words.jsonl", '{"word": "a"}\n{', "line 2: not JSON"),
+    ],
+)
+async def test_unreadable_json(shell: Shell, name: str, data: str, expected: str) -> None:
+    (shell.folder / name).write_text(data)
+    ran = await to_thread(shell.run, "quote", shell.spec(changed("words.csv", name)))
+    assert ran.code == 2
+    assert expected in ran.err
+
+
+async def test_bad_input_as_json_is_one_document(shell: Shell) -> None:
+    text, _ = SPECS["nested unknown key"]
+    ran = await to_thread(shell.run, "submit", shell.spec(text), "--json")
+    assert ran.code == 2
+    assert ran.document["error"]["kind"] == "bad_input"
+    assert ran.document["error"]["problems"] == [
+        {"field": "train.epoch", "message": "unknown key; did you mean epochs?"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("train.epoch=2", "--set train.epoch: no such setting; did you mean 'epochs'?"),
+        ("epochs=2", "did you mean 'train.epochs'?"),
+        ("train.epochs.x=2", "train.epochs is a value"),
+        ("train.epochs", "write PATH=VALUE"),
+        ("train.epochs=many", "train.epochs: must be a valid number"),
+    ],
+)
+async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
+    ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach", "--set", setting)
+    assert ran.code == 2
+    assert expected in ran.err
+    assert await nothing_created(shell)
+
+
+async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
+    text = changed("cap_usd: 5\n", "") + "resources: {accelerators: [abacus]}\n"
+    ran = await to_thread(shell.run, "submit", shell.spec(text), "--yes", "--detach")
+    assert ran.code == 2
+    assert "no offer fits, so no cap can be proposed" in ran.err
+    assert "have another accelerator" in ran.out
+    assert await nothing_created(shell)
+
+
+async def test_absent_spec(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "submit", str(shell.folder / "no.yaml"), "--yes")
+    assert ran.code == 2
+    assert "gpubroker init" in ran.err
+
+
+async def test_wrong_ending_is_said_before_upload(shell: Shell) -> None:
+    (shell.folder / "words.txt").write_text(WORDS)
+    ran = await to_thread(shell.run, "quote", shell.spec(changed("words.csv", "words.txt")))
+    assert ran.code == 2
+    assert "job.yaml:6: train.data.path: words.txt" in ran.err

@@ -1,0 +1,97 @@
+"""From a spec to a durable job: check, quote, cap, question."""
+
+import tarfile
+from asyncio import to_thread
+from decimal import Decimal
+from io import BytesIO
+
+from broker.domain.ids import JobId
+from broker.domain.job import Job
+from broker.ports import JobFilter
+from tests.cli.conftest import GOOD, Shell
+from trainer.contract import keys
+
+
+async def only_job(shell: Shell) -> Job:
+    (job,) = await shell.api.service.store.jobs(JobFilter())
+    return job
+
+
+async def test_submit_shows_check_and_quote_and_makes_the_job(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach")
+    assert ran.code == 0, ran.err
+    job = await only_job(shell)
+    assert job.cap_usd == Decimal(5)
+    assert job.id in ran.out
+    assert "40: " in ran.out  # rows
+    assert "word, definition" in ran.out
+    assert "Define word0:" in ran.out
+    assert "what word 0 means to a cynic" in ran.out
+    assert "(simulated)" in ran.out
+    assert "$ to finish" in ran.out
+
+
+async def test_set_changes_the_job_by_yaml_types(shell: Shell) -> None:
+    settings = ("train.epochs=2", "labels.team=blue", "retry.on=[preempted]", "train.method.r=4", "cap_usd=2.5")
+    words = [word for s in settings for word in ("--set", s)]
+    ran = await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", *words)
+    assert ran.code == 0, ran.err
+    spec = (await only_job(shell)).spec
+    assert spec.train is not None
+    assert (spec.train.epochs, spec.labels, spec.retry.on) == (2, {"team": "blue"}, ("preempted",))
+    assert spec.train.method.kind == "lora"
+    assert spec.train.method.r == 4
+    assert spec.cap_usd == Decimal("2.5")
+
+
+async def test_cap_is_proposed_where_the_spec_has_none(shell: Shell) -> None:
+    path = shell.spec(GOOD.replace("cap_usd: 5\n", ""))
+    quoted = await to_thread(shell.run, "quote", path, "--json")
+    ran = await to_thread(shell.run, "submit", path, "--json", "--detach")
+    assert ran.code == 0, ran.err
+    job = await only_job(shell)
+    assert job.cap_usd == max(Decimal(quoted.document["proposed_cap_usd"]), Decimal("0.01"))
+    assert ran.document["id"] == job.id
+    assert "cap: $" in ran.err
+
+
+async def test_without_somebody_to_ask_nothing_is_submitted(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "submit", shell.spec(), "--detach", stdin="n\n")
+    assert ran.code == 2
+    assert "add -y" in ran.err
+    assert not await shell.api.service.store.jobs(JobFilter())
+
+
+async def test_idempotency_key_makes_one_job(shell: Shell) -> None:
+    words = ("submit", shell.spec(), "-y", "-d", "--json", "--idempotency-key", "once")
+    first, second = await to_thread(shell.run, *words), await to_thread(shell.run, *words)
+    assert first.document["id"] == second.document["id"]
+    other = await to_thread(shell.run, *words, "--set", "train.epochs=3")
+    assert other.code == 2
+    assert (await only_job(shell)).id == first.document["id"]
+
+
+async def test_script_folder_is_packed(shell: Shell) -> None:
+    code = shell.folder / "code"
+    code.mkdir()
+    (code / "main.py").write_text("print('hello')\n")
+    text = "name: hello\ncap_usd: 5\nscript:\n  code: code\n  command: [python, main.py]\n"
+    ran = await to_thread(shell.run, "submit", shell.spec(text, None), "-y", "-d", "--json")
+    assert ran.code == 0, ran.err
+    (blob,) = await shell.api.service.blobs.list(keys.job_prefix(JobId(ran.document["id"])))
+    data = await shell.api.service.blobs.get(blob.key)
+    assert data is not None
+    with tarfile.open(fileobj=BytesIO(data)) as tar:
+        assert tar.getnames() == ["main.py"]
+
+
+async def test_quote_creates_nothing(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "quote", shell.spec())
+    assert ran.code == 0
+    assert not await shell.api.service.store.jobs(JobFilter())
+
+
+async def test_dropped_offers_are_grouped_with_a_reason(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "quote", shell.spec(GOOD + "resources: {spot: never}\n"))
+    assert ran.code == 0
+    assert "excluded by the spot policy" in ran.out
