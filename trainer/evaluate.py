@@ -92,7 +92,8 @@ def _write_adapter(folder: Path, model: Any) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir()
-    tensors = {n: t.detach().cpu().contiguous() for n, t in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+    adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {n: t.detach().cpu().contiguous() for n, t in adapter.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings = model.peft_config["default"]
     training, settings.inference_mode = settings.inference_mode, True

@@ -47,8 +47,12 @@ def child_environment(base: Mapping[str, str], extra: Mapping[str, str], secrets
 
 
 def worker_defaults(env: dict[str, str]) -> dict[str, str]:
-    """Keeps libraries from probing for what is not used, telling others, and painting progress bars into the log."""
+    """Keeps libraries from probing for what is not used, telling others, and painting progress bars into the log.
+
+    OMP_WAIT_POLICY: threads that spin at a barrier made a step ten times slower where other processes had work too.
+    """
     quiet = {
+        "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "USE_TF": "0",
         "USE_FLAX": "0",

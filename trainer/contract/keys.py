@@ -63,4 +63,3 @@ def checkpoint(job: str, attempt: str, step: int, nonce: str) -> str:
 
 MANIFEST = "manifest.json"
 BROKER_LEASE = "broker/lease"
-INSTALLATION = "broker/installation"
