@@ -15,7 +15,8 @@ from trainer.contract.base import Config
 api = Api()
 OCTETS = "application/octet-stream"
 WRITE_BYTES = 1024 * 1024
-ArtifactPath = Annotated[Text, Field(min_length=1, max_length=1024)]
+ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
+"""Fits into a request line when percent-encoded."""
 
 
 class UploadQuery(Config):

@@ -26,11 +26,8 @@ class Inputs:
         field, path = _reference(spec)
         match = REFERENCE.fullmatch(path)
         if match is None:
-            raise InvalidInput(
-                Problem(
-                    field=field, message=f"{path!r} is no upload; POST the file to /v1/uploads and give its upload:<sha256>"
-                )
-            )
+            message = f"{path!r} is no upload; POST the file to /v1/uploads and give its upload:<sha256>"
+            raise InvalidInput(Problem(field=field, message=message))
         return match[1]
 
     async def upload(self, owner: str, spec: JobSpec) -> tuple[JobSpec, Upload]:

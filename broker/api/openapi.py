@@ -37,6 +37,24 @@ TEXT: dict[int, str] = {
 }
 
 
+HEADERS: dict[str, dict[str, Any]] = {
+    "Idempotency-Key": {"type": "string", "maxLength": 200, "pattern": "^[!-~]+$"},
+    "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
+}
+"""Request headers that handlers read, with what they may hold."""
+STREAMED: dict[str, dict[str, Any]] = {
+    "text/event-stream": {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
+        "required": ["event", "data"],
+    },
+    "application/schema+json": {"type": "object"},
+    "text/plain": {"type": "string"},
+    "application/octet-stream": {"type": "string"},
+}
+"""What an answer that is no model looks like, by content type; of a stream, each event."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One request, authenticated."""
@@ -125,6 +143,8 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
     async def serve(request: web.Request) -> web.StreamResponse:
         authorization = request.headers.get("Authorization")
         caller = ANONYMOUS if op.scope is None else await auth.caller(authorization, op.scope)
+        for name in op.headers:
+            _check_header(name, request)
         arguments: dict[str, Any] = {name: _param(name, kind, request) for name, kind in op.params.items()}
         if op.query is not None:
             arguments["query"] = _query(op.query, request)
@@ -153,6 +173,13 @@ def _refuse(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.R
     if wrong is None:
         return problems.problem(400, f"the body is not JSON: {error.errors(include_url=False)[0]['ctx']['error']}")
     return problems.of_error(wrong)
+
+
+def _check_header(name: str, request: web.Request) -> None:
+    text, rule = request.headers.get(name), HEADERS[name]
+    if text is not None and not (len(text) <= rule["maxLength"] and re.fullmatch(rule["pattern"], text)):
+        message = f"must be at most {rule['maxLength']} visible ASCII characters; correct it, or leave it out"
+        raise InvalidInput(Fault(field=name, message=message))
 
 
 def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
@@ -195,23 +222,24 @@ def document(apis: Sequence[Api], *, version: str) -> dict[str, Any]:
         if o.out is not None:
             wanted[o.out, "serialization"] = None
     refs, definitions = models_json_schema(list(wanted), ref_template="#/components/schemas/{model}")
+    schemas = definitions["$defs"]
     paths: dict[str, dict[str, Any]] = {}
     for o in operations:
         path = re.sub(r"{(\w+):[^}]*}", r"{\1}", o.path)
-        paths.setdefault(path, {})[o.method.lower()] = _operation(o, refs)
+        paths.setdefault(path, {})[o.method.lower()] = _operation(o, refs, schemas)
     licence = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     return {
         "openapi": "3.1.0",
         "info": {"title": "gpubroker", "version": version, "license": licence},
         "paths": paths,
         "components": {
-            "schemas": definitions["$defs"],
+            "schemas": schemas,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
+def _operation(o: Operation, refs: dict[Any, Any], schemas: dict[str, Any]) -> dict[str, Any]:
     doc = inspect.getdoc(o.handler) or ""
     described: dict[str, Any] = {
         "operationId": o.handler.__name__,
@@ -225,7 +253,8 @@ def _operation(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
         "responses": _responses(o, refs),
     }
     if o.query is not None:
-        schema = o.query.model_json_schema()
+        schema = o.query.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas.update(schema.get("$defs", {}))
         described["parameters"] += [
             {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": part,
              "description": part.get("description", "")}
@@ -241,14 +270,8 @@ def _operation(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
     return described
 
 
-HEADERS: dict[str, dict[str, Any]] = {
-    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
-    "Last-Event-ID": {"type": "string", "maxLength": 4096, "pattern": "^[!-~]*$"},
-}
-
-
 def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in o.media}
+    content: dict[str, Any] = {kind: {"schema": STREAMED[kind]} for kind in o.media}
     if o.out is not None:
         content[JSON] = {"schema": refs[o.out, "serialization"]}
     good: dict[str, Any] = {"description": "Done."}
