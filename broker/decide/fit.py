@@ -40,14 +40,14 @@ def fit(workload: Workload, offer: Offer, *, local: bool = False) -> Fit:
         return Fit(drop=Drop.UNKNOWN_HARDWARE, reason=f"no figures for {name}, so neither time nor price to finish")
     if workload.precision == "bf16" and not nominal.bf16:
         return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
-    need = memory(workload, bf16=nominal.bf16, gpu=nominal.gpu)
+    devices = useful_devices(workload, offer.gpus) if actual.gpu else 1
+    need = memory(workload, bf16=nominal.bf16, gpu=nominal.gpu, devices=devices)
     assert need is not None
     has = offer.gpu_memory_bytes or nominal.memory_bytes
     if need.required > has:
         what = "per GPU" if nominal.gpu else "of memory"
         reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
         return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
-    devices = useful_devices(workload, offer.gpus) if actual.gpu else 1
     reason = f"fits: {need.required / GIB:.1f} of {has / GIB:.1f} GiB"
     if actual.gpu and devices < offer.gpus:
         reason += f"; uses {devices} of {offer.gpus} GPUs, global_batch / micro_batch allows no more"

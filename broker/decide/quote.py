@@ -65,6 +65,7 @@ class _Kind:
     work: float
     lost: float
     """What a preemption costs."""
+
     def p50(self, rate: float) -> float:
         """Expected seconds at `rate` preemptions a second."""
         return self.setup + self.work / (1 - rate * self.lost)

@@ -1,0 +1,253 @@
+"""Quotes: what is kept, in which order, what it costs, and the words for what is dropped."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.quote import LABELS, quote, summary
+from broker.domain.instance import Caps
+from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict
+from tests.unit.decide.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
+
+
+def only(line_of: Any) -> QuoteLine:
+    (line,) = line_of.lines
+    assert isinstance(line, QuoteLine)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "drop", "words"),
+    [
+        ({}, {"resources": {"providers": ["runpod"]}}, Drop.PROVIDER, "provider cloud; asked for runpod"),
+        ({}, {"resources": {"accelerators": ["l40s"]}}, Drop.ACCELERATOR, "accelerator h100-sxm; asked for l40s"),
+        ({}, {"resources": {"gpus": 2}}, Drop.GPUS, "1 GPUs; asked for 2"),
+        ({}, {"resources": {"spot": "only"}}, Drop.SPOT, "on-demand; spot is 'only' in the spec"),
+        ({"spot": True}, {"resources": {"spot": "never"}}, Drop.SPOT, "spot; spot is 'never' in the spec"),
+        ({}, {"local_files": True}, Drop.UNREACHABLE, "cannot reach the blob store"),
+        ({}, {"resources": {"regions": ["us", "ap"]}}, Drop.REGION, "region eu; asked for ap, us"),
+        ({"accelerator": "tpu"}, {}, Drop.UNKNOWN_HARDWARE, "no figures for tpu"),
+        ({"gpu_memory_bytes": GIB}, {}, Drop.MEMORY, "has 1.0"),
+        ({"usd_per_hour": Decimal(0)}, {}, Drop.PRICE, "cannot be true"),
+        ({"usd_per_hour": Decimal(-1), "provider": "mine"}, {}, Drop.PRICE, "cannot be true"),
+        ({"spot": True, "on_demand_usd_per_hour": Decimal(1)}, {}, Drop.PRICE, "is above on-demand"),
+        ({}, {"resources": {"max_usd_per_hour": "2"}}, Drop.HOURLY_LIMIT, "$2.5000/h is above max_usd_per_hour 2"),
+        ({"spot": True, "preemptions_per_hour": 20.0}, {}, Drop.PREEMPTED_TOO_OFTEN, "preempted every 3 min"),
+        ({}, {"cap_left": Decimal("0.5")}, Drop.CAP, "to finish; $0.5000 of the cap is left"),
+        ({"available": False}, {}, Drop.UNAVAILABLE, "the cloud has none now"),
+        ({}, {"excluded": {"cloud/x": "sold out until 12:05"}}, Drop.EXCLUDED, "sold out until 12:05"),
+    ],
+)
+def test_what_is_dropped_says_why(changes: dict[str, Any], arguments: dict[str, Any], drop: Drop, words: str) -> None:
+    made = quoted([offer(**changes)], **arguments)
+    line = only(made)
+    assert (line.verdict, line.drop) == (Verdict.DROPPED, drop)
+    assert words in line.reason
+    assert "\n" not in line.reason
+    assert made.best is None
+    assert made.drops == {drop: 1}
+    assert summary(made) == f"0 of 1 offers kept; dropped: 1 {LABELS[drop]}"
+
+
+def test_every_reason_has_its_words() -> None:
+    assert set(LABELS) == set(Drop)
+
+
+def test_kept_when_everything_asked_for_is_there() -> None:
+    resources = {
+        "providers": ["cloud"], "accelerators": ["h100"], "regions": ["eu"], "gpus": 1, "spot": "never",
+        "max_usd_per_hour": "2.50",
+    }  # fmt: skip
+    made = quoted([offer(available=True)], resources=resources)
+    line = only(made)
+    assert line.verdict is Verdict.KEPT
+    assert line.drop is None
+    assert line.memory is not None
+    assert summary(made) == "1 of 1 offers kept"
+    assert made.expires_at - made.made_at == timedelta(minutes=5)
+
+
+def test_dollars_are_price_times_setup_work_and_teardown() -> None:
+    line = only(quoted([offer()]))
+    assert line.hours_p50 is not None
+    assert line.hours_p90 is not None
+    assert line.usd_p50 is not None
+    assert line.usd_p90 is not None
+    seconds = line.hours_p50 * 3600 + 5
+    assert float(line.usd_p50) == pytest.approx(2.5 * seconds / 3600, abs=2.5 / 3600)
+    assert line.hours_p50 > 120 / 3600 + WORK.steps * (line.step_s or 0) / 3600
+    assert line.hours_p90 > line.hours_p50
+    assert line.usd_p90 > line.usd_p50
+
+
+def test_a_billing_quantum_is_paid_whole() -> None:
+    line = only(quoted([offer(billing_quantum_s=36_000)]))
+    assert line.usd_p50 == line.usd_p90 == Decimal(25)
+
+
+def test_preemptions_cost_lost_work_and_another_setup() -> None:
+    calm, spot = (only(quoted([offer(spot=True, preemptions_per_hour=r)])) for r in (0.0, 1.0))
+    assert calm.hours_p50 is not None
+    assert spot.hours_p50 is not None
+    # Lost in each: half of 300 s and a set-up of 120 s, 15 s of start and the download of 16 GB at 200 MB/s.
+    setup = (120 + 15 + 2 * 8_030_261_248 / 200e6) / 3600
+    work = calm.hours_p50 - setup
+    assert spot.hours_p50 == pytest.approx(setup + work / (1 - (150 / 3600 + setup)))
+
+
+def test_an_unknown_preemption_rate_is_assumed_and_said() -> None:
+    unknown, calm = only(quoted([offer(spot=True)])), only(quoted([offer(spot=True, preemptions_per_hour=0.0)]))
+    assert "one in 3.7 h assumed" in unknown.reason
+    assert "assumed" not in calm.reason
+    assert (unknown.usd_p50 or 0) > (calm.usd_p50 or 0)
+
+
+def test_a_machine_that_cannot_stop_itself_says_so() -> None:
+    assert "only its cloud's API ends the billing" in only(quoted([offer()])).reason
+    assert "billing" not in only(quoted([offer(provider="mine")])).reason
+
+
+def test_an_unlisted_provider_gets_default_capabilities() -> None:
+    assert only(quoted([offer(provider="new")])).verdict is Verdict.KEPT
+
+
+def test_ones_own_machine_may_be_free_and_sees_local_files() -> None:
+    made = quoted([offer(provider="mine", usd_per_hour=Decimal(0))], local_files=True)
+    assert only(made).usd_p50 == 0
+    assert made.proposed_cap_usd == Decimal("0.01")
+    assert only(quoted([offer(reaches_local_files=True)], local_files=True)).verdict is Verdict.KEPT
+
+
+def test_the_proposed_cap_is_spent_and_five_quarters_of_p90() -> None:
+    made = quoted([offer()], spent=Decimal(3))
+    best = made.best
+    assert best is not None
+    assert best.usd_p90 is not None
+    exact = 3 + best.usd_p90 * Decimal("1.25")
+    assert made.proposed_cap_usd is not None
+    assert exact <= made.proposed_cap_usd < exact + Decimal("0.01")
+
+
+def test_the_cheapest_finish_is_known_where_the_cap_does_not_suffice() -> None:
+    kept = quoted([offer()])
+    assert kept.best is not None
+    assert quoted([offer()], cap_left=Decimal("0.01")).cheapest_usd == kept.best.usd_p50
+    assert quoted([offer(accelerator="tpu")]).cheapest_usd is None
+
+
+def test_a_script_is_ranked_by_price_and_its_time_is_not_known() -> None:
+    offers = [offer(id="dear", usd_per_hour=Decimal(3)), offer(id="cheap", usd_per_hour=Decimal(1), accelerator="tpu")]
+    made = quoted(offers, work=SCRIPT)
+    assert [line.offer.id for line in made.lines] == ["cheap", "dear"]
+    assert made.lines[0].usd_p50 is None
+    assert made.proposed_cap_usd is None
+    assert quoted(offers, work=SCRIPT, cap_left=Decimal("0.0001")).kept == 0
+
+
+def test_a_whole_word_of_work_is_cheaper_where_it_is_faster() -> None:
+    """A dearer hour may be the cheaper job."""
+    fast = offer(id="h100", usd_per_hour=Decimal("2.5"))
+    slow = offer(id="a6000", accelerator="a6000", gpu_memory_bytes=48 * GIB, usd_per_hour=Decimal("1.5"))
+    assert [line.offer.id for line in quoted([slow, fast]).lines] == ["h100", "a6000"]
+
+
+def test_lines_are_a_sequence() -> None:
+    made = quoted([offer(id="b"), offer(id="a"), offer(id="c", available=False)])
+    assert len(made.lines) == 3
+    assert made.lines[-1].offer.id == "c"
+    assert [line.offer.id for line in made.lines[:2]] == ["a", "b"]
+    assert made.lines[0] == made.lines[0]
+    with pytest.raises(IndexError):
+        made.lines[3]
+
+
+offers = st.builds(
+    offer,
+    id=st.uuids().map(str),
+    provider=st.sampled_from(["cloud", "mine", "new"]),
+    accelerator=st.sampled_from(["h100-sxm", "a100-80gb-sxm", "l4", "cpu", "tpu"]),
+    gpus=st.sampled_from([1, 2, 8]),
+    gpu_memory_bytes=st.sampled_from([0, 16 * GIB, 40 * GIB, 80 * GIB]),
+    region=st.sampled_from(["eu", "us"]),
+    spot=st.booleans(),
+    usd_per_hour=st.decimals(0, 50, places=4),
+    on_demand_usd_per_hour=st.none() | st.decimals(0, 50, places=2),
+    available=st.sampled_from([None, True, False]),
+    preemptions_per_hour=st.none() | st.floats(0, 30),
+    billing_quantum_s=st.sampled_from([1, 60, 3600]),
+)
+markets = st.lists(offers, max_size=12)
+resource_asks = st.fixed_dictionaries(
+    {},
+    optional={
+        "regions": st.just(["eu"]),
+        "spot": st.sampled_from(["allowed", "never", "only"]),
+        "max_usd_per_hour": st.just("20"),
+        "gpus": st.sampled_from(["auto", 1, 8]),
+    },
+)
+caps_left = st.decimals("0.01", 200, places=6)
+
+
+@given(markets, resource_asks, caps_left)
+def test_every_offer_once_kept_first_by_cost_and_within_the_cap(
+    market: list[Offer], resources: dict[str, Any], left: Decimal
+) -> None:
+    made = quoted(market, resources=resources, cap_left=left)
+    lines = tuple(made.lines)
+    assert sorted(line.offer.id for line in lines) == sorted(o.id for o in market)
+    verdicts = [line.verdict for line in lines]
+    assert verdicts == sorted(verdicts, key=lambda v: v is Verdict.DROPPED)
+    kept = [line for line in lines if line.verdict is Verdict.KEPT]
+    assert len(kept) == made.kept
+    assert sum(made.drops.values()) + made.kept == len(lines)
+    costs = [(line.usd_p50, line.offer.id) for line in kept]
+    assert costs == sorted(costs)
+    for line in kept:
+        assert line.usd_p50 is not None
+        assert line.usd_p90 is not None
+        assert line.usd_p50 <= left
+        assert line.usd_p90 >= line.usd_p50
+        assert made.cheapest_usd is not None
+        assert made.cheapest_usd <= line.usd_p50
+
+
+@given(offers, st.integers(0, 200 * GIB))
+def test_more_memory_never_turns_kept_into_dropped(one: Offer, more: int) -> None:
+    if quoted([one]).kept:
+        has = one.gpu_memory_bytes or 80 * GIB
+        assert quoted([replace(one, gpu_memory_bytes=has + more)]).kept
+
+
+@given(offers, st.decimals("0.0001", 10, places=4))
+def test_a_dearer_offer_never_ranks_above_an_equal_cheaper_one(one: Offer, more: Decimal) -> None:
+    dear = replace(one, id="a-dear", usd_per_hour=one.usd_per_hour + more)
+    made = quoted([dear, replace(one, id="b-cheap")], cap_left=Decimal(10**6))
+    if made.kept == 2:
+        cheap, dearer = made.lines
+        assert (cheap.usd_p50 or 0) <= (dearer.usd_p50 or 0)
+        assert cheap.offer.id == "b-cheap" or cheap.usd_p50 == dearer.usd_p50
+
+
+@given(markets, caps_left)
+def test_the_order_of_the_market_does_not_matter(market: list[Offer], left: Decimal) -> None:
+    forth, back = quoted(market, cap_left=left), quoted(market[::-1], cap_left=left)
+    assert forth.lines[: forth.kept] == back.lines[: back.kept]
+
+
+def test_boot_time_of_the_provider_is_paid() -> None:
+    def at(boot_s: float) -> Decimal:
+        made = quote(
+            spec(), WORK, [offer()], now=NOW, local_files=False, spent=Decimal(0), cap_left=Decimal(100), excluded={},
+            caps={**CAPS, "cloud": Caps(spot=True, boot_s=boot_s)},
+        )  # fmt: skip
+        assert made.best is not None
+        assert made.best.usd_p50 is not None
+        return made.best.usd_p50
+
+    assert float(at(3720) - at(120)) == pytest.approx(2.5, abs=0.01)
