@@ -227,9 +227,10 @@ class MemoryStore:
 
     async def adjust(self, entries: Sequence[LedgerEntry]) -> None:
         rule = fences.broken_ledger_rule(entries)
-        unknown = [entry.job_id for entry in entries if entry.job_id not in self._jobs]
-        if rule or unknown:
-            raise fences.refused("adjustment", rule or f"ledger_job_id_fkey ({unknown[0]} is no job)")
+        if not rule and any(entry.attempt_id not in self._attempts for entry in entries):
+            rule = "ledger_attempt_id_fkey"
+        if rule:
+            raise fences.refused("adjustment", rule)
         for entry in entries:
             self._ledger[entry.job_id].append(entry)
             self._spend(entry.job_id, entry.usd)
@@ -320,6 +321,7 @@ class MemoryStore:
         row.value = replace(row.value, cap_usd=cap_usd)
         if row.value.state is JobState.CAPPED:
             self._put_job(row, replace(row.value, state=JobState.QUEUED, reason="", finished_at=None))
+        if row.value.state is JobState.QUEUED:  # what did not fit under the old cap may fit now
             row.due_at = self._clock.now()
         self._write_events([event])
         self._hints.hint("jobs")

@@ -1,0 +1,242 @@
+"""Changes in batches: lock the rows, ask the fences, write what holds, in one transaction with few round trips."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import asyncpg
+
+from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import AttemptState, Event, JobState, LedgerEntry, LedgerKind
+from broker.domain.money import ZERO
+from broker.ports import Change, Charge
+from broker.store import fences, rows
+from broker.store.postgres_pool import QUERIES, Connection, Pool, RolledBack, columns
+
+PAYLOAD_BYTES = 7500
+"""PostgreSQL refuses a notification's payload from 8000 bytes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LockedJob:
+    epoch: int
+    state: JobState
+    attempts: int
+    stop_requested: bool
+    event_seq: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LockedAttempt:
+    epoch: int
+    state: AttemptState
+    charged_to: datetime | None
+
+
+class AlreadyThere(StoreError):
+    """A unique index refused: a second live attempt, or a row that exists."""
+
+
+class Applier:
+    """`Store.apply`. `outbox`: keep events for a notifier."""
+
+    def __init__(self, pool: Pool, *, outbox: bool) -> None:
+        self._pool = pool
+        self._outbox = outbox
+
+    async def apply(self, changes: Sequence[Change]) -> list[bool]:
+        """Each change atomically. Refused ones are raised after the others were applied."""
+        held, problems = [False] * len(changes), []
+        sound = []
+        for index, change in enumerate(changes):
+            try:
+                fences.check(change)
+                sound.append(index)
+            except StoreError as error:
+                problems.append(error)
+        for batch in rounds([changes[i] for i in sound]):
+            problems += await self._round([(sound[i], changes[sound[i]]) for i in batch], held)
+        if problems:
+            raise problems[0]
+        return held
+
+    async def _round(self, batch: list[tuple[int, Change]], held: list[bool]) -> list[StoreError]:
+        """One transaction; when a row was refused after all, one transaction a change."""
+        try:
+            for (index, _), ok in zip(batch, await self._commit([change for _, change in batch]), strict=True):
+                held[index] = ok
+            return []
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            if len(batch) == 1:
+                return [] if isinstance(error, AlreadyThere) else [error]
+        return [error for one in batch for error in await self._round([one], held)]
+
+    async def _commit(self, changes: Sequence[Change]) -> list[bool]:
+        return await self._pool.retried(lambda: self._once(changes), RolledBack)
+
+    async def adjust(self, entries: Sequence[LedgerEntry]) -> None:
+        """`Store.adjust`."""
+        if rule := fences.broken_ledger_rule(entries):
+            raise fences.refused("adjustment", rule)
+        spent: defaultdict[JobId, Decimal] = defaultdict(lambda: ZERO)
+        for entry in entries:
+            spent[entry.job_id] += entry.usd
+        if not spent:
+            return
+        async with self._pool.transaction("adjust") as connection:
+            await connection.fetch(QUERIES["lock_jobs"], sorted(spent))
+            writes = [(job_id, *_JobWrite(usd=usd).row) for job_id, usd in spent.items()]
+            await connection.execute(QUERIES["write_jobs"], *columns(writes))
+            await connection.execute(QUERIES["write_ledger"], *columns(map(rows.written_entry, entries)))
+
+    async def _once(self, changes: Sequence[Change]) -> list[bool]:
+        async with self._pool.transaction("apply") as connection:
+            jobs, attempts = await _lock(connection, changes)
+            held = [fences.holds(change, jobs, attempts) for change in changes]
+            writes = _Writes(jobs)
+            for change in (change for change, ok in zip(changes, held, strict=True) if ok):
+                writes.add(change)
+            await writes.send(connection, outbox=self._outbox)
+            return held
+
+
+def rounds(changes: Sequence[Change]) -> list[list[int]]:
+    """Indices in batches in which no row is written twice; changes of the same row stay in their order."""
+    last: dict[str, int] = {}
+    batches: list[list[int]] = []
+    for index, change in enumerate(changes):
+        touched = {*fences.jobs_written(change), *fences.attempts_written(change)}
+        number = 1 + max((last.get(row, -1) for row in touched), default=-1)
+        last.update(dict.fromkeys(touched, number))
+        if number == len(batches):
+            batches.append([])
+        batches[number].append(index)
+    return batches
+
+
+async def _lock(
+    connection: Connection, changes: Sequence[Change]
+) -> tuple[dict[JobId, _LockedJob], dict[AttemptId, _LockedAttempt]]:
+    job_ids = sorted(set().union(*(fences.jobs_written(change) for change in changes)))
+    attempt_ids = sorted(set().union(*(fences.attempts_written(change) for change in changes)))
+    jobs, attempts = {}, {}
+    for row in await connection.fetch(QUERIES["lock_jobs"], job_ids) if job_ids else ():
+        jobs[JobId(row["id"])] = _LockedJob(
+            epoch=row["epoch"],
+            state=JobState(row["state"]),
+            attempts=row["attempts"],
+            stop_requested=row["stop_requested"],
+            event_seq=row["event_seq"],
+        )
+    for row in await connection.fetch(QUERIES["lock_attempts"], attempt_ids) if attempt_ids else ():
+        attempts[AttemptId(row["id"])] = _LockedAttempt(
+            epoch=row["epoch"], state=AttemptState(row["state"]), charged_to=row["charged_to"]
+        )
+    return jobs, attempts
+
+
+@dataclass
+class _JobWrite:
+    """A row of `write_jobs`."""
+
+    state: tuple[Any, ...] = (None,) * 7
+    """The controllers' columns, see `rows.written_job`."""
+    usd: Decimal = ZERO
+    events: int = 0
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        return (*self.state, self.usd, self.events)
+
+
+@dataclass
+class _Writes:
+    """The rows of one transaction, statement by statement."""
+
+    locked: dict[JobId, _LockedJob]
+    jobs: defaultdict[JobId, _JobWrite] = field(default_factory=lambda: defaultdict(_JobWrite))
+    attempts: list[tuple[Any, ...]] = field(default_factory=list)
+    admitted: list[tuple[Any, ...]] = field(default_factory=list)
+    charges: list[tuple[Any, ...]] = field(default_factory=list)
+    ledger: list[tuple[Any, ...]] = field(default_factory=list)
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+    topics: dict[str, None] = field(default_factory=dict)
+
+    def add(self, change: Change) -> None:
+        """What a change that holds writes."""
+        if change.attempt is not None:
+            self.attempts.append(rows.written_attempt(change.attempt[1], change.due_in_s))
+        if change.job is not None:
+            read, to = change.job
+            unseen_stop = self.locked[read.id].stop_requested and not read.stop_requested
+            self.jobs[read.id].state = rows.written_job(to, 0.0 if unseen_stop else change.due_in_s)
+        if change.admit is not None:
+            self.admitted.append(rows.admitted(change.admit, self.locked[change.admit.job_id].stop_requested))
+        if change.charge is not None:
+            self._add_charge(change.charge)
+        self.ledger += map(rows.written_entry, change.ledger)
+        self.add_events(change.events)
+        if change.charge is not None and change.charge.event is not None:
+            self.add_events([change.charge.event])
+        if fences.wakes(change):
+            self.topics["jobs"] = None
+
+    def _add_charge(self, charge: Charge) -> None:
+        self.charges.append((charge.attempt_id, charge.usd, charge.to, charge.cap_near))
+        self.jobs[charge.job_id].usd += charge.usd
+        if charge.usd:
+            entry = LedgerEntry(
+                job_id=charge.job_id, attempt_id=charge.attempt_id, kind=LedgerKind.CHARGE, usd=charge.usd
+            )
+            self.ledger.append(rows.written_entry(entry))
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Numbers them onward from the job's counter, whose row is locked."""
+        for event in events:
+            row = self.jobs[event.job_id]
+            row.events += 1
+            self.events.append(rows.written_event(event, self.locked[event.job_id].event_seq + row.events))
+            self.topics[f"job/{event.job_id}"] = None
+
+    async def send(self, connection: Connection, *, outbox: bool) -> None:
+        """An ended attempt goes before an admitted one: a job has one live attempt at any moment."""
+        jobs = [(job_id, *write.row) for job_id, write in self.jobs.items()]
+        batches = (
+            ("write_jobs", jobs),
+            ("write_attempts", self.attempts),
+            ("admit_attempts", self.admitted),
+            ("write_charges", self.charges),
+            ("write_ledger", self.ledger),
+        )
+        try:
+            for name, batch in batches:
+                if batch:
+                    await connection.execute(QUERIES[name], *columns(batch))
+        except asyncpg.UniqueViolationError as error:
+            raise AlreadyThere(f"apply: {error}") from error
+        await send_events(connection, self.events, outbox=outbox)
+        await notify(connection, self.topics)
+
+
+async def send_events(connection: Connection, events: Sequence[tuple[Any, ...]], *, outbox: bool) -> None:
+    """Rows of `write_events`, into the outbox as well if there is one."""
+    if events:
+        await connection.execute(QUERIES["write_events"], *columns(events), outbox)
+
+
+async def notify(connection: Connection, topics: dict[str, None]) -> None:
+    """One notification a transaction, its topics separated by spaces (more only where they do not fit)."""
+    payloads, line = [], ""
+    for topic in topics:
+        if len(line) + len(topic) >= PAYLOAD_BYTES:
+            payloads.append(line)
+            line = ""
+        line = f"{line} {topic}" if line else topic
+    if line:
+        await connection.execute(QUERIES["notify"], [*payloads, line])

@@ -1,0 +1,135 @@
+"""The pool, the statements by name, and what asyncpg's errors mean to us."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import asyncpg
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from broker.domain.errors import StoreError, StoreUnavailable
+from broker.store.rows import JOB_COLUMNS
+
+T = TypeVar("T")
+Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+STATEMENT_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 10.0
+
+_UNAVAILABLE = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.TransactionRollbackError,
+)
+
+
+class RolledBack(StoreUnavailable):
+    """A deadlock or serialization failure: definitely nothing was written, the same may be tried again."""
+
+
+def _load(path: Path) -> dict[str, str]:
+    """Statements by the name in their `-- name:` line."""
+    parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
+    names, bodies = parts[1::2], parts[2::2]
+    return {name: body.replace("{job_columns}", JOB_COLUMNS) for name, body in zip(names, bodies, strict=True)}
+
+
+QUERIES = _load(Path(__file__).with_name("queries.sql"))
+
+
+@contextmanager
+def store_errors(doing: str) -> Iterator[None]:
+    """Errors of asyncpg as the tree of `domain.errors` knows them."""
+    try:
+        yield
+    except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError) as error:
+        raise RolledBack(f"{doing}: {_line(error)}; nothing was written, try again") from error
+    except _UNAVAILABLE as error:
+        if isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError):
+            raise StoreError(f"{doing}: {_line(error)}; nothing was written") from error  # a value that has no encoding
+        raise StoreUnavailable(
+            f"{doing}: the database gave no answer ({_line(error)}); what was asked may or may not be done, read again"
+        ) from error
+    except asyncpg.PostgresError as error:
+        rule = getattr(error, "constraint_name", None)
+        raise StoreError(f"{doing}: {f'rule {rule}: ' if rule else ''}{_line(error)}; nothing was written") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[list[Any], ...]:
+    """Rows as the arrays that `unnest` takes; at least one row."""
+    return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+async def _keep(connection: object) -> None:
+    """No reset when a connection goes back: nothing here leaves session state, and it saves a round trip."""
+
+
+class Pool:
+    """Runs named statements. Raises StoreUnavailable, StoreError."""
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        self._pool = pool
+
+    @classmethod
+    async def connect(cls, dsn: str, size: int) -> "Pool":
+        with store_errors("connecting"):
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=size,
+                reset=_keep,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=STATEMENT_TIMEOUT_S,
+                server_settings={"application_name": "gpubroker", "timezone": "UTC", "jit": "off"},
+            )
+        return cls(pool)
+
+    async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
+        """One statement in its own transaction."""
+        with store_errors(name):
+            return await self._pool.fetch(QUERIES[name], *values)
+
+    async def read(self, name: str, *values: Any) -> list[asyncpg.Record]:
+        """A statement that may be repeated without harm: tried again while the database restarts."""
+        return await self.retried(lambda: self.fetch(name, *values), StoreUnavailable)
+
+    async def retried(self, call: Callable[[], Awaitable[T]], on: type[StoreError]) -> T:
+        """`call` again after `on`, a few times within about a second."""
+        policy = AsyncRetrying(
+            retry=retry_if_exception_type(on),
+            stop=stop_after_attempt(5),
+            wait=wait_random_exponential(0.1, max=0.5),
+            reraise=True,
+        )
+
+        async def once() -> T:  # tenacity awaits coroutine functions only, not a lambda's answer
+            return await call()
+
+        return await policy(once)
+
+    @asynccontextmanager
+    async def transaction(self, doing: str) -> AsyncIterator[Connection]:
+        """A transaction; StoreUnavailable out of its end means that its fate is unknown."""
+        with store_errors(doing):
+            async with self._pool.acquire() as connection, connection.transaction():
+                yield connection
+
+    async def close(self) -> None:
+        """Waits for what is under way, a little."""
+        try:
+            async with asyncio.timeout(5):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()

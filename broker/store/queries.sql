@@ -1,0 +1,269 @@
+-- Every statement of the PostgreSQL store, loaded by name (postgres_pool.py).
+-- Locks are taken on jobs before attempts, each in the order of their ids, so that no two transactions wait in a circle.
+-- `clock` is read once a statement: an index can serve the comparison, and a lease's end and due_at are the same moment.
+
+-- ---------------------------------------------------------------------------------------------------------- claiming
+
+-- name: claim_jobs
+WITH clock AS MATERIALIZED (
+    SELECT now, now + $5 * interval '1 second' AS until FROM clock_timestamp() AS now
+), due AS (
+    SELECT row.id
+    FROM unnest($1::text[], $2::boolean[]) AS wanted (state, only_stopped),
+    LATERAL (
+        SELECT j.id FROM jobs j
+        WHERE j.state = wanted.state AND (NOT wanted.only_stopped OR j.stop_requested)
+            AND j.due_at <= (SELECT now FROM clock)
+            AND (j.lease_until IS NULL OR j.lease_until <= (SELECT now FROM clock))
+        ORDER BY j.due_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+    ) AS row
+    LIMIT $3
+)
+UPDATE jobs j SET epoch = j.epoch + 1, lease_owner = $4,
+    lease_until = (SELECT until FROM clock),
+    due_at = (SELECT until FROM clock)
+FROM due WHERE j.id = due.id
+RETURNING j.*;
+
+-- name: claim_attempts
+WITH clock AS MATERIALIZED (
+    SELECT now, now + $4 * interval '1 second' AS until FROM clock_timestamp() AS now
+), due AS (
+    SELECT id FROM attempts
+    WHERE lane = $1 AND due_at <= (SELECT now FROM clock)
+        AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+    ORDER BY due_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+), leased AS (
+    UPDATE attempts a SET epoch = a.epoch + 1, lease_owner = $3,
+        lease_until = (SELECT until FROM clock),
+        due_at = (SELECT until FROM clock)
+    FROM due WHERE a.id = due.id
+    RETURNING a.*
+)
+SELECT leased.*, {job_columns} FROM leased JOIN jobs j ON j.id = leased.job_id;
+
+-- name: release_jobs
+-- due_at before the lease's end is a signal that came during the lease: due at once.
+UPDATE jobs j SET lease_until = NULL, lease_owner = NULL,
+    due_at = CASE WHEN j.due_at < j.lease_until THEN clock_timestamp()
+                  ELSE clock_timestamp() + $3 * interval '1 second' END
+FROM unnest($1::text[], $2::bigint[]) AS held (id, epoch)
+WHERE j.id = held.id AND j.epoch = held.epoch;
+
+-- name: release_attempts
+UPDATE attempts a SET lease_until = NULL, lease_owner = NULL,
+    due_at = CASE WHEN a.due_at < a.lease_until THEN clock_timestamp()
+                  ELSE clock_timestamp() + $3 * interval '1 second' END
+FROM unnest($1::text[], $2::bigint[]) AS held (id, epoch)
+WHERE a.id = held.id AND a.epoch = held.epoch;
+
+-- ---------------------------------------------------------------------------------------------------------- applying
+
+-- name: lock_jobs
+SELECT id, epoch, state, attempts, stop_requested, event_seq FROM jobs
+WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
+
+-- name: lock_attempts
+SELECT id, epoch, state, charged_to FROM attempts
+WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
+
+-- name: write_attempts
+UPDATE attempts a SET state = u.state, reason = u.reason, detail = u.detail, create_sent_at = u.create_sent_at,
+    launched_by = u.launched_by, handles = u.handles::jsonb, booted_at = u.booted_at, first_beat_at = u.first_beat_at,
+    draining_since = u.draining_since, terminating_since = u.terminating_since, destroy_failures = u.destroy_failures,
+    ended_at = u.ended_at, beat = u.beat::jsonb, final = u.final::jsonb, lease_until = NULL, lease_owner = NULL,
+    due_at = CASE WHEN a.due_at < a.lease_until THEN clock_timestamp()
+                  ELSE clock_timestamp() + u.due_in_s * interval '1 second' END
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::text[], $7::text[],
+    $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::bigint[], $13::timestamptz[],
+    $14::text[], $15::text[], $16::double precision[]) AS u (id, state, reason, detail, create_sent_at, launched_by,
+    handles, booted_at, first_beat_at, draining_since, terminating_since, destroy_failures, ended_at, beat, final,
+    due_in_s)
+WHERE a.id = u.id;
+
+-- name: write_jobs
+-- A NULL state leaves the controllers' columns and the lease alone: only money and the event counter move.
+UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason, j.reason),
+    attempts = COALESCE(u.attempts, j.attempts), retries_used = COALESCE(u.retries_used, j.retries_used),
+    oom_changes = COALESCE(u.oom_changes, j.oom_changes),
+    finished_at = CASE WHEN u.state IS NULL THEN j.finished_at ELSE u.finished_at END,
+    lease_until = CASE WHEN u.state IS NULL THEN j.lease_until END,
+    lease_owner = CASE WHEN u.state IS NULL THEN j.lease_owner END,
+    due_at = CASE WHEN u.state IS NULL THEN j.due_at
+                  WHEN j.due_at < j.lease_until THEN clock_timestamp()
+                  ELSE clock_timestamp() + u.due_in_s * interval '1 second' END,
+    spent_usd = j.spent_usd + u.usd, event_seq = j.event_seq + u.events
+FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[],
+    $8::double precision[], $9::numeric[], $10::bigint[]) AS u (id, state, reason, attempts, retries_used, oom_changes,
+    finished_at, due_in_s, usd, events)
+WHERE j.id = u.id;
+
+-- name: admit_attempts
+INSERT INTO attempts (id, job_id, number, name, line, created_at, reserved_usd, resume_from, state, reason, detail,
+    create_sent_at, launched_by, handles, destroy_failures, charged_usd, cap_near, stop_requested, due_at)
+SELECT u.id, u.job_id, u.number, u.name, u.line::jsonb, u.created_at, u.reserved_usd, u.resume_from::jsonb, u.state,
+    u.reason, u.detail, u.create_sent_at, u.launched_by, '[]', 0, 0, false, u.stop_requested, clock_timestamp()
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::timestamptz[], $7::numeric[], $8::text[],
+    $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::text[], $14::boolean[]) AS u (id, job_id, number,
+    name, line, created_at, reserved_usd, resume_from, state, reason, detail, create_sent_at, launched_by,
+    stop_requested);
+
+-- name: write_charges
+UPDATE attempts a SET charged_usd = a.charged_usd + u.usd, charged_to = u.charged_to,
+    cap_near = a.cap_near OR u.cap_near,
+    due_at = CASE WHEN u.cap_near AND NOT a.cap_near THEN clock_timestamp() ELSE a.due_at END
+FROM unnest($1::text[], $2::numeric[], $3::timestamptz[], $4::boolean[]) AS u (id, usd, charged_to, cap_near)
+WHERE a.id = u.id;
+
+-- name: write_ledger
+INSERT INTO ledger (job_id, attempt_id, kind, usd, note)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[]);
+
+-- name: write_events
+WITH written AS (
+    INSERT INTO events (job_id, seq, kind, message, attempt_id, data)
+    SELECT u.job_id, u.seq, u.kind, u.message, u.attempt_id, u.data::jsonb
+    FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])
+        AS u (job_id, seq, kind, message, attempt_id, data)
+    RETURNING job_id, seq
+)
+INSERT INTO outbox (job_id, seq)
+SELECT job_id, seq FROM written WHERE $7::boolean ORDER BY job_id, seq;
+
+-- name: notify
+SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
+
+-- ------------------------------------------------------------------------------------------------- reading and money
+
+-- name: live_attempts
+SELECT a.*, {job_columns} FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
+
+-- name: attempts_by_id
+SELECT * FROM attempts WHERE id = ANY ($1::text[]);
+
+-- name: block_offer
+WITH swept AS (DELETE FROM offer_blocks WHERE until <= clock_timestamp() AND offer_id <> $1)
+INSERT INTO offer_blocks (offer_id, reason, until)
+VALUES ($1, $2, clock_timestamp() + $3::double precision * interval '1 second')
+ON CONFLICT (offer_id) DO UPDATE SET reason = excluded.reason, until = excluded.until;
+
+-- name: blocked_offers
+SELECT offer_id, reason FROM offer_blocks WHERE until > clock_timestamp();
+
+-- name: claim_outbox
+WITH due AS (
+    SELECT id FROM outbox WHERE hidden_until <= clock_timestamp()
+    ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED
+), leased AS (
+    UPDATE outbox o SET hidden_until = clock_timestamp() + $2 * interval '1 second', lease_owner = $1
+    FROM due WHERE o.id = due.id
+    RETURNING o.id, o.job_id, o.seq
+)
+SELECT e.* FROM leased JOIN events e USING (job_id, seq) ORDER BY leased.id;
+
+-- name: delivered
+DELETE FROM outbox o USING unnest($1::text[], $2::bigint[]) AS u (job_id, seq)
+WHERE o.job_id = u.job_id AND o.seq = u.seq;
+
+-- ----------------------------------------------------------------------------------------------- the API's use cases
+
+-- name: submit
+-- Sorted by key, so that two brokers with the same keys do not wait for each other in a circle.
+INSERT INTO jobs AS j (id, owner, spec, workload, created_at, state, reason, attempts, retries_used, oom_changes,
+    finished_at, spent_usd, cap_usd, stop_requested, retry_of, idempotency_key, body_sha256, due_at, event_seq)
+SELECT u.id, u.owner, u.spec::jsonb, u.workload::jsonb, clock_timestamp(), u.state, u.reason, u.attempts,
+    u.retries_used, u.oom_changes, u.finished_at, u.spent_usd, u.cap_usd, u.stop_requested, u.retry_of, u.key,
+    u.body_sha256, clock_timestamp(), u.events
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
+    $9::bigint[], $10::timestamptz[], $11::numeric[], $12::numeric[], $13::boolean[], $14::text[], $15::text[],
+    $16::text[], $17::bigint[]) AS u (id, owner, spec, workload, state, reason, attempts, retries_used, oom_changes,
+    finished_at, spent_usd, cap_usd, stop_requested, retry_of, key, body_sha256, events)
+ORDER BY u.owner, u.key
+ON CONFLICT (owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+RETURNING j.id, j.created_at, j.due_at;
+
+-- name: jobs_by_key
+SELECT j.* FROM jobs j JOIN unnest($1::text[], $2::text[]) AS u (owner, key)
+ON j.owner = u.owner AND j.idempotency_key = u.key;
+
+-- name: job
+SELECT * FROM jobs WHERE id = $1;
+
+-- name: jobs
+SELECT * FROM jobs
+WHERE ($1::text IS NULL OR owner = $1)
+    AND (cardinality($2::text[]) = 0 OR state = ANY ($2))
+    AND ($3::jsonb = '{}' OR spec -> 'labels' @> $3)
+    AND ($4::timestamptz IS NULL OR created_at >= $4)
+    AND ($5::timestamptz IS NULL OR created_at < $5)
+    AND ($6::timestamptz IS NULL OR (created_at, id) < ($6, $7::text))
+ORDER BY created_at DESC, id DESC LIMIT $8;
+
+-- name: attempts
+SELECT * FROM attempts WHERE job_id = $1 ORDER BY number;
+
+-- name: lock_job
+SELECT * FROM jobs WHERE id = $1 FOR NO KEY UPDATE;
+
+-- name: request_stop
+UPDATE jobs SET stop_requested = true, due_at = clock_timestamp(), event_seq = event_seq + 1 WHERE id = $1 RETURNING *;
+
+-- name: stop_attempts
+UPDATE attempts SET stop_requested = true, due_at = clock_timestamp() WHERE job_id = $1 AND state <> 'ended';
+
+-- name: raise_cap
+UPDATE jobs SET cap_usd = $2, event_seq = event_seq + 1,
+    state = CASE WHEN state = 'capped' THEN 'queued' ELSE state END,
+    reason = CASE WHEN state = 'capped' THEN '' ELSE reason END,
+    finished_at = CASE WHEN state = 'capped' THEN NULL ELSE finished_at END,
+    due_at = CASE WHEN state IN ('capped', 'queued') THEN clock_timestamp() ELSE due_at END
+WHERE id = $1 RETURNING *;
+
+-- name: events
+SELECT * FROM events WHERE job_id = $1 AND seq > $2 ORDER BY seq LIMIT $3;
+
+-- name: ledger
+SELECT * FROM ledger WHERE job_id = $1 ORDER BY id;
+
+-- name: counts
+SELECT 'jobs' AS of, state, count(*) AS n FROM jobs GROUP BY state
+UNION ALL
+SELECT 'attempts', state, count(*) FROM attempts GROUP BY state;
+
+-- name: put_token
+INSERT INTO tokens (id, owner, scopes, created_at, note, secret_sha256) VALUES ($1, $2, $3, $4, $5, $6);
+
+-- name: token
+SELECT * FROM tokens WHERE secret_sha256 = $1;
+
+-- name: tokens
+SELECT * FROM tokens ORDER BY created_at, id;
+
+-- name: delete_token
+DELETE FROM tokens WHERE id = $1 RETURNING id;
+
+-- name: put_secret
+INSERT INTO secrets (owner, name, sealed) VALUES ($1, $2, $3)
+ON CONFLICT (owner, name) DO UPDATE SET sealed = excluded.sealed;
+
+-- name: secrets
+SELECT name, sealed FROM secrets WHERE owner = $1 AND ($2::text[] IS NULL OR name = ANY ($2));
+
+-- name: delete_secret
+DELETE FROM secrets WHERE owner = $1 AND name = $2 RETURNING name;
+
+-- name: put_upload
+INSERT INTO uploads (owner, sha256, bytes, name, summary) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (owner, sha256) DO UPDATE SET bytes = excluded.bytes, name = excluded.name, summary = excluded.summary;
+
+-- name: upload
+SELECT * FROM uploads WHERE owner = $1 AND sha256 = $2;
+
+-- --------------------------------------------------------------------------------------------------------- the house
+
+-- name: installation
+WITH proposed AS (INSERT INTO installation (id) VALUES ($1) ON CONFLICT DO NOTHING RETURNING id)
+SELECT id FROM proposed UNION ALL SELECT id FROM installation LIMIT 1;
+
+-- name: ping
+SELECT id FROM installation FOR SHARE;

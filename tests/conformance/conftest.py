@@ -1,0 +1,73 @@
+"""Every store behind one fixture."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from broker.ports import Store
+from broker.store.memory import MemoryStore
+from broker.store.postgres import PostgresStore
+from tests.conformance.samples import ManualClock
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """A store, and a way to let its time pass without waiting."""
+
+    store: Store
+    pass_time: Callable[[float], Awaitable[None]]
+
+
+SHIFT = """
+UPDATE jobs SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
+UPDATE attempts SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
+UPDATE outbox SET hidden_until = hidden_until - $1 * interval '1 second';
+UPDATE offer_blocks SET until = until - $1 * interval '1 second'
+"""
+
+
+async def shift_time(dsn: str, seconds: float) -> None:
+    """The database's clock cannot be set, so its future moves nearer instead."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(SHIFT.replace("$1", str(float(seconds))))
+    finally:
+        await connection.close()
+
+
+def memory_house() -> House:
+    clock = ManualClock()
+
+    async def pass_time(seconds: float) -> None:
+        clock.time += timedelta(seconds=seconds)
+
+    return House(store=MemoryStore(clock), pass_time=pass_time)
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def database(request: pytest.FixtureRequest) -> str | None:
+    """The dsn of the store under test; None for memory."""
+    return None if request.param == "memory" else str(request.getfixturevalue("postgres_dsn"))
+
+
+@pytest.fixture
+async def house(database: str | None) -> AsyncIterator[House]:
+    if database is None:
+        yield memory_house()
+        return
+    dsn = database
+    store = await PostgresStore.connect(dsn)
+
+    async def pass_time(seconds: float) -> None:
+        await shift_time(dsn, seconds)
+
+    yield House(store=store, pass_time=pass_time)
+    await store.close()
+
+
+@pytest.fixture
+def store(house: House) -> Store:
+    return house.store

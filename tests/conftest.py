@@ -1,0 +1,50 @@
+"""What every test may use: one PostgreSQL a session, a fresh database a test."""
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from broker.store.embedded import EmbeddedPostgres
+from broker.store.migrate import migrate
+
+TEMPLATE = "template_gpubroker"
+
+
+def _database(dsn: str, name: str) -> str:
+    return urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
+
+
+async def _administer(dsn: str, statement: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+async def postgres_server() -> AsyncIterator[str]:
+    """The dsn of a server without fsync, its migrated database TEMPLATE to be cloned."""
+    folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
+    try:
+        async with await EmbeddedPostgres.start(folder, durable=False) as server:
+            await _administer(server.dsn, f"CREATE DATABASE {TEMPLATE}")
+            await migrate(_database(server.dsn, TEMPLATE))
+            yield server.dsn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def postgres_dsn(postgres_server: str) -> AsyncIterator[str]:
+    """The dsn of a fresh, migrated database."""
+    name = f"test_{uuid.uuid4().hex}"
+    await _administer(postgres_server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    yield _database(postgres_server, name)
+    await _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
