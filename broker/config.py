@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from broker.domain.errors import InvalidInput, Problem
+from providers.registry import ProvidersConfig
 from trainer.contract.base import Config
 
 CONFIG_FILE = "gpubroker.yaml"
@@ -59,7 +60,7 @@ class DaemonConfig(Config):
     """`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; without it a folder in the home."""
     blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
-    providers: dict[str, dict[str, Any]] = Field(default_factory=lambda: {"local": {}})
+    providers: ProvidersConfig = ProvidersConfig()
     """Which clouds, each with its settings; see docs/providers.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
     rhythm: RhythmConfig = RhythmConfig()

@@ -137,7 +137,11 @@ class Launch:
         if signal is not None:
             await self._give_up(one, signal)
             return
-        await self._inventory.refresh(provider.name)
+        try:
+            await self._inventory.refresh(provider.name)
+        except ProviderError:
+            await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
+            return
         seen = self._inventory.seen(provider.name, attempt.name)
         if seen:
             await self._created(one, tuple(o.handle for o in seen))

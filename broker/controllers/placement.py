@@ -11,7 +11,6 @@ from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
-from broker.domain.money import show
 from broker.domain.offer import Offer, Quote, QuoteLine
 from broker.ports import Change
 from trainer.contract import keys

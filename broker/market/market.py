@@ -30,6 +30,7 @@ class Market:
         self._clock = clock
         self._rhythm = rhythm
         self._latest: dict[str, Sequence[Offer]] = {}
+        self._for_sale: tuple[Offer, ...] = ()
         self.every_s = rhythm.poll_s
 
     async def step(self) -> bool:
@@ -38,12 +39,13 @@ class Market:
                 self._latest[name] = tuple(await provider.offers(GpuAsk()))
             except ProviderError as e:
                 log.warning("offers of %s: %s: %s", name, type(e).__name__, e)
+        oldest = self._clock.now() - timedelta(seconds=self._rhythm.stale_s)
+        self._for_sale = tuple(o for offers in self._latest.values() for o in offers if o.seen_at >= oldest)
         return False
 
     def offers(self) -> Sequence[Offer]:
-        """What can be bought as far as we know."""
-        oldest = self._clock.now() - timedelta(seconds=self._rhythm.stale_s)
-        return [o for offers in self._latest.values() for o in offers if o.seen_at >= oldest]
+        """What can be bought as far as we know; the same objects until the next poll."""
+        return self._for_sale
 
     def caps(self) -> Mapping[str, Caps]:
         return {name: provider.caps for name, provider in self._providers.items()}

@@ -1,0 +1,38 @@
+"""The same stories over both stores."""
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.ports import Store
+from broker.store.memory import MemoryStore
+from broker.store.postgres import PostgresStore
+from tests.controllers.house import House, config, new_state
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def store(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[Store]:
+    made: Store
+    if request.param == "memory":
+        made = MemoryStore(SystemClock())
+    else:
+        made = await PostgresStore.connect(postgres_dsn)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def house(store: Store) -> AsyncIterator[Callable[..., House]]:
+    """Builds a house with the given market."""
+    states = []
+
+    def build(**market: Any) -> House:
+        states.append(new_state())
+        return House(store=store, config=config(**market), state=states[-1])
+
+    yield build
+    for state in states:
+        shutil.rmtree(state, ignore_errors=True)

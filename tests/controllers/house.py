@@ -1,0 +1,141 @@
+"""A whole broker around virtual machines: real controllers, a real store, real blobs; nothing is bought."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from broker.blobs import ObstoreBlobs
+from broker.clock import SystemClock
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.fleet import Fleet
+from broker.controllers.loop import run_forever
+from broker.decide.liveness import Patience
+from broker.domain.ids import Installation, JobId, job_id
+from broker.domain.job import Attempt, Event, Job, JobState
+from broker.domain.offer import Workload
+from broker.domain.spec import JobSpec
+from broker.market.market import Market, MarketRhythm
+from broker.ports import Blobs, Store
+from broker.secrets import SecretBox
+from providers.sim_config import SimulatedConfig
+from providers.sim_virtual import VirtualBody
+from providers.simulated import SimulatedProvider
+from trainer.contract.rendezvous import Limits
+
+INSTALLATION = Installation("test")
+QUICK = Rhythm(
+    poll_s=0.02, look_s=0.05, list_s=0.02, billing_s=0.05, sweep_s=0.1, deadman_s=1, lease_s=2, replace_s=0.2
+)  # fmt: skip
+WORKLOAD = Workload(shape=None, method="script")
+
+
+@dataclass(kw_only=True)
+class House:
+    """One or more broker processes' worth of controllers on one store, one blob store and one cloud."""
+
+    store: Store
+    config: SimulatedConfig
+    state: Path
+    rhythm: Rhythm = QUICK
+    patience: Patience = field(default_factory=Patience)
+    limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
+
+    def __post_init__(self) -> None:
+        self.clock = SystemClock()
+        self.blobs: Blobs = ObstoreBlobs.open(f"file://{self.state}/blobs", INSTALLATION)
+        self.body = VirtualBody(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
+        self.provider = SimulatedProvider(
+            self.config, self.body, installation=INSTALLATION, state=self.state / "simulated", clock=self.clock
+        )
+        self.market = Market({"simulated": self.provider}, self.clock, MarketRhythm())
+
+    def fleet(self, owner: str) -> Fleet:
+        context = Context(
+            installation=INSTALLATION, owner=owner, store=self.store, blobs=self.blobs,
+            providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
+            patience=self.patience,
+        )  # fmt: skip
+        return Fleet.build(context, SecretBox(bytes(32)), self.market.offers, ())
+
+    @asynccontextmanager
+    async def running(self, *owners: str) -> AsyncIterator["House"]:
+        """Controllers of every owner until the block ends."""
+        await self.market.step()
+        fleets = [asyncio.create_task(self.fleet(o).run()) for o in owners or ("one",)]
+        fleets.append(asyncio.create_task(run_forever(self.market, self.clock)))
+        try:
+            yield self
+        finally:
+            for task in fleets:
+                task.cancel()
+            await asyncio.gather(*fleets, return_exceptions=True)
+            await self.provider.close()
+
+    async def submit(self, **changes: Any) -> JobId:
+        values: dict[str, Any] = {
+            "name": "job", "cap_usd": "10", "script": {"code": "upload:" + "0" * 64, "command": ["true"]},
+            "checkpoint": {"every_s": 1},
+        }  # fmt: skip
+        spec = JobSpec.model_validate(values | changes)
+        job = Job(
+            id=job_id(os.urandom(9)), owner="me", spec=spec, workload=WORKLOAD, created_at=self.clock.now(),
+            cap_usd=spec.cap_usd,
+        )  # fmt: skip
+        await self.store.submit(job, key=None, body_sha256="", events=())
+        return job.id
+
+    async def until(self, job: JobId, true: Callable[[Job], bool], *, within_s: float = 30.0) -> Job:
+        """The job once `true` of it; fails with its story otherwise."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    found = await self.store.job(job)
+                    assert found is not None
+                    if true(found):
+                        return found
+                    await self.store.wait(f"job/{job}", 0.05)
+        except TimeoutError:
+            story = [f"{e.kind}: {e.message}" for e in await self.store.events(job, after=0, limit=200)]
+            attempts = [(a.state, a.reason, a.detail) for a in await self.store.attempts(job)]
+            raise AssertionError(f"still {found} after {within_s} s; attempts {attempts}; events {story}") from None
+
+    async def state_of(self, job: JobId, *states: JobState, within_s: float = 30.0) -> Job:
+        return await self.until(job, lambda j: j.state in states, within_s=within_s)
+
+    async def events(self, job: JobId) -> list[Event]:
+        return list(await self.store.events(job, after=0, limit=1000))
+
+    async def attempts(self, job: JobId) -> list[Attempt]:
+        return list(await self.store.attempts(job))
+
+    async def eventually(self, true: Callable[[], Awaitable[bool]], *, within_s: float = 20.0) -> None:
+        """Polls the outside world, which has no other way to tell us."""
+        async with asyncio.timeout(within_s):
+            while not await true():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def machines(self) -> list[str]:
+        """What the cloud itself still has."""
+        return [o.handle.name for o in await self.body.machines() if o.state.value != "gone"]
+
+
+def config(**changes: Any) -> SimulatedConfig:
+    values: dict[str, Any] = {
+        "body": "virtual", "seed": 1, "hazard_scale": 0, "sold_out": 0,
+        "virtual": {"run_s": 0.4, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100},
+    }  # fmt: skip
+    return SimulatedConfig.model_validate(values | changes)
+
+
+def new_state() -> Path:
+    return Path(tempfile.mkdtemp(prefix="gb-house-"))
+
+
+def spent(attempts: list[Attempt]) -> Decimal:
+    return sum((a.charged_usd for a in attempts), Decimal(0))

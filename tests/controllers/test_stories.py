@@ -1,0 +1,193 @@
+"""Whole lives of jobs through the real controllers."""
+
+import asyncio
+from collections.abc import Callable
+from decimal import Decimal
+
+import pytest
+
+from broker.domain.ids import JobId, attempt_id, instance_name
+from broker.domain.instance import BootSpec
+from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
+from broker.domain.money import usd
+from tests.controllers.house import INSTALLATION, House, spent
+from trainer.contract import keys
+
+Build = Callable[..., House]
+
+
+async def test_a_job_succeeds_and_everything_is_settled(house: Build) -> None:
+    async with house().running() as broker:
+        job = await broker.submit()
+        done = await broker.state_of(job, JobState.SUCCEEDED, JobState.FAILED)
+        (attempt,) = await broker.attempts(job)
+        assert (done.state, attempt.state, attempt.reason) == (
+            JobState.SUCCEEDED, AttemptState.ENDED, Reason.COMPLETED,
+        )  # fmt: skip
+        assert await broker.machines() == []
+        ledger = await broker.store.ledger(job)
+        charged = sum((e.usd for e in ledger if e.kind is LedgerKind.CHARGE), Decimal(0))
+        reserved = sum((e.usd for e in ledger if e.kind is LedgerKind.RESERVATION), Decimal(0))
+        released = sum((e.usd for e in ledger if e.kind is LedgerKind.RELEASE), Decimal(0))
+        assert 0 < charged == done.spent_usd == attempt.charged_usd
+        assert reserved == charged + released
+        kinds = [e.kind for e in await broker.events(job)]
+        assert kinds == [
+            "attempt.intended", "attempt.booting", "attempt.training", "attempt.completed", "attempt.ended",
+            "job.succeeded",
+        ]  # fmt: skip
+
+
+async def test_a_preempted_job_resumes_from_its_last_checkpoint(house: Build) -> None:
+    market = {"lifetimes_s": (2.5,), "virtual": {"run_s": 4, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}}
+    async with house(**market).running() as broker:
+        job = await broker.submit(resources={"spot": "only"})
+        await broker.state_of(job, JobState.SUCCEEDED)
+        first, *_, last = await broker.attempts(job)
+        assert (first.reason, last.reason) == (Reason.PREEMPTED, Reason.COMPLETED)
+        assert first.ended_at is not None
+        assert first.ended_at <= last.created_at
+        assert last.resume_from
+        assert all(key.startswith(keys.checkpoints(job) + first.id) for key in last.resume_from[-1:])
+
+
+async def test_a_stop_of_a_queued_job_costs_nothing(house: Build) -> None:
+    async with house().running() as broker:
+        job = await broker.submit(resources={"accelerators": ["b200"]})
+        await broker.until(job, lambda j: bool(j.reason))
+        await _stop(broker, job)
+        done = await broker.state_of(job, JobState.CANCELLED)
+        assert done.spent_usd == 0
+        assert await broker.attempts(job) == []
+
+
+async def test_a_stop_of_a_training_job_checkpoints_first(house: Build) -> None:
+    async with house(virtual={"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}).running() as broker:
+        job = await broker.submit()
+        await _training(broker, job)
+        await _stop(broker, job)
+        await broker.state_of(job, JobState.CANCELLED)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.reason is Reason.STOPPED
+        assert [b for b in await broker.blobs.list(keys.checkpoints(job)) if b.key.endswith(keys.MANIFEST)]
+        assert await broker.machines() == []
+
+
+async def test_a_trainer_that_ignores_the_drain_is_ended_when_the_grace_is_over(house: Build) -> None:
+    broker = house(virtual={"run_s": 60, "boot_s": 0.05, "beat_s": 600, "tick_s": 0.02})
+    broker.limits = broker.limits.model_copy(update={"drain_s": 0.3})
+    async with broker.running():
+        job = await broker.submit()
+        await _training(broker, job)
+        await _stop(broker, job)
+        await broker.state_of(job, JobState.CANCELLED)
+        assert await broker.machines() == []
+
+
+async def test_the_cap_holds_and_a_raised_cap_resumes(house: Build) -> None:
+    market = {"virtual": {"run_s": 9, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}}
+    broker = house(**market)
+    broker.limits = broker.limits.model_copy(update={"drain_s": 1})
+    async with broker.running():
+        l40s = {"spot": "never", "accelerators": ["l40s"]}
+        price = min(o.usd_per_hour for o in broker.market.offers() if o.accelerator == "l40s" and not o.spot)
+        cap = usd(price * 6 / 3600)
+        job = await broker.submit(cap_usd=str(cap), resources=l40s)
+        capped = await broker.state_of(job, JobState.CAPPED)
+        assert capped.spent_usd <= capped.cap_usd
+        await broker.store.raise_cap(job, Decimal(5), _event(job, "job.cap_raised"))
+        done = await broker.state_of(job, JobState.SUCCEEDED)
+        assert done.spent_usd <= done.cap_usd
+        assert done.spent_usd == spent(await broker.attempts(job))
+
+
+@pytest.mark.parametrize("fault", ["lost_reply", "lying_timeout"])
+async def test_an_unknown_create_is_looked_up_and_never_bought_twice(house: Build, fault: str) -> None:
+    """Some creates lose their reply, some happen only after their time-out: one attempt each, nothing left over."""
+    faults = {fault: 0.7, "lying_delay_s": 0.3, "list_lag_s": 0.2}
+    async with house(faults=faults).running() as broker:
+        jobs = [await broker.submit() for _ in range(8)]
+        for job in jobs:
+            await broker.state_of(job, JobState.SUCCEEDED, within_s=60)
+            assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
+        assert await broker.machines() == []
+
+
+async def test_a_wrong_machine_is_given_back(house: Build) -> None:
+    async with house(faults={"wrong_machine": 0.6}).running() as broker:
+        jobs = [await broker.submit(retry={"max": 50}) for _ in range(5)]
+        for job in jobs:
+            await broker.state_of(job, JobState.SUCCEEDED, within_s=60)
+        reasons = {a.reason for job in jobs for a in await broker.attempts(job)}
+        assert reasons == {Reason.MISMATCH, Reason.COMPLETED}
+        assert await broker.machines() == []
+
+
+async def test_a_flaky_cloud_only_takes_longer(house: Build) -> None:
+    faults = {"throttled": 0.2, "server_error": 0.2, "no_capacity": 0.2}
+    async with house(faults=faults).running() as broker:
+        jobs = [await broker.submit(retry={"max": 50}) for _ in range(10)]
+        for job in jobs:
+            await broker.state_of(job, JobState.SUCCEEDED, within_s=90)
+        assert await broker.machines() == []
+
+
+async def test_two_brokers_share_the_work_and_buy_each_job_once(house: Build) -> None:
+    async with house().running("one", "two") as broker:
+        jobs = [await broker.submit() for _ in range(30)]
+        for job in jobs:
+            await broker.state_of(job, JobState.SUCCEEDED, within_s=60)
+            assert len(await broker.attempts(job)) == 1
+        assert await broker.machines() == []
+
+
+async def test_a_broker_that_dies_between_intent_and_reply_leaves_nothing_behind(house: Build) -> None:
+    """Cancelled at a random moment, again and again; the next one finds what was bought and ends every job."""
+    broker = house(virtual={"run_s": 0.3, "boot_s": 0.02, "beat_s": 0.1, "tick_s": 0.01})
+    jobs = [await broker.submit() for _ in range(10)]
+    for life in range(6):
+        await broker.market.step()
+        dying = asyncio.create_task(broker.fleet(f"mortal-{life}").run())
+        await asyncio.wait([dying], timeout=0.01 + 0.07 * life)
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+    async with broker.running("survivor"):
+        for job in jobs:
+            await broker.state_of(job, JobState.SUCCEEDED, within_s=60)
+        assert await broker.machines() == []
+
+
+async def test_the_sweep_destroys_what_nobody_answers_for(house: Build) -> None:
+    broker = house(virtual={"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    async with broker.running():
+        stray = instance_name(INSTALLATION, attempt_id(await broker.submit(resources={"gpus": 64}), 99))
+        offer = broker.market.offers()[0]
+        await broker.provider.create(stray, offer, BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))
+        await broker.eventually(lambda: _none_left(broker))
+
+
+async def test_a_secret_that_was_deleted_meanwhile_fails_before_anything_is_bought(house: Build) -> None:
+    async with house().running() as broker:
+        job = await broker.submit(secrets=["HF_TOKEN"], retry={"max": 0})
+        done = await broker.state_of(job, JobState.FAILED)
+        assert "gpubroker secret set HF_TOKEN" in done.reason
+        assert done.reason.count("\n") == 0
+
+
+async def _training(broker: House, job: JobId) -> None:
+    async def trains() -> bool:
+        return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+
+    await broker.eventually(trains)
+
+
+async def _none_left(broker: House) -> bool:
+    return not await broker.machines()
+
+
+def _event(job: JobId, kind: str) -> Event:
+    return Event(job_id=job, kind=kind, message=kind)
+
+
+async def _stop(broker: House, job: JobId) -> None:
+    await broker.store.request_stop(job, _event(job, "job.stop_requested"))
