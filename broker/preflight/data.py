@@ -75,14 +75,16 @@ class _Column:
 
     def __init__(self) -> None:
         self.lengths: Counter[int] = Counter()
+        self.seen = 0
         self.empty = 0
         self.first_null: int | None = None
         self.example = ""
 
     def add(self, value: Any, number: int) -> None:
         text = "" if value is None else str(value)
-        if value is None and self.first_null is None:
-            self.first_null = number
+        if self.first_null is None and (value is None or self.seen < number - 1):
+            self.first_null = self.seen + 1
+        self.seen += 1
         self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
         if not text.strip():
             self.empty += 1
@@ -90,15 +92,14 @@ class _Column:
             self.example = text[:EXAMPLE_CELL]
 
     def summary(self, rows: int) -> ColumnSummary:
-        seen = self.lengths.total()
-        if seen < rows and self.first_null is None:
-            self.first_null = seen + 1
-        self.lengths[0] += rows - seen
+        if self.first_null is None and self.seen < rows:
+            self.first_null = self.seen + 1
+        self.lengths[0] += rows - self.seen
         mean = sum(length * count for length, count in self.lengths.items()) / rows
         return ColumnSummary(
             mean=mean,
             percentiles=_percentiles(self.lengths, rows),
-            empty=self.empty + rows - seen,
+            empty=self.empty + rows - self.seen,
             first_null=self.first_null,
             example=self.example,
         )
@@ -127,8 +128,6 @@ def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
                 column = columns.get(name)
                 if column is None:
                     column = columns[name] = _Column()
-                    if rows > 1:
-                        column.first_null = 1
                 column.add(value, rows)
     except DataError as e:
         raise _at("data", str(e)) from None

@@ -105,7 +105,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     hidden = _int(config, name, "hidden_size", "n_embd")
     heads = _int(config, name, "num_attention_heads", "n_head")
     gpt2 = family == "gpt2"
-    head_dim = config.get("head_dim") or hidden // heads
+    head_dim = _int(config, name, "head_dim") if config.get("head_dim") else hidden // heads
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     shape = ModelShape(
         name=name,
@@ -114,7 +114,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
         hidden=hidden,
         intermediate=4 * hidden if gpt2 else _int(config, name, "intermediate_size"),
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
+        kv_heads=_int(config, name, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
         head_dim=head_dim,
         vocabulary=_int(config, name, "vocab_size"),
         tied_embeddings=bool(config.get("tie_word_embeddings", gpt2 or family.startswith("gemma"))),

@@ -1,0 +1,61 @@
+"""The whole check, free of charge."""
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import InvalidInput
+from broker.domain.offer import ModelShape
+from broker.domain.spec import JobSpec
+from broker.preflight.check import preflight
+from broker.preflight.data import summarise
+from broker.preflight.models import resolve
+
+SUMMARY = summarise(json.dumps([{"t": "word " * 100, "n": n} for n in range(100)]).encode(), "json")
+
+
+def spec(**train: Any) -> JobSpec:
+    wanted = {"model": "openai-community/gpt2", "data": {"path": "a.csv", "completion": "{t}"}, **train}
+    return JobSpec.model_validate({"name": "job", "cap_usd": "5", "train": wanted})
+
+
+async def offline(model: str) -> ModelShape:
+    return await resolve(model, hub=None)
+
+
+async def test_a_job_becomes_a_workload_and_a_report() -> None:
+    found = await preflight(spec(), summary=SUMMARY, resolve=offline)
+    assert found.report is not None
+    assert found.workload.steps == 12  # 95 rows to train on, by 8
+    assert found.workload.tokens_per_row == pytest.approx(500 / 3.6)
+    assert found.workload.shape is not None
+    assert found.workload.shape.family == "gpt2"
+
+
+async def test_a_script_passes_unseen() -> None:
+    script = JobSpec.model_validate({"name": "s", "cap_usd": "1", "script": {"code": "x", "command": ["true"]}})
+    found = await preflight(script, summary=None, resolve=offline)
+    assert (found.workload.method, found.report) == ("script", None)
+
+
+@pytest.mark.parametrize(
+    ("train", "summary", "field"),
+    [
+        ({}, None, "train.data.path"),
+        ({"data": {"path": "a.csv", "completion": "{x}"}, "model": "un/known"}, SUMMARY, "train.data.completion"),
+        ({"model": "un/known"}, SUMMARY, "train.model"),
+    ],
+)
+async def test_faults_are_named_the_data_first(train: dict[str, Any], summary: Any, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await preflight(spec(**train), summary=summary, resolve=offline)
+    assert caught.value.problems[0].field == field
+
+
+async def test_rows_longer_than_the_models_positions() -> None:
+    long = summarise(json.dumps([{"t": "word " * 2000} for _ in range(100)]).encode(), "json")
+    with pytest.raises(InvalidInput, match="gpt2 has 1024 positions") as caught:
+        await preflight(spec(max_length=4096), summary=long, resolve=offline)
+    assert caught.value.problems[0].field == "train.max_length"
+    assert (await preflight(spec(max_length=1024), summary=long, resolve=offline)).workload.sequence == 1024

@@ -1,0 +1,157 @@
+"""What is found in a data set before a cent is spent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.domain.errors import InvalidInput
+from broker.preflight.data import DataSummary, check, rows_of, summarise
+from trainer.contract.data import read_rows
+from trainer.contract.train import DataFormat, TrainConfig
+
+DICTIONARY = Path(__file__).parents[3] / "examples" / "devils-dictionary.csv"
+
+
+def train(prompt: str = "Define {word}:", completion: str = " {definition}", **changes: Any) -> TrainConfig:
+    data = {"path": "a.csv", "prompt": prompt, "completion": completion, **changes.pop("data", {})}
+    return TrainConfig.model_validate({"model": "a/b", "data": data, "global_batch": 1, "micro_batch": 1} | changes)
+
+
+def rows(*found: dict[str, Any]) -> DataSummary:
+    return summarise(json.dumps(found).encode(), "json")
+
+
+def refusal(call: Any, *arguments: Any) -> tuple[str, str]:
+    with pytest.raises(InvalidInput) as caught:
+        call(*arguments)
+    (problem,) = caught.value.problems
+    assert "\n" not in problem.message
+    return problem.field, problem.message
+
+
+def test_the_demos_data_set() -> None:
+    summary = summarise(DICTIONARY.read_bytes(), "csv")
+    assert (summary.rows, list(summary.columns)) == (938, ["word", "part_of_speech", "definition"])
+    report = check(train(global_batch=8), summary)
+    assert (report.train_rows, report.heldout_rows) == (891, 47)
+    assert 40 < report.tokens_mean < report.tokens_p99 < 512
+    assert report.tokens_total == pytest.approx(report.tokens_mean * 938)
+    assert report.truncated_share == 0
+    assert report.example_prompt == "Define abasement:"
+    assert report.example_completion.startswith(" A decent and customary mental attitude")
+
+
+def test_a_summary_survives_its_storage() -> None:
+    summary = summarise(DICTIONARY.read_bytes(), "csv")
+    assert DataSummary.model_validate_json(summary.model_dump_json()) == summary
+
+
+@pytest.mark.parametrize(
+    ("data", "fmt", "words"),
+    [
+        (b"", "csv", "the file is empty"),
+        (b"a,b\n", "csv", "no row"),
+        (b"[]", "json", "no row"),
+        (b"\xff\xfe", "csv", "save the file as UTF-8"),
+        (b"a,b\n1,2,3\n", "csv", "line 2: more cells than the header's 2"),
+        (b"{}", "json", "must be a list of objects"),
+        (b'{"a": 1}\nnope\n', "jsonl", "line 2: not JSON"),
+    ],
+)
+def test_an_unreadable_file_names_the_place(data: bytes, fmt: DataFormat, words: str) -> None:
+    field, message = refusal(summarise, data, fmt)
+    assert field == "train.data"
+    assert words in message
+    assert not message.startswith("data: ")
+
+
+def test_statistics_of_a_column() -> None:
+    column = rows(*({"t": "x" * n} for n in range(1, 201))).columns["t"]
+    assert (column.mean, column.p99, column.longest, column.empty) == (100.5, 198, 200, 0)
+    assert len(column.percentiles) == 101
+
+
+def test_lengths_are_bytes_so_that_other_scripts_count_more() -> None:
+    assert rows({"t": "日本語"}).columns["t"].longest == 9
+
+
+def test_empty_cells_nulls_and_duplicates_are_counted() -> None:
+    summary = rows({"t": " ", "u": 1}, {"t": "x", "u": 1}, {"t": "x", "u": 1}, {"t": None, "u": 2})
+    assert summary.duplicates == 1
+    assert (summary.columns["t"].empty, summary.columns["t"].first_null) == (2, 4)
+    assert (summary.columns["u"].mean, summary.columns["u"].first_null) == (1.0, None)
+
+
+def test_a_column_that_some_rows_lack_names_the_first_of_them() -> None:
+    assert rows({"a": 1}, {"a": 1, "b": 2}).columns["b"].first_null == 1
+    assert rows({"a": 1, "b": 2}, {"a": 1}).columns["b"].first_null == 2
+    assert rows({"a": 1, "b": 2}, {"a": 1}, {"a": 1, "b": 3}).columns["b"].first_null == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "words"),
+    [
+        (train(prompt="{wrod}"), "train.data.prompt", "no column 'wrod' in the data; it has word, definition, note"),
+        (train(completion="{wrod}"), "train.data.completion", "no column 'wrod'"),
+        (train(prompt="{word"), "train.data.prompt", "write {column}"),
+        (train(completion="{definition:>9}"), "train.data.completion", "not a plain column name"),
+        (train(prompt="{note}"), "train.data.prompt", "column 'note' is null or missing in row 2"),
+        (train(global_batch=3), "train.global_batch", "2 rows to train on (3 less 1 held out) are fewer than"),
+    ],
+)
+def test_a_spec_that_the_data_cannot_serve(config: TrainConfig, field: str, words: str) -> None:
+    summary = rows(*({"word": f"w{n}", "definition": "d", "note": None if n else "n"} for n in range(3)))
+    found, message = refusal(check, config, summary)
+    assert found == field
+    assert words in message
+    assert not message.startswith(field.removeprefix("train."))
+
+
+def test_completions_that_are_all_empty_teach_nothing() -> None:
+    summary = rows(*({"word": "w", "definition": " "} for _ in range(3)))
+    field, message = refusal(check, train(), summary)
+    assert (field, "nothing to learn" in message) == ("train.data.completion", True)
+    assert check(train(completion="{definition}."), summary).rows == 3
+
+
+def test_warnings_for_what_is_allowed_but_doubtful() -> None:
+    summary = rows(*({"word": "w", "definition": "x" * 900 if n else ""} for n in range(10)))
+    report = check(train(max_length=64, data={"eval_share": 0}), summary)
+    said = " | ".join(report.warnings)
+    assert report.truncated_share == pytest.approx(0.9)
+    assert "about 90% of the rows are longer than max_length 64" in said
+    assert "8 rows repeat an earlier one" in said
+    assert "column 'definition' is empty in 1 rows" in said
+    assert "no row is held out" in said
+
+
+def test_a_clean_data_set_has_no_warnings() -> None:
+    assert check(train(), rows(*({"word": f"w{n}", "definition": "d"} for n in range(40)))).warnings == ()
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(st.lists(st.fixed_dictionaries({"word": cells, "definition": cells}), min_size=2, max_size=30))
+def test_the_estimate_covers_the_rows_that_the_trainer_reads(found: list[dict[str, str]]) -> None:
+    data = json.dumps(found).encode()
+    summary = summarise(data, "json")
+    config = train(completion="= {definition}")
+    assert check(config, summary).rows == len(list(read_rows(data, "json")))
+    estimate = rows_of(config, summary)
+    longest = max(len(f"Define {r['word']}:= {r['definition']}".encode()) for r in found)
+    assert estimate.tokens_longest >= longest / 2.4
+    mean = sum(len(f"Define {r['word']}:= {r['definition']}".encode()) for r in found) / len(found)
+    assert estimate.tokens_mean == pytest.approx(max(1.0, mean / 3.6))
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=200))
+def test_percentiles_are_the_nearest_ranks(lengths: list[int]) -> None:
+    column = rows(*({"t": "x" * n} for n in lengths)).columns["t"]
+    ordered = sorted(lengths)
+    expected = tuple(ordered[max(1, -(-p * len(ordered) // 100)) - 1] for p in range(101))
+    assert column.percentiles == expected

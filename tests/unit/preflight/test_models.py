@@ -1,0 +1,172 @@
+"""Shapes of models: counted as published, and refused with the fix."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from broker.domain.errors import InvalidInput
+from broker.preflight.models import HubClient, catalogue, is_folder, resolve, shape_of
+
+CONFIGS = {name: entry["config"] for name, entry in catalogue().items()}
+LLAMA = CONFIGS["meta-llama/Llama-3.1-8B"]
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_parameters_are_counted_as_published(name: str) -> None:
+    assert shape_of(name, CONFIGS[name]).parameters == catalogue()[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", sorted({n for n in CONFIGS if not n.endswith(("Instruct", "-it"))}))
+def test_parameters_are_counted_as_transformers_counts_them(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = dict(CONFIGS[name])
+    config = transformers.AutoConfig.for_model(fields.pop("model_type"), pad_token_id=0, **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert shape_of(name, config.to_dict()).parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_a_shape_has_the_configs_numbers() -> None:
+    shape = shape_of("x", LLAMA)
+    assert (shape.layers, shape.kv_heads, shape.head_dim, shape.max_positions) == (32, 8, 128, 131072)
+    assert shape.known
+    assert not shape_of("g", CONFIGS["openai-community/gpt2"]).known
+
+
+def test_the_text_part_of_a_multimodal_config_is_taken() -> None:
+    assert (
+        shape_of("x", {"model_type": "gemma3", "text_config": CONFIGS["google/gemma-3-1b-pt"]}).family == "gemma3_text"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"num_local_experts": 8}, "mixture of experts"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"hidden_size": None}, "no positive hidden_size"),
+        ({"num_hidden_layers": 0}, "no positive num_hidden_layers"),
+        ({"vocab_size": "many"}, "no positive vocab_size"),
+        ({"num_attention_heads": True}, "no positive num_attention_heads"),
+        ({"head_dim": "wide"}, "no positive head_dim"),
+        ({"num_key_value_heads": -1}, "no positive num_key_value_heads"),
+    ],
+)
+def test_what_is_no_plain_decoder_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        shape_of("x", {**LLAMA, **changes})
+    assert caught.value.problems[0].field == "train.model"
+
+
+def folder(path: Path, *names: str, config: str = json.dumps(LLAMA)) -> str:
+    for name in names:
+        (path / name).write_text(config if name == "config.json" else "")
+    return str(path)
+
+
+async def test_a_folder_of_this_machine(tmp_path: Path) -> None:
+    path = folder(tmp_path, "config.json", "model.safetensors", "tokenizer.json")
+    assert is_folder(path)
+    assert (await resolve(path, hub=None)).parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((), "lacks config.json, \\*.safetensors, tokenizer\\*"),
+        (("config.json", "tokenizer.json"), "lacks \\*.safetensors"),
+    ],
+)
+async def test_an_incomplete_folder_says_what_is_missing(tmp_path: Path, names: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        await resolve(folder(tmp_path, *names), hub=None)
+
+
+@pytest.mark.parametrize("config", ["nope", "[1]", "[" * 100_000])
+async def test_a_folder_with_a_broken_config(tmp_path: Path, config: str) -> None:
+    path = folder(tmp_path, "config.json", "model.safetensors", "tokenizer.json", config=config)
+    with pytest.raises(InvalidInput, match="not a JSON object"):
+        await resolve(path, hub=None)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("/no/such/folder", "no folder"),
+        ("gpt2 with spaces", "neither a folder nor a Hub id"),
+        ("../x/../y", "no folder"),
+        ("owner/unheard-of", "not in the bundled catalogue"),
+    ],
+)
+async def test_an_unknown_model_without_a_hub(model: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        await resolve(model, hub=None)
+
+
+class Hub:
+    """A Hub on loopback that answers what it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None]] = []
+        self.status, self.body = 200, json.dumps(LLAMA)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append((request.path, request.headers.get("Authorization")))
+        return web.Response(status=self.status, text=self.body)
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[tuple[Hub, str]]:
+    fake = Hub()
+    app = web.Application()
+    app.router.add_get("/{path:.*}", fake.answer)
+    async with TestServer(app) as server:
+        yield fake, str(server.make_url("/"))
+
+
+async def test_the_hub_is_asked_once_with_the_token(hub: tuple[Hub, str]) -> None:
+    fake, url = hub
+    client = HubClient(endpoint=url, token="secret")
+    for _ in range(2):
+        assert (await resolve("owner/new", hub=client)).parameters == 8_030_261_248
+    assert fake.asked == [("/owner/new/resolve/main/config.json", "Bearer secret")]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "gated or private, or does not exist.*HF_TOKEN"),
+        (403, "accept its licence"),
+        (404, "the Hub has no 'owner/new'"),
+        (500, "cannot look up 'owner/new'.*answered 500; try again"),
+    ],
+)
+async def test_what_the_hub_refuses_is_explained(hub: tuple[Hub, str], status: int, words: str) -> None:
+    fake, url = hub
+    fake.status = status
+    with pytest.raises(InvalidInput, match=words):
+        await resolve("owner/new", hub=HubClient(endpoint=url))
+
+
+async def test_the_catalogue_spares_the_hub_except_for_licences(hub: tuple[Hub, str]) -> None:
+    fake, url = hub
+    client = HubClient(endpoint=url)
+    await resolve("HuggingFaceTB/SmolLM2-135M-Instruct", hub=client)
+    assert fake.asked == []
+    fake.status = 403
+    with pytest.raises(InvalidInput, match="accept its licence"):
+        await resolve("meta-llama/Llama-3.1-8B", hub=client)
+
+
+async def test_a_silent_hub_leaves_the_catalogue() -> None:
+    nobody = HubClient(endpoint="http://127.0.0.1:9", timeout_s=2)
+    assert (await resolve("meta-llama/Llama-3.1-8B", hub=nobody)).parameters == 8_030_261_248
+    with pytest.raises(InvalidInput, match="cannot look up .owner/new.: no answer"):
+        await resolve("owner/new", hub=nobody)
