@@ -31,7 +31,11 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
     try:
         if url.startswith("file:"):
             return from_url(url, mkdir=True)
-        return from_url(url, config=dict(options), retry_config=retry)  # type: ignore[call-overload, no-any-return]
+        plain = any("endpoint" in k.lower() and v.startswith("http://") for k, v in options.items())
+        client: Any = {"allow_http": plain}
+        return from_url(  # type: ignore[call-overload, no-any-return]
+            url, config=dict(options), client_options=client, retry_config=retry
+        )
     except (BaseError, ValueError, OSError) as e:
         raise StoreError(f"GPUBROKER_BLOBS {url!r}: {_line(e)}; give a URL such as s3://bucket/prefix") from None
 

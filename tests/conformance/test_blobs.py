@@ -13,6 +13,7 @@ from broker.blobs import ObstoreBlobs
 from broker.blobs.init import check_bucket
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, InvalidInput
 from broker.domain.ids import AttemptId, Installation, JobId
+from trainer.blobs import Objects, connect
 
 HERE, NEIGHBOUR = Installation("abcd"), Installation("efgh")
 
@@ -127,6 +128,7 @@ async def test_access_gives_what_opens_the_same_place(place: tuple[str, dict[str
         return
     await blobs.put("k/v", b"1")
     assert await ObstoreBlobs.open(access.url, HERE, options=access.options).get("k/v") == b"1"
+    assert await Objects(connect(access.url, access.options), HERE).read("k/v") == b"1"
 
 
 async def test_a_reader_never_sees_half_of_an_object(tmp_path_factory: pytest.TempPathFactory) -> None:
