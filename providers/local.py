@@ -122,12 +122,13 @@ class LocalProvider:
         ram = psutil.virtual_memory().total
         busy = any(observed.state is not InstanceState.GONE for observed in await self._body.machines())
         accelerator = same[0].accelerator if same else "cpu"
+        kind = f"{len(same)}x-{accelerator}" if same else accelerator
         return Offer(
-            id=f"{NAME}/{NAME}/{REGION}/{len(same)}x-{accelerator}/on-demand",
+            id=f"{NAME}/{NAME}/{REGION}/{kind}/on-demand",
             provider=NAME,
             cloud=NAME,
             region=REGION,
-            instance_type=f"{len(same)}x-{accelerator}" if same else "cpu",
+            instance_type=kind,
             accelerator=accelerator,
             gpus=len(same),
             gpu_memory_bytes=same[0].memory_bytes if same else ram,
