@@ -15,7 +15,7 @@ from broker.cli.shell import Json, command, interruptible
 from broker.client import connection
 from broker.client.client import Client
 from broker.config import DaemonConfig
-from broker.domain.errors import GpubrokerError, InvalidInput
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 
 THROUGH_SKYPILOT = frozenset({"aws", "lambda", "runpod", "vast"})
 
@@ -30,21 +30,30 @@ async def serve(
     """Run the daemon until SIGINT or SIGTERM. Machines go on meanwhile; the next start takes them over."""
     try:
         settings = DaemonConfig.load(config, home=home, host=host, port=port)
-        explain_missing(settings)
+        note_missing_trainer(settings)
         from broker.app import run
 
         await run(settings)
     except InvalidInput as e:
-        raise BadInput("\n".join(f"{problem.field}: {problem.message}" for problem in e.problems)) from None
+        raise BadInput("\n".join(explain(problem) for problem in e.problems)) from None
     except GpubrokerError as e:
         raise ServerProblem(str(e)) from None
 
 
-def explain_missing(settings: DaemonConfig) -> None:
-    """Raises BadInput when a configured provider needs packages that are not installed."""
-    clouds: list[str] = sorted(THROUGH_SKYPILOT.intersection(settings.providers))
-    if clouds and importlib.util.find_spec("sky") is None:
-        raise BadInput(f"providers: {', '.join(clouds)} need SkyPilot: pip install 'gpubroker[clouds]', or remove them")
+def explain(problem: Problem) -> str:
+    """A fault of the configuration; a cloud that comes through SkyPilot says so while that is not installed."""
+    section, _, cloud = problem.field.partition(".")
+    if section == "providers" and cloud in THROUGH_SKYPILOT and importlib.util.find_spec("sky") is None:
+        return f"{problem.field}: {cloud} is bought through SkyPilot: pip install 'gpubroker[clouds]', or remove it"
+    return f"{problem.field}: {problem.message}"
+
+
+def note_missing_trainer(settings: DaemonConfig) -> None:
+    """Machines of other people bring their own; jobs on this one need it here."""
+    providers = settings.providers
+    here = providers.local is not None or (providers.simulated is not None and providers.simulated.body == "real")
+    if here and importlib.util.find_spec("torch") is None:
+        typer.echo("note: fine-tunes on this machine need `pip install 'gpubroker[trainer]'`", err=True)
 
 
 @command

@@ -1,0 +1,190 @@
+"""Commands on jobs that are there, and what scripts rely on: one JSON document, exit codes."""
+
+import json
+from asyncio import to_thread
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.cli import admin, daemon, jobs, submit
+from broker.cli.exits import Exit
+from broker.domain.ids import JobId
+from broker.domain.job import Event, JobState
+from broker.ports import Change
+from tests.cli.conftest import GOOD, Shell
+
+
+async def submitted(shell: Shell, text: str = GOOD) -> JobId:
+    ran = await to_thread(shell.run, "submit", shell.spec(text), "-y", "-d", "--json")
+    assert ran.code == 0, ran.err
+    return JobId(ran.document["id"])
+
+
+async def end(shell: Shell, job: JobId, state: JobState) -> None:
+    """As the placement controller would end a queued job."""
+    store = shell.api.service.store
+    claimed = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=100)
+    row = next(j for j in claimed if j.id == job)
+    rests = None if state is JobState.CAPPED else datetime.now(UTC)
+    after = replace(row, state=state, reason="because of a test", finished_at=rests)
+    event = Event(job_id=job, kind=f"job.{state}", message="it ended")
+    assert await store.apply([Change(job=(row, after), events=(event,))]) == [True]
+
+
+async def test_ls_filters_by_label_and_state(shell: Shell) -> None:
+    blue = await submitted(shell, GOOD + "labels: {team: blue}\n")
+    red = await submitted(shell, GOOD + "labels: {team: red}\n")
+    ran = await to_thread(shell.run, "ls", "--label", "team=blue", "--json")
+    assert [j["id"] for j in ran.document["items"]] == [blue]
+    ran = await to_thread(shell.run, "ls", "--state", "active", "--json")
+    assert ran.document["items"] == []
+    ran = await to_thread(shell.run, "ls")
+    assert blue in ran.out
+    assert red in ran.out
+
+
+async def test_a_job_is_found_by_id_start_name_and_last(shell: Shell) -> None:
+    job = await submitted(shell)
+    for said in (job, job[:6], "cynic", "last"):
+        ran = await to_thread(shell.run, "get", said, "--json")
+        assert ran.document["id"] == job
+    again = await submitted(shell)
+    ran = await to_thread(shell.run, "get", "cynic")
+    assert ran.code == Exit.BAD_INPUT
+    assert job in ran.err
+    assert again in ran.err
+
+
+@pytest.mark.parametrize("command", ["get", "cancel", "events", "logs", "artifacts", "watch", "retry"])
+async def test_unknown_job_is_exit_3(shell: Shell, command: str) -> None:
+    for said in ("a" * 13, "nobody"):
+        ran = await to_thread(shell.run, command, said, "--json")
+        assert ran.code == Exit.NOT_FOUND
+        assert ran.document["error"]["kind"] == "not_found"
+
+
+async def test_cancel_is_idempotent(shell: Shell) -> None:
+    job = await submitted(shell)
+    for _ in range(2):
+        ran = await to_thread(shell.run, "cancel", job, "--json")
+        assert ran.code == 0
+        assert ran.document["stop_requested"] is True
+
+
+async def test_watch_ends_with_the_job_and_its_exit_code(shell: Shell) -> None:
+    codes = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.JOB_FAILED, JobState.CAPPED: Exit.CAPPED}
+    for state, code in codes.items():
+        job = await submitted(shell)
+        await end(shell, job, state)
+        ran = await to_thread(shell.run, "watch", job)
+        assert ran.code == code
+        assert "job.submitted" in ran.out
+        assert f"job.{state}" in ran.out
+        assert f"cynic ({job}) {state.value}" in ran.out
+
+
+async def test_watch_json_is_one_summary(shell: Shell) -> None:
+    job = await submitted(shell)
+    await end(shell, job, JobState.SUCCEEDED)
+    ran = await to_thread(shell.run, "get", job, "--watch", "--json")
+    assert ran.document["job"] == job
+    assert ran.document["state"] == "succeeded"
+    assert ran.document["usd"] == "0"
+    assert "job.succeeded" in ran.err
+
+
+async def test_events_and_logs(shell: Shell) -> None:
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "events", job, "--json")
+    assert [e["kind"] for e in ran.document["items"]] == ["job.submitted"]
+    await end(shell, job, JobState.FAILED)
+    ran = await to_thread(shell.run, "events", job, "--follow", "--json")
+    assert [json.loads(line)["seq"] for line in ran.out.splitlines()] == [1, 2]
+    ran = await to_thread(shell.run, "logs", job, "--json")
+    assert ran.document["text"] == ""
+
+
+async def test_raising_the_cap(shell: Shell) -> None:
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "cap", job, "7.5", "--json")
+    assert ran.document["cap_usd"] == "7.500000"
+    for amount in ("1", "abc", "-3", "nan"):
+        ran = await to_thread(shell.run, "cap", job, "--", amount)
+        assert ran.code == Exit.BAD_INPUT
+
+
+async def test_retry_makes_a_linked_job(shell: Shell) -> None:
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "retry", job)
+    assert ran.code == Exit.BAD_INPUT  # it has not ended
+    await end(shell, job, JobState.FAILED)
+    ran = await to_thread(shell.run, "retry", job, "--json")
+    assert ran.document["retry_of"] == job
+
+
+async def test_secrets_are_never_shown(shell: Shell) -> None:
+    value = "hf_very-confidential"
+    ran = await to_thread(shell.run, "secret", "set", "HF_TOKEN", stdin=f"{value}\n")
+    assert ran.code == 0
+    ran = await to_thread(shell.run, "secret", "ls", "--json")
+    assert ran.document == {"names": ["HF_TOKEN"]}
+    job = await submitted(shell, GOOD + "secrets: [HF_TOKEN]\n")
+    ran = await to_thread(shell.run, "get", job, "--json")
+    assert value not in ran.out + ran.err
+    assert (await to_thread(shell.run, "secret", "rm", "HF_TOKEN")).code == 0
+    assert (await to_thread(shell.run, "secret", "rm", "HF_TOKEN")).code == Exit.NOT_FOUND
+    ran = await to_thread(shell.run, "secret", "set", "NOT-A-NAME", stdin="x")
+    assert ran.code == Exit.BAD_INPUT
+    ran = await to_thread(shell.run, "secret", "set", "EMPTY", stdin="")
+    assert ran.code == Exit.BAD_INPUT
+
+
+async def test_tokens(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = (await to_thread(shell.run, "token", "new", "bob", "--scope", "read", "--json")).document
+    assert made["scopes"] == ["read"]
+    listed = await to_thread(shell.run, "token", "ls", "--json")
+    assert made["token"] not in listed.out
+    assert made["id"] in listed.out
+    assert (await to_thread(shell.run, "token", "new", "bob", "--scope", "all")).code == Exit.BAD_INPUT
+    with monkeypatch.context() as bobs:
+        bobs.setenv("GPUBROKER_TOKEN", made["token"])
+        assert (await to_thread(shell.run, "ls")).code == 0
+        ran = await to_thread(shell.run, "submit", shell.spec(), "-y", "-d")
+        assert ran.code == Exit.UNAUTHORISED
+        assert "scope" in ran.err
+    assert (await to_thread(shell.run, "token", "rm", made["id"])).code == 0
+    monkeypatch.setenv("GPUBROKER_TOKEN", made["token"])
+    assert (await to_thread(shell.run, "ls")).code == Exit.UNAUTHORISED
+
+
+async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "offers")
+    assert "(simulated)" in ran.out
+    ran = await to_thread(shell.run, "offers", "--json")
+    prices = [float(o["usd_per_hour"]) for o in ran.document["items"]]
+    assert prices == sorted(prices)
+    assert prices
+
+
+async def test_doctor_names_each_problem_with_a_fix(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = await to_thread(shell.run, "doctor", "--json")
+    assert ran.code == 0
+    assert {c["name"] for c in ran.document["checks"]} >= {"daemon", "database", "blobs", "broker", "token", "offers"}
+    monkeypatch.setenv("GPUBROKER_URL", "http://127.0.0.1:9")
+    ran = await to_thread(shell.run, "doctor")
+    assert ran.code == Exit.JOB_FAILED
+    assert "PROBLEM  daemon: no daemon answers at http://127.0.0.1:9" in ran.out
+    assert "gpubroker serve" in ran.out
+
+
+def test_every_command_has_help_and_json() -> None:
+    for module in (admin, daemon, jobs, submit):
+        for name, action in vars(module).items():
+            if (
+                getattr(action, "__wrapped__", None) is not None
+                and action.__module__ == module.__name__
+                and name != "serve"
+            ):
+                assert action.__doc__
+                assert "as_json" in action.__wrapped__.__annotations__, name

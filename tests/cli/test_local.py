@@ -1,0 +1,171 @@
+"""What works without a daemon, and what is said when there is none."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.api.models import QuoteSpec
+from broker.cli import pack, template, yamlfile
+from broker.cli.exits import CliError, Exit
+from broker.cli.main import app
+from broker.client import connection
+from broker.client.connection import Connection
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("kind", ["train", "script"])
+def test_init_writes_a_spec_that_validates(own_home: Path, kind: str) -> None:
+    path = own_home / "job.yaml"
+    code, _, _ = run("init", str(path), *(["--script"] if kind == "script" else []))
+    assert code == 0
+    text = path.read_text()
+    spec = QuoteSpec.model_validate(yamlfile.parse(text, "job.yaml").data)
+    assert (spec.train is None) == (kind == "script")
+    assert "# The job never spends more than this, whatever happens." in text
+    assert run("init", str(path))[0] == Exit.BAD_INPUT
+    assert path.read_text() == text
+
+
+def test_every_setting_of_init_validates_when_it_is_switched_on() -> None:
+    lines = template.spec("train").splitlines()
+    on = [line.replace("# ", "", 1) if _is_setting(line) else line for line in lines]
+    data = yamlfile.parse("\n".join(on), "job.yaml").data
+    data["init_from"] = None
+    assert QuoteSpec.model_validate(data).checkpoint.keep == 2
+
+
+def _is_setting(line: str) -> bool:
+    word = line.strip().removeprefix("# ").partition(":")[0]
+    return line.strip().startswith("# ") and word.isidentifier() and ":" in line and not line.strip().endswith(".")
+
+
+def test_without_a_daemon_exit_4_says_what_to_do(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = run("ls")
+    assert code == Exit.UNREACHABLE
+    assert "gpubroker serve" in err
+    monkeypatch.setenv("GPUBROKER_URL", "http://127.0.0.1:9")
+    code, out, err = run("ls", "--json")
+    assert code == Exit.UNREACHABLE
+    assert "no daemon answers at http://127.0.0.1:9" in err
+    assert json.loads(out)["error"]["exit"] == 4
+
+
+def test_the_daemon_is_found_in_order(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connection.find() is None
+    connection.write(connection.login_file(), Connection(url="http://login", token="a"))
+    connection.write(connection.local_file(), Connection(url="http://local", token="b"))
+    for file in (connection.login_file(), connection.local_file()):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    found = connection.find()
+    assert found is not None
+    assert (found.url, found.token) == ("http://local", "b")  # GPUBROKER_HOME is set
+    monkeypatch.setenv("GPUBROKER_TOKEN", "c")
+    monkeypatch.setenv("GPUBROKER_URL", "http://env/")
+    found = connection.find()
+    assert found is not None
+    assert (found.url, found.token) == ("http://env", "c")
+    assert "token" not in repr(found)
+
+
+def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
+    assert run("login", "broker.example.com", "--token", "x")[0] == Exit.BAD_INPUT
+    assert run("login", "http://127.0.0.1:9")[0] == Exit.BAD_INPUT
+    assert run("login", "http://127.0.0.1:9", "--token", "x")[0] == Exit.UNREACHABLE
+    assert not connection.login_file().exists()
+
+
+def test_serve_explains_its_configuration(own_home: Path) -> None:
+    config = own_home / "gpubroker.yaml"
+    config.write_text("providers: {runpod: {}}\n")
+    code, _, err = run("serve", "--config", str(config))
+    assert code == Exit.BAD_INPUT
+    assert "pip install 'gpubroker[clouds]'" in err
+    config.write_text("prot: 80\n")
+    code, _, err = run("serve", "--config", str(config))
+    assert code == Exit.BAD_INPUT
+    assert "prot: " in err
+    assert str(config) in err
+    assert run("serve", "--config", str(own_home / "no.yaml"))[0] == Exit.BAD_INPUT
+
+
+def test_blobs_init_needs_no_daemon(own_home: Path) -> None:
+    code, out, _ = run("blobs", "init", (own_home / "blobs").as_uri(), "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["ok"]
+    assert {"conditional put", "list after put"} <= {c["name"] for c in document["checks"]}
+    assert run("blobs", "init", "ftp://nowhere")[0] == Exit.BAD_INPUT
+    assert run("blobs", "init", "memory://", "--option", "x")[0] == Exit.BAD_INPUT
+
+
+def test_a_packed_folder_depends_on_its_contents_only(tmp_path: Path) -> None:
+    archives = []
+    for name, when in (("one", 1), ("two", 2_000_000_000)):
+        folder = tmp_path / name
+        (folder / "sub").mkdir(parents=True)
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "x.pyc").write_text(name)
+        for file in ("b.py", "a.py", "sub/c.sh"):
+            (folder / file).write_text(f"print({file!r})")
+            os.utime(folder / file, (when, when))
+        (folder / "sub/c.sh").chmod(0o750)
+        archives.append(pack.pack(folder))
+    assert archives[0] == archives[1]
+    with tarfile.open(fileobj=BytesIO(archives[0])) as tar:
+        assert tar.getnames() == ["a.py", "b.py", "sub/c.sh"]
+        assert [m.mode for m in tar.getmembers()] == [0o644, 0o644, 0o755]
+
+
+@pytest.mark.parametrize("target", ["../../etc", "/etc/hostname"])
+def test_links_out_of_the_folder_are_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(CliError, match="links out of the folder"):
+        pack.pack(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("1e-4", 1e-4), ("on", "on"), ("no", "no"), ("true", True), ("'1'", "1"), ("2026-01-31", "2026-01-31")],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+    assert yamlfile.parse_value(text) == value
+    assert yamlfile.parse(f"on: {text}", "x").data == {"on": value}
+
+
+def test_help_of_every_command_and_completion() -> None:
+    command = [sys.executable, "-c", "from broker.cli import main; main()"]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    for name in (
+        "serve",
+        "login",
+        "init",
+        "quote",
+        "submit",
+        "ls",
+        "get",
+        "watch",
+        "logs",
+        "events",
+        "cancel",
+        "retry",
+    ):
+        assert name in shown
+        assert run(name, "--help")[0] == 0
+    for name in (("artifacts",), ("doctor",), ("token", "new"), ("secret", "set"), ("blobs", "init")):
+        assert name[0] in shown
+        assert run(*name, "--help")[0] == 0
+    assert "130: Ctrl-C" in " ".join(shown.split())
+    assert run("--show-completion", "bash")[0] in (0, 2)
+    assert run("frobnicate")[0] == Exit.BAD_INPUT
