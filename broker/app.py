@@ -1,0 +1,231 @@
+"""The daemon: the only place where the rooms of the house are wired together."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from aiohttp import web
+
+from broker.api.auth import Authenticator, hashed, mint
+from broker.api.http import build_app
+from broker.api.service import Service, Settings
+from broker.blobs import ObstoreBlobs
+from broker.checks import Checks
+from broker.clock import SystemClock
+from broker.config import CLIENT_FILE, DaemonConfig
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.fleet import Fleet
+from broker.controllers.loop import run_forever
+from broker.domain.errors import GpubrokerError
+from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.market.market import Market, MarketRhythm
+from broker.notify.log import LogNotifier
+from broker.ports import Store, Token
+from broker.preflight.models import HubClient
+from broker.secrets import SecretBox, master_key
+from broker.store.embedded import EmbeddedPostgres
+from broker.store.migrate import migrate
+from broker.store.postgres import PostgresStore
+from providers.registry import build
+from trainer.contract.rendezvous import Limits
+
+log = logging.getLogger("gpubroker")
+
+LOCAL_OWNER = "local"
+"""Whose token client.json holds: the operator of this machine."""
+DRAIN_S = 2.0
+"""How long a stopping daemon lets its HTTP answers finish."""
+
+
+class CannotListen(GpubrokerError):
+    """The address is taken or not ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class House:
+    """What the daemon has built, before it serves."""
+
+    config: DaemonConfig
+    installation: Installation
+    store: Store
+    market: Market
+    fleet: Fleet
+    application: web.Application
+
+
+async def run(config: DaemonConfig, *, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serves until SIGTERM or SIGINT; `ready` gets the URL. Raises GpubrokerError when it cannot start.
+
+    A kill -9 at any moment is as good: machines go on, and the next start finds everything in the store.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        house = await stack.enter_async_context(building(config))
+        url = await stack.enter_async_context(_listening(house))
+        await _write_client_file(house, url)
+        work = asyncio.create_task(_work(house))
+        stack.push_async_callback(_cancel, work)
+        ready(url)
+        stopped = asyncio.create_task(stop.wait())
+        stack.push_async_callback(_cancel, stopped)
+        await asyncio.wait((stopped, work), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        log.info("stopping; machines go on, `gpubroker serve` picks them up again")
+
+
+async def _work(house: House) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_forever(house.market, house.fleet.context.clock), name=house.market.name)
+        group.create_task(house.fleet.run(), name="fleet")
+
+
+async def _cancel(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- the rooms
+
+
+@asynccontextmanager
+async def building(config: DaemonConfig) -> AsyncIterator[House]:
+    """Everything but the listening socket and the running controllers; closed in reverse order."""
+    config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        dsn = config.database_url or await _embedded(stack, config.home)
+        new_database = bool(await migrate(dsn))
+        store = await PostgresStore.connect(dsn)
+        stack.push_async_callback(store.close)
+        installation, was_here = await _installation(store, config.home)
+        box = SecretBox(master_key(config.home / "master.key", os.environ))
+        blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options)
+        providers = build(
+            config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs
+        )
+        for provider in providers.values():
+            stack.push_async_callback(provider.close)
+        market = Market(providers, clock, MarketRhythm(poll_s=config.rhythm.market_s))
+        await market.step()
+        context = Context(
+            installation=installation,
+            owner=f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}",
+            store=store,
+            blobs=blobs,
+            providers=providers,
+            clock=clock,
+            rhythm=_rhythm(config),
+            limits=Limits(**config.limits.model_dump()),
+        )
+        # On a new database under an old home, machines may stand that this database never knew: look, do not touch.
+        fleet = Fleet.build(context, box, market.offers, [LogNotifier()], report_only=new_database and was_here)
+        service = _service(config, context, market, box)
+        application = build_app(service, Authenticator(store, clock), version=version("gpubroker"))
+        yield House(
+            config=config,
+            installation=installation,
+            store=store,
+            market=market,
+            fleet=fleet,
+            application=application,
+        )
+
+
+async def _embedded(stack: AsyncExitStack, home: Path) -> str:
+    server = await stack.enter_async_context(await EmbeddedPostgres.start(home / "postgres"))
+    return server.dsn
+
+
+async def _installation(store: Store, home: Path) -> tuple[Installation, bool]:
+    """(the id that names our machines, whether this home knew it): the database's, or on a new one the home's."""
+    file = home / "installation"
+    known = file.read_text().strip() if file.exists() else None
+    proposed = Installation(known or base32(os.urandom(5), INSTALLATION_LENGTH))
+    installation = await store.installation(proposed)
+    if installation != known:
+        file.write_text(installation + "\n")
+    return installation, known is not None
+
+
+def _rhythm(config: DaemonConfig) -> Rhythm:
+    return Rhythm(**config.rhythm.model_dump())
+
+
+def _service(config: DaemonConfig, context: Context, market: Market, box: SecretBox) -> Service:
+    return Service(
+        store=context.store,
+        blobs=context.blobs,
+        market=market,
+        preflight=Checks(HubClient(), context.clock),
+        box=box,
+        clock=context.clock,
+        entropy=os.urandom,
+        settings=Settings(upload_bytes=config.upload_max_bytes, lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s)),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- the network
+
+
+@asynccontextmanager
+async def _listening(house: House) -> AsyncIterator[str]:
+    """Raises CannotListen naming the address and the fix."""
+    config = house.config
+    runner = web.AppRunner(house.application, access_log=None, shutdown_timeout=DRAIN_S, handler_cancellation=True)
+    await runner.setup()
+    try:
+        try:
+            site = web.TCPSite(runner, config.host, config.port)
+            await site.start()
+        except OSError as e:
+            raise CannotListen(
+                f"cannot listen on {config.host}:{config.port}: {e.strerror}; choose another with --port"
+            ) from None
+        port = runner.addresses[0][1]
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def _write_client_file(house: House, url: str) -> None:
+    """How the CLI of this user finds the daemon; a token that still works is kept, so that clients survive a restart."""
+    file = house.config.home / CLIENT_FILE
+    text = await _known_token(house.store, file) or await _new_token(house)
+    draft = file.with_suffix(f".{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+        json.dump({"url": url, "token": text}, out)
+    draft.replace(file)
+
+
+async def _known_token(store: Store, file: Path) -> str | None:
+    try:
+        text = json.loads(file.read_text())["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return text if isinstance(text, str) and await store.token(hashed(text)) else None
+
+
+async def _new_token(house: House) -> str:
+    token_id, text = mint(os.urandom)
+    token = Token(
+        id=token_id,
+        owner=LOCAL_OWNER,
+        scopes=("read", "submit", "admin"),
+        created_at=house.fleet.context.clock.now(),
+        note=f"the operator of {socket.gethostname()}",
+    )
+    await house.store.put_token(token, hashed(text))
+    return text
