@@ -1,0 +1,169 @@
+"""What only a database can promise: its rules hold against every writer, and what it acknowledged survives."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from broker.domain.errors import StoreUnavailable
+from broker.domain.job import AttemptState
+from broker.ports import Change
+from broker.store.postgres import PostgresStore
+from tests.conformance.samples import make_event, running, submitted
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def store(postgres_dsn: str) -> AsyncIterator[PostgresStore]:
+    store = await PostgresStore.connect(postgres_dsn)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def connection(postgres_dsn: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
+    connection = await asyncpg.connect(postgres_dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("statement", ["UPDATE ledger SET usd = 0", "DELETE FROM ledger", "TRUNCATE ledger"])
+async def test_the_ledger_is_append_only(
+    store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]", statement: str
+) -> None:
+    _, job = await running(store)
+    with pytest.raises(asyncpg.RestrictViolationError, match="append-only"):
+        await connection.execute(statement)
+    assert len(await store.ledger(job.id)) == 1
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        ("UPDATE attempts SET state = 'ended', reason = 'lost'", "attempts_ended"),
+        ("UPDATE attempts SET ended_at = now()", "attempts_ended"),
+        ("UPDATE attempts SET create_sent_at = NULL", "attempts_create_sent"),
+        ("UPDATE attempts SET state = 'draining'", "attempts_reason"),
+        ("UPDATE attempts SET state = 'running'", "attempts_state"),
+        ("UPDATE attempts SET charged_usd = -1", "attempts_money"),
+        ("UPDATE attempts SET destroy_failures = -1", "attempts_counts"),
+        ("UPDATE jobs SET cap_usd = 0", "jobs_money"),
+        ("UPDATE jobs SET spent_usd = -1", "jobs_money"),
+        ("UPDATE jobs SET state = 'failed'", "jobs_finished"),
+        ("UPDATE jobs SET attempts = 0", "jobs_active"),
+        ("UPDATE jobs SET retries_used = -1", "jobs_counts"),
+        ("UPDATE jobs SET state = 'lost'", "jobs_state"),
+        ("INSERT INTO ledger (job_id, attempt_id, kind, usd, note) SELECT job_id, id, 'charge', -1, '' FROM attempts",
+         "ledger_money"),
+        ("INSERT INTO ledger (job_id, attempt_id, kind, usd, note) SELECT job_id, id, 'gift', 1, '' FROM attempts",
+         "ledger_kind"),
+    ],
+)  # fmt: skip
+async def test_the_schema_refuses_what_breaks_a_rule(
+    store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]", statement: str, rule: str
+) -> None:
+    await running(store)
+    with pytest.raises(asyncpg.CheckViolationError, match=f'"{rule}"'):
+        await connection.execute(statement)
+
+
+async def test_the_schema_holds_one_live_attempt_a_job(
+    store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]"
+) -> None:
+    _, job = await running(store, AttemptState.INTENDED)
+    names = "name, line, created_at, reserved_usd, resume_from, state, detail, launched_by, handles, destroy_failures, "
+    names += "charged_usd, cap_near, stop_requested, due_at"
+    with pytest.raises(asyncpg.UniqueViolationError, match="one_live"):
+        await connection.execute(
+            f"INSERT INTO attempts (id, job_id, number, {names}) SELECT 'b', job_id, 2, {names} FROM attempts"
+        )
+    assert len(await store.attempts(job.id)) == 1
+
+
+async def test_a_hint_reaches_other_brokers_and_survives_a_lost_connection(
+    store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]", postgres_dsn: str
+) -> None:
+    other = await PostgresStore.connect(postgres_dsn)
+    try:
+        for _ in range(2):
+            wait = asyncio.create_task(other.wait("jobs", 30))
+            while not wait.done():
+                await submitted(store)
+            assert await wait
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            await asyncio.gather(store.ping(), store.ping(), return_exceptions=True)  # the pool meets its dead ones
+    finally:
+        await other.close()
+
+
+async def test_a_commit_whose_fate_is_unknown_is_said_to_be(
+    store: PostgresStore, connection: "asyncpg.Connection[asyncpg.Record]"
+) -> None:
+    _, job = await running(store)
+    async with connection.transaction():
+        await connection.execute("SELECT FROM jobs FOR UPDATE")
+        blocked = asyncio.create_task(store.apply([Change(events=(make_event(job),))]))
+        while not await connection.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+            continue
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        )
+        with pytest.raises(StoreUnavailable):
+            await blocked
+    assert len(await store.events(job.id, after=0, limit=9)) == 1
+
+
+async def test_without_a_server_everything_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        await PostgresStore.connect(f"postgresql://nobody@/none?host={tmp_path}&port=1")
+
+
+CLIENT = """
+import asyncio, sys
+from broker.store.postgres import PostgresStore
+from tests.conformance.samples import make_event, make_job
+
+async def client(store, number):
+    while True:
+        job = make_job()
+        await store.submit(job, key=job.id, body_sha256="1", events=[make_event(job)])
+        print(job.id, flush=True)
+
+async def main():
+    store = await PostgresStore.connect(sys.argv[1])
+    await asyncio.gather(*(client(store, number) for number in range(20)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 37, 400])
+async def test_a_client_killed_amid_submits_loses_none_that_was_acknowledged(
+    postgres_dsn: str, connection: "asyncpg.Connection[asyncpg.Record]", acknowledged: int
+) -> None:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CLIENT, postgres_dsn),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert child.stdout is not None
+    lines = [await child.stdout.readline() for _ in range(acknowledged)]
+    child.send_signal(signal.SIGKILL)
+    lines += (await child.stdout.read()).splitlines()
+    await child.wait()
+    answered = {line.decode().strip() for line in lines if len(line.strip()) == 13}
+    assert len(answered) >= acknowledged
+    found = {row["id"] for row in await connection.fetch("SELECT id FROM jobs")}
+    assert answered <= found
+    halves = "SELECT count(*) FROM jobs j WHERE event_seq <> (SELECT count(*) FROM events e WHERE e.job_id = j.id)"
+    assert await connection.fetchval(halves) == 0
