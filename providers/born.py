@@ -50,19 +50,21 @@ def _victims(folder: Path, sessions: set[int]) -> set[psutil.Process]:
             if (session := os.getsid(process.pid)) != os.getsid(0):
                 sessions.add(session)
             found |= set(process.children(recursive=True))
-    if sessions:
-        for process in psutil.process_iter():
-            with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-                if os.getsid(process.pid) in sessions:
-                    found.add(process)
+    for pid in psutil.pids() if sessions else ():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            if os.getsid(pid) in sessions:
+                found.add(psutil.Process(pid))
     return {process for process in found if _lives(process)}
 
 
 def _marked() -> Iterator[tuple[psutil.Process, Path]]:
-    for process in psutil.process_iter():
+    """Reads every environment, but makes a Process of the few that matter only: this runs with every listing."""
+    for pid in psutil.pids():
         with suppress(psutil.Error, OSError):
-            if folder := process.environ().get(INSTANCE_DIR):
-                yield process, Path(folder)
+            if INSTANCE_DIR.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                process = psutil.Process(pid)
+                if folder := process.environ().get(INSTANCE_DIR):
+                    yield process, Path(folder)
 
 
 def _lives(process: psutil.Process) -> bool:
