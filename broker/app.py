@@ -201,7 +201,7 @@ async def _listening(house: House) -> AsyncIterator[str]:
 
 
 async def _write_client_file(house: House, url: str) -> None:
-    """How the CLI of this user finds the daemon; a token that still works is kept, so that clients survive a restart."""
+    """How this user's CLI finds the daemon; a token that still works is kept, so that clients survive a restart."""
     file = house.config.home / CLIENT_FILE
     text = await _known_token(house.store, file) or await _new_token(house)
     draft = file.with_suffix(f".{os.getpid()}")
