@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
+from functools import cached_property
 from itertools import pairwise
 from math import ceil, inf, sqrt
 from operator import attrgetter
@@ -51,7 +52,7 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class _Kind:
     """What is common to all offers of one machine type at one provider; seconds."""
 
@@ -65,6 +66,11 @@ class _Kind:
     work: float
     lost: float
     """What a preemption costs."""
+
+    @cached_property
+    def undisturbed(self) -> float:
+        """Billed hours without preemption."""
+        return self.billed(self.p50(0.0))
 
     def p50(self, rate: float) -> float:
         """Expected seconds at `rate` preemptions a second."""
@@ -156,9 +162,9 @@ def _dollars(micros: int) -> Decimal:
     return Decimal(micros).scaleb(-6)
 
 
-def _micros(price: float, hours: float) -> int:
-    """Micro-dollars, rounded up."""
-    return ceil(price * hours * 1e6)
+def _cost(price: float, hours: float) -> Decimal:
+    """Rounded up to the micro-dollar, as `_assess` does."""
+    return _dollars(ceil(price * hours * 1e6))
 
 
 def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
@@ -166,7 +172,7 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
     if ask.regions and offer.region not in ask.regions:
         return Drop.REGION, -1
     asked = offer.usd_per_hour
-    price, rate = float(asked), 0.0
+    price, hours = float(asked), kind.undisturbed
     if price <= 0 and (price < 0 or kind.caps.trust != "own"):
         # Zero means unknown in several catalogues, but a machine of one's own may be free.
         return Drop.PRICE, -1
@@ -178,7 +184,8 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
             return Drop.PRICE, -1
         if rate * kind.lost >= 1:
             return Drop.PREEMPTED_TOO_OFTEN, -1
-    micros = _micros(price, kind.billed(kind.p50(rate)))
+        hours = kind.billed(kind.p50(rate))
+    micros = ceil(price * hours * 1e6)
     if micros > ask.cap_micros:
         return Drop.CAP, micros
     if offer.available is False:
@@ -202,7 +209,7 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
         case Drop.PREEMPTED_TOO_OFTEN:
             return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost / 60:.0f} min"
         case Drop.CAP:
-            usd = _dollars(_micros(float(offer.usd_per_hour), kind.billed(kind.p50(rate))))
+            usd = _cost(float(offer.usd_per_hour), kind.billed(kind.p50(rate)))
             return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
         case Drop.UNAVAILABLE:
             return "the cloud has none now"
@@ -262,8 +269,8 @@ def _kept_line(offer: Offer, kind: _Kind) -> QuoteLine:
         memory=kind.fit.memory,
         hours_p50=p50 / 3600,
         hours_p90=p90 / 3600,
-        usd_p50=_dollars(_micros(price, kind.billed(p50))),
-        usd_p90=_dollars(_micros(price, kind.billed(p90))),
+        usd_p50=_cost(price, kind.billed(p50)),
+        usd_p90=_cost(price, kind.billed(p90)),
         step_s=pace.step_s,
     )
 
@@ -301,6 +308,25 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
+def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) -> Quote:
+    kinds, drops, micros = _assess_all(ask, offers)
+    keys = micros if ask.workload.shape else [float(o.usd_per_hour) for o in offers]
+    kept = [number for number, drop in enumerate(drops) if drop is None]
+    order = _rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    lines = _Lines(ask, offers, kinds, drops, order)
+    p90 = lines[0].usd_p90 if kept else None
+    cheapest = min(filter((-1).__lt__, micros), default=None)
+    return Quote(
+        lines=lines,
+        made_at=now,
+        expires_at=now + LIFETIME,
+        proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
+        kept=len(kept),
+        drops=Counter(drop for drop in drops if drop is not None),
+        cheapest_usd=None if cheapest is None else _dollars(cheapest),
+    )
+
+
 def quote(
     spec: JobSpec,
     workload: Workload,
@@ -330,22 +356,7 @@ def quote(
         excluded=excluded,
         caps=caps,
     )
-    kinds, drops, micros = _assess_all(ask, offers)
-    keys = micros if workload.shape else [float(o.usd_per_hour) for o in offers]
-    kept = [number for number, drop in enumerate(drops) if drop is None]
-    order = _rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
-    lines = _Lines(ask, offers, kinds, drops, order)
-    p90 = lines[0].usd_p90 if kept else None
-    cheapest = min(filter((-1).__lt__, micros), default=None)
-    return Quote(
-        lines=lines,
-        made_at=now,
-        expires_at=now + LIFETIME,
-        proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
-        kept=len(kept),
-        drops=Counter(drop for drop in drops if drop is not None),
-        cheapest_usd=None if cheapest is None else _dollars(cheapest),
-    )
+    return _quote(ask, offers, now, spent)
 
 
 def summary(quote: Quote) -> str:

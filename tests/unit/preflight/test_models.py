@@ -168,5 +168,5 @@ async def test_the_catalogue_spares_the_hub_except_for_licences(hub: tuple[Hub, 
 async def test_a_silent_hub_leaves_the_catalogue() -> None:
     nobody = HubClient(endpoint="http://127.0.0.1:9", timeout_s=2)
     assert (await resolve("meta-llama/Llama-3.1-8B", hub=nobody)).parameters == 8_030_261_248
-    with pytest.raises(InvalidInput, match="cannot look up .owner/new.: no answer"):
+    with pytest.raises(InvalidInput, match=r"cannot look up .owner/new.: no answer"):
         await resolve("owner/new", hub=nobody)
