@@ -1,0 +1,173 @@
+"""Real agents as processes over a folder as blob store: what the broker does, in a few lines."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cryptography.fernet import Fernet
+
+from trainer.contract import keys
+from trainer.contract.rendezvous import AttemptSpec, Beat, DataFile, Desired, Final, Grant, Limits, Manifest, Sealed
+
+INSTALLATION = "inst"
+JOB = "job1"
+FAST = Limits(beat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, drain_s=60)
+
+
+def until(fact: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    """Waits for a fact of another process; fails by name."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := fact():
+            return value
+        time.sleep(0.005)
+    raise AssertionError(f"never came true: {what}")
+
+
+class Agent:
+    """One started agent."""
+
+    def __init__(self, bench: "Bench", attempt: str, process: subprocess.Popen[bytes]) -> None:
+        self.bench, self.attempt, self.process = bench, attempt, process
+
+    def kill_group(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def wait(self, seconds: float = 180.0) -> Final:
+        self.code = self.process.wait(seconds)
+        return self.final
+
+    @property
+    def final(self) -> Final:
+        return Final.model_validate_json(self.bench.path(keys.final(self.attempt)).read_bytes())
+
+    @property
+    def beat(self) -> Beat | None:
+        path = self.bench.path(keys.beat(self.attempt, 0))
+        return Beat.model_validate_json(path.read_bytes()) if path.exists() else None
+
+    @property
+    def log(self) -> str:
+        folder = self.bench.path(keys.logs(self.attempt)) / "0"
+        chunks = sorted(p for p in folder.glob("*") if "#" not in p.name) if folder.exists() else []
+        return "".join(p.read_text() for p in chunks)
+
+    def desire(self, want: Any, seq: int = 1) -> None:
+        self.bench.put(keys.desired(self.attempt), Desired(want=want, seq=seq, reason=f"test wants {want}"))
+
+
+class Bench:
+    """A blob store in a folder, and the agents on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "store"
+        self.root.mkdir(parents=True)
+        self.key = Fernet.generate_key().decode()
+        self._agents: list[Agent] = []
+        self._number = 0
+
+    def path(self, key: str) -> Path:
+        return self.root / INSTALLATION / key
+
+    def put(self, key: str, value: Any) -> None:
+        """Whole or not at all, as a blob store does."""
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = value if isinstance(value, bytes) else value.model_dump_json().encode()
+        temporary = path.with_name(path.name + "#tmp")
+        temporary.write_bytes(data)
+        temporary.replace(path)
+
+    def data(self, content: bytes, fmt: Any) -> DataFile:
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.put(keys.job_data(JOB, sha256), content)
+        return DataFile(key=keys.job_data(JOB, sha256), sha256=sha256, bytes=len(content), format=fmt)
+
+    def seal(self, attempt: str, secrets: dict[str, str]) -> None:
+        sealed = Fernet(self.key).encrypt(Sealed(secrets=secrets).model_dump_json().encode()).decode()
+        self.put(keys.grant(attempt), Grant(sealed=sealed))
+
+    def start(self, *, want: Any = None, secrets: dict[str, str] | None = None, **spec: Any) -> Agent:
+        """Writes the next attempt's spec, resuming from all that is committed, and starts its agent in its own group."""
+        self._number += 1
+        attempt = f"a{self._number:03d}"
+        fields = {"limits": FAST, "resume_from": tuple(m for m, _ in self.committed()), **spec}
+        names = tuple(secrets or ())
+        self.put(
+            keys.spec(attempt),
+            AttemptSpec(
+                installation=INSTALLATION, job=JOB, attempt=attempt, number=self._number, secrets=names, **fields
+            ),
+        )
+        if secrets is not None:
+            self.seal(attempt, secrets)
+        env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("GPUBROKER_")},
+            "GPUBROKER_BLOBS": self.root.as_uri(),
+            "GPUBROKER_INSTALLATION": INSTALLATION,
+            "GPUBROKER_ATTEMPT": attempt,
+            "GPUBROKER_ATTEMPT_KEY": self.key,
+            "GPUBROKER_WORKDIR": str(self.folder / "work" / attempt),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        argv = [sys.executable, "-m", "trainer"]
+        process = subprocess.Popen(argv, env=env, start_new_session=True, stdin=subprocess.DEVNULL)
+        agent = Agent(self, attempt, process)
+        self._agents.append(agent)
+        if want is not None:
+            agent.desire(want)
+        return agent
+
+    def committed(self) -> list[tuple[str, Manifest]]:
+        """(key, manifest) of every committed checkpoint, the furthest first."""
+        folder = self.path(keys.checkpoints(JOB))
+        found = [
+            (p.relative_to(self.root / INSTALLATION).as_posix(), Manifest.model_validate_json(p.read_bytes()))
+            for p in folder.glob(f"*/*/{keys.MANIFEST}")
+        ]
+        return sorted(found, key=lambda f: (f[1].step, f[0]), reverse=True)
+
+    def torn(self, attempt: str) -> list[Path]:
+        """Folders of checkpoints that are being written."""
+        folder = self.path(keys.checkpoints(JOB)) / attempt
+        if not folder.exists():
+            return []
+        return [p for p in folder.iterdir() if not (p / keys.MANIFEST).exists()]
+
+    def metrics(self, manifest: str) -> list[dict[str, Any]]:
+        text = (self.path(manifest).parent / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def close(self) -> None:
+        for agent in self._agents:
+            if agent.process.poll() is None:
+                agent.kill_group()
+
+
+def alive(pid: int) -> bool:
+    """True while the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def group_members(group: int) -> Iterator[int]:
+    """Living processes of a process group."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and alive(int(entry.name)):
+            try:
+                if os.getpgid(int(entry.name)) == group:
+                    yield int(entry.name)
+            except ProcessLookupError:
+                continue
