@@ -1,6 +1,7 @@
 """Opens an obstore store by URL; says in one line what is wrong when that fails."""
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,11 @@ _ENVIRONMENT = {
         "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
     ),
 }  # fmt: skip
+_HTTP_SETTING = re.compile(
+    r"(aws_|google_|azure_)?(allow_http|allow_invalid_certificates|\w*timeout|default_content_type|http[12]_\w+"
+    r"|pool_\w+|proxy_\w+|user_agent)"
+)
+"""obstore panics on these among a store's options, and a panic is no Exception."""
 
 
 def scheme_of(url: str) -> str:
@@ -60,6 +66,8 @@ def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
 def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
     """A store whose paths are relative to `url`. Raises InvalidInput when it cannot be made."""
     scheme = scheme_of(url)
+    if unfit := next((key for key in options if _HTTP_SETTING.fullmatch(key)), None):
+        raise InvalidInput(_bad(url, f"option {unfit!r}: leave it out; plain http follows from an http:// endpoint"))
     try:
         if (folder := folder_of(url)) is not None:
             # Emptied folders are removed, or LIST of `beats/` would walk every attempt that ever was.

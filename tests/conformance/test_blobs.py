@@ -182,6 +182,12 @@ def test_a_bad_url_is_explained(url: str) -> None:
         ObstoreBlobs.open(url, HERE)
 
 
+@pytest.mark.parametrize("option", ["aws_allow_http", "timeout", "proxy_url", "no_such_option"])
+def test_an_option_that_the_store_cannot_take_is_named(option: str) -> None:
+    with pytest.raises(InvalidInput, match=option):
+        ObstoreBlobs.open("s3://bucket", HERE, options={option: "1"})
+
+
 def test_environment_credentials_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
