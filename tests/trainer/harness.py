@@ -97,7 +97,9 @@ class Bench:
         self.put(keys.grant(attempt), Grant(sealed=sealed))
 
     def start(self, *, want: Any = None, secrets: dict[str, str] | None = None, **spec: Any) -> Agent:
-        """Writes the next attempt's spec, resuming from all that is committed, and starts its agent in its own group."""
+        """Writes the next attempt's spec, resuming from all that is committed;
+
+        starts its agent in its own group."""
         self._number += 1
         attempt = f"a{self._number:03d}"
         fields = {"limits": FAST, "resume_from": tuple(m for m, _ in self.committed()), **spec}

@@ -82,7 +82,8 @@ def test_resume_bitwise(kind: str, tmp_path: Path, tiny_models: dict[str, Path])
         assert [r[0] for r in expected[0]] == list(range(1, STEPS + 1))
         assert actual[0] == expected[0]
         assert actual[1] == expected[1]
-        assert actual[2].complete and actual[2].step == STEPS
+        assert actual[2].complete
+        assert actual[2].step == STEPS
         assert agent.final.heldout_loss_before == undisturbed.heldout_loss_before
         assert agent.final.heldout_loss_after == undisturbed.heldout_loss_after
         assert undisturbed.heldout_loss_after < undisturbed.heldout_loss_before

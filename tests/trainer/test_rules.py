@@ -1,0 +1,127 @@
+"""The trainer's pure rules: data order, learning rate, dead-man's switch, redaction and the log's bounds."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer import order, schedule
+from trainer.agent.deadman import DeadMan
+from trainer.agent.logs import CHUNK_BYTES, LogBuffer, Redactor
+from trainer.contract.train import DataConfig, OptimConfig, TrainConfig
+
+seeds = st.integers(0, 2**31 - 1)
+
+
+@given(seeds, st.integers(1, 60), st.integers(0, 300), st.integers(0, 40), st.integers(0, 40))
+def test_cursor_cuts_the_stream_anywhere(seed: int, rows: int, start: int, first: int, second: int) -> None:
+    whole = order.window(seed, start, first + second, rows)
+    assert whole == order.window(seed, start, first, rows) + order.window(seed, start + first, second, rows)
+
+
+@given(seeds, st.integers(1, 60), st.integers(0, 5))
+def test_every_epoch_sees_every_row_once(seed: int, rows: int, epoch: int) -> None:
+    assert sorted(order.window(seed, epoch * rows, rows, rows)) == list(range(rows))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    assert order.epoch_order(1, 0, 50) != order.epoch_order(1, 1, 50) != order.epoch_order(2, 1, 50)
+
+
+@given(seeds, st.integers(1, 200), st.floats(0, 0.99))
+def test_split_is_a_partition(seed: int, rows: int, share: float) -> None:
+    train, held = order.split(seed, rows, share)
+    assert sorted(train + held) == list(range(rows))
+    assert train
+    assert bool(held) == (share > 0 and rows > 1)
+
+
+def test_learning_rate_warms_up_then_falls_to_zero() -> None:
+    optim = OptimConfig(lr=1.0, warmup_share=0.1)
+    rates = [schedule.learning_rate(optim, step, 100) for step in range(100)]
+    assert rates[:10] == [pytest.approx((i + 1) / 10) for i in range(10)]
+    assert rates[10] == 1.0
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[-1] < 0.001
+    assert schedule.learning_rate(OptimConfig(warmup_share=0.0), 0, 1) == OptimConfig().lr
+
+
+def test_total_steps() -> None:
+    config = TrainConfig(model="m", data=DataConfig(path="x.csv", completion="{a}"), global_batch=8, epochs=1.5)
+    assert schedule.total_steps(config, 100) == math.ceil(150 / 8)
+    assert schedule.total_steps(config.model_copy(update={"max_steps": 3}), 100) == 3
+
+
+def test_deadman_counts_only_what_it_saw() -> None:
+    switch = DeadMan(10)
+    switch.seen(b"1", 0)
+    switch.seen(b"1", 9)
+    assert not switch.expired
+    switch.seen(b"2", 10)
+    switch.seen(b"2", 19)
+    assert not switch.expired, "a change starts anew"
+    switch.unreadable()
+    switch.seen(b"2", 1000)
+    assert not switch.expired, "a store that cannot be read is not a broker that is gone"
+    switch.seen(b"2", 1001)
+    assert switch.expired
+
+
+def test_deadman_without_a_lease_or_a_limit() -> None:
+    switch, never = DeadMan(5), DeadMan(0)
+    for now in (0, 5):
+        switch.seen(None, now)
+        never.seen(None, now * 1e6)
+    assert switch.expired
+    assert not never.expired
+
+
+@given(st.lists(st.integers(1, 7), max_size=30))
+def test_a_secret_is_hidden_however_the_output_is_cut(cuts: list[int]) -> None:
+    output = b"token is hunter2-hunter2 ok\nagain hunter2-hunter2"
+    log = LogBuffer(Redactor({"TOKEN": "hunter2-hunter2"}))
+    for cut in cuts:
+        log.feed(output[:cut])
+        output = output[cut:]
+    log.feed(output)
+    log.end()
+    assert log.chunk() == b"token is [redacted TOKEN] ok\nagain [redacted TOKEN]\n"
+    assert log.chunk() == b""
+
+
+def test_a_secret_in_an_endless_line_is_hidden() -> None:
+    log = LogBuffer(Redactor({"TOKEN": "hunter2-hunter2"}))
+    for _ in range(3000):
+        log.feed(b"x" * 97 + b"hunter2-hunter2")
+    log.end()
+    shipped = b"".join(iter(log.chunk, b""))
+    assert b"hunter2-hunter2" not in shipped.replace(b"\n", b"")
+    assert shipped.count(b"[redacted TOKEN]") >= 2990
+
+
+def test_every_line_of_a_secret_is_hidden() -> None:
+    hide = Redactor({"KEY": "first line\nsecond line"})
+    assert hide("has second line here") == "has [redacted KEY] here"
+
+
+def test_chunks_are_bounded_and_whole_lines() -> None:
+    log = LogBuffer(Redactor({}))
+    log.feed(b"".join(b"%05d %s\n" % (i, b"y" * 100) for i in range(10_000)))
+    chunks = list(iter(log.chunk, b""))
+    assert all(len(c) <= CHUNK_BYTES and c.endswith(b"\n") for c in chunks)
+    assert len(b"".join(chunks).splitlines()) == 10_000
+
+
+def test_what_is_left_out_shows() -> None:
+    held = LogBuffer(Redactor({}), held=1000)
+    held.feed(b"".join(b"line %d\n" % i for i in range(1000)))
+    assert b"log truncated" in (first := held.chunk())
+    assert first.endswith(b"line 999\n")
+    bounded = LogBuffer(Redactor({}), total=1000)
+    bounded.feed(b"".join(b"line %d\n" % i for i in range(1000)))
+    text = b"".join(iter(bounded.chunk, b""))
+    assert text.startswith(b"line 0\n")
+    assert b"log truncated" in text.splitlines()[-1]
+    assert len(text) < 1100
