@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +32,10 @@ async def serve(
     try:
         settings = DaemonConfig.load(config, home=home, host=host, port=port)
         note_missing_trainer(settings)
+        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         from broker.app import run
 
-        await run(settings)
+        await run(settings, ready=lambda url: typer.echo(f"gpubroker serves {url} from {settings.home}"))
     except InvalidInput as e:
         raise BadInput("\n".join(explain(problem) for problem in e.problems)) from None
     except GpubrokerError as e:

@@ -1,5 +1,6 @@
 """Commands on jobs that are there: ls, get, watch, logs, events, cancel, cap, retry, artifacts."""
 
+import asyncio
 import secrets
 from decimal import Decimal
 from pathlib import Path
@@ -76,8 +77,12 @@ async def watch_job(job: JobArgument, as_json: Json = False) -> None:
 
 
 async def follow(c: Client, job: str, out: Output) -> None:
-    """To the job's rest, its summary, and the exit code of its end."""
-    detail = await watch(c, job, out)
+    """To the job's rest, its summary, and its exit code. Ctrl-C leaves it running and says how to come back."""
+    try:
+        detail = await watch(c, job, out)
+    except asyncio.CancelledError:
+        out.say(f"job {job} goes on; come back with `gpubroker watch {job}`, stop it with `gpubroker cancel {job}`")
+        raise
     summary = await summary_of(c, detail)
     out.document(summary.document())
     summaryview.show(out, summary)

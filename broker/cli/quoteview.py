@@ -22,7 +22,10 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     kept = [line for line in quote.lines if line.verdict is Verdict.KEPT]
     shown = kept if every else kept[:SHOWN]
     if shown:
-        out.say(offers(shown))
+        reasons = {line.reason for line in shown}
+        out.say(offers(shown, why=len(reasons) > 1))
+        if len(reasons) == 1:
+            out.say(f"kept: {reasons.pop()}")
     if quote.kept > len(shown):
         out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
     for line in dropped(quote):
@@ -34,14 +37,15 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say("simulated offers cost nothing real: their machines are processes of the daemon's host")
 
 
-def offers(lines: list[LineView]) -> Table:
-    """Ranked by expected dollars to finish."""
+def offers(lines: list[LineView], *, why: bool) -> Table:
+    """Ranked by expected dollars to finish; `why`: with the reason of each."""
     table = Table(title="Quote: offers by expected $ to finish", title_justify="left")
     for name, side in (("#", "right"), ("cloud", "left"), ("region", "left"), ("GPU", "left"), ("market", "left")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for name in ("$/h", "time P50 – P90", "$ to finish P50 – P90"):
         table.add_column(name, justify="right")
-    table.add_column("why")
+    if why:
+        table.add_column("why")
     for number, line in enumerate(lines, 1):
         offer = line.offer
         table.add_row(
@@ -53,7 +57,7 @@ def offers(lines: list[LineView]) -> Table:
             words.money(offer.usd_per_hour),
             words.hours(line.hours_p50, line.hours_p90),
             words.span(line.usd_p50, line.usd_p90),
-            line.reason,
+            *([line.reason] if why else []),
         )
     return table
 
@@ -72,12 +76,15 @@ def dropped(quote: QuoteView) -> list[str]:
     return lines
 
 
-def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableType:
-    """What the check found: rows, columns, token estimate, one rendered example, the model."""
+def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableType | None:
+    """What the check found: rows, columns, token estimate, one rendered example, the model. None for a script."""
+    found = [*_data(report.get("data") or {}, columns), *_model(report.get("model") or {})]
+    if not found:
+        return None
     table = Table(title="Data and model", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in [*_data(report.get("data") or {}, columns), *_model(report.get("model") or {})]:
+    for name, value in found:
         table.add_row(name, Text(value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + "…"))
     return table
 

@@ -56,8 +56,8 @@ async def prepare(client: Client, file: SpecFile, *, limit: int = 100) -> Prepar
 
 def show(out: Output, prepared: Prepared, *, every: bool = False) -> None:
     """The data check and the quote."""
-    if prepared.quote.check:
-        out.say(quoteview.check(prepared.quote.check, prepared.columns))
+    if (check := quoteview.check(prepared.quote.check, prepared.columns)) is not None:
+        out.say(check)
     quoteview.show(out, prepared.quote, every=every)
 
 

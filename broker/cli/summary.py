@@ -1,8 +1,11 @@
 """What a job did and cost, put together from its attempts and its artifacts. Pure: documents in, `Summary` out."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from broker.api.models import AttemptView, JobDetail
 from broker.domain.job import Reason
@@ -53,12 +56,17 @@ class Summary:
     losses: tuple[tuple[int, float], ...] = ()
     samples: tuple[Sample, ...] = ()
     adapter: str | None = None
-    """Folder on this machine that holds the job's files."""
-    files: tuple[str, ...] = field(default=())
+    """Where the adapter (or the model) lies on this machine, once it was downloaded."""
+
+    def at(self, folder: Path) -> "Summary":
+        """With the place of the downloaded results: `adapter/` or `model/` below `folder`, else `folder`."""
+        found = next((f for f in (folder / "adapter", folder / "model") if f.is_dir()), folder)
+        return replace(self, adapter=str(found))
 
     def document(self) -> dict[str, Any]:
         """As JSON values; money as decimal strings."""
-        return {k: str(v) if isinstance(v, Decimal) else v for k, v in asdict(self).items()}
+        document: dict[str, Any] = TypeAdapter(Summary).dump_python(self, mode="json")
+        return document
 
 
 def summarise(

@@ -16,22 +16,15 @@ LOOK_S = 1.0
 
 
 async def watch(client: Client, job: str, out: Output) -> JobDetail:
-    """The job at rest. A cancelled watch (Ctrl-C) leaves the job running and says how to come back.
-
-    `client` must have patience; raises Unreachable when it is at its end.
-    """
-    try:
-        with display(out) as shown:
-            looking = asyncio.create_task(_look(client, job, shown))
-            try:
-                async for event in client.events(job):
-                    shown.event(event)
-            finally:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
-    except asyncio.CancelledError:
-        out.say(f"job {job} goes on; come back with `gpubroker watch {job}`, stop it with `gpubroker cancel {job}`")
-        raise
+    """The job at rest. `client` must have patience; raises Unreachable when it is at its end."""
+    with display(out) as shown:
+        looking = asyncio.create_task(_look(client, job, shown))
+        try:
+            async for event in client.events(job):
+                shown.event(event)
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
     return await client.job(job)
 
 

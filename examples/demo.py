@@ -1,0 +1,224 @@
+"""The main job from end to end on this machine: `make demo`, or `python -m examples.demo`.
+
+Starts a daemon with a simulated market, submits examples/devils-dictionary.yaml through the command line's own code,
+shows it through a preemption to its end, and writes `<home>/summary.json`, also as the last line of output.
+Meanwhile the daemon may be killed and started again by hand: see the line that names its process.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from broker.api.models import JobDetail
+from broker.cli import jobs, submission, summaryview
+from broker.cli.exits import CliError
+from broker.cli.output import Output
+from broker.cli.shell import client, of_client
+from broker.cli.specfile import load
+from broker.cli.summary import Summary
+from broker.cli.watch import PATIENCE_S, watch
+from broker.client.client import Client
+from broker.client.errors import ClientError
+from broker.config import CLIENT_FILE, CONFIG_FILE
+from broker.domain.job import JobState
+
+SPEC = Path(__file__).with_name("devils-dictionary.yaml")
+KEPT = frozenset({"models"})
+"""What an earlier demo leaves in the home for this one."""
+START_S = 60.0
+STOP_S = 30.0
+LONG_S = 30 * 86_400.0
+PREFERRED_PORT = 7070
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the job succeeded."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--home", type=Path, default=Path(".demo"), help="state folder; emptied but for models/")
+    parser.add_argument("--spec", type=Path, default=SPEC)
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="change the spec")
+    parser.add_argument("--lifetime", type=float, default=90.0, help="seconds until the first spot machine is taken")
+    given = parser.parse_args(arguments)
+    home: Path = given.home.absolute()
+    out = Output(as_json=False)
+    os.environ["GPUBROKER_HOME"] = str(home)
+    for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
+        os.environ.pop(name, None)
+    try:
+        empty(home)
+        configure(home, given.lifetime)
+        started = time.monotonic()
+        with daemon(home, out):
+            summary = asyncio.run(job(given.spec, tuple(given.set), home, out))
+    except (CliError, ClientError) as e:
+        out.error(e if isinstance(e, CliError) else of_client(e))
+        return 1
+    except KeyboardInterrupt:
+        out.say("stopped")
+        return 130
+    report = facts(summary, seconds=time.monotonic() - started)
+    (home / "summary.json").write_text(json.dumps(report) + "\n")
+    print(json.dumps(report), flush=True)
+    return 0 if summary.state == JobState.SUCCEEDED else 1
+
+
+def empty(home: Path) -> None:
+    """Forgets an earlier demo. Raises CliError while anything of it still runs."""
+    running = [p.pid for p in psutil.process_iter(["pid"]) if p.pid != os.getpid() and _below(p, home)]
+    if running:
+        pids = " ".join(map(str, running))
+        raise CliError(f"an earlier demo still runs in {home}: stop it with `kill {pids}`, then start again")
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for child in home.iterdir():
+        if child.name in KEPT:
+            continue
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        else:
+            child.unlink()
+
+
+def _below(process: psutil.Process, home: Path) -> bool:
+    """A daemon of this home, its database, or a machine of it."""
+    try:
+        ours = process.environ().get("GPUBROKER_HOME") == str(home) and "broker" in " ".join(process.cmdline())
+        return ours or Path(process.cwd()).is_relative_to(home)
+    except (psutil.Error, OSError):
+        return False
+
+
+def configure(home: Path, lifetime_s: float) -> None:
+    """A market whose first spot machine is taken after `lifetime_s`; rhythms fit for minutes, not for days."""
+    config: dict[str, Any] = {
+        "port": free_port(),
+        "providers": {
+            "local": None,
+            "simulated": {"seed": 1911, "sold_out": 0, "lifetimes_s": [lifetime_s, *[LONG_S] * 20]},
+        },
+        "rhythm": {"poll_s": 0.5, "look_s": 1, "list_s": 1, "billing_s": 2, "sweep_s": 15, "market_s": 10},
+        "limits": {"beat_s": 2, "poll_s": 2, "log_s": 2},
+    }
+    (home / CONFIG_FILE).write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def free_port() -> int:
+    """Fixed for the whole demo, so that a daemon which is started again is found at the same place."""
+    for wanted in (PREFERRED_PORT, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", wanted))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise CliError("no port is free on 127.0.0.1")
+
+
+@contextmanager
+def daemon(home: Path, out: Output) -> Iterator[None]:
+    """`gpubroker serve` in a session of its own, so that Ctrl-C reaches the demo alone; stopped at the end."""
+    log = home / "daemon.log"
+    command = [sys.executable, "-m", "broker.cli", "serve"]
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    try:
+        _wait_until_ready(process, home, log)
+        out.say(
+            f"daemon: process {process.pid}, home {home}, log {log}",
+            f"        try it: kill -9 {process.pid}; GPUBROKER_HOME={home} {sys.executable} -m broker.cli serve",
+        )
+        yield
+    finally:
+        _stop(process, out)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not (home / CLIENT_FILE).exists():
+        if process.poll() is not None:
+            raise CliError(f"the daemon did not start: {_last_line(log)} (all of it: {log})")
+        if time.monotonic() > deadline:
+            raise CliError(f"the daemon did not answer within {START_S:.0f} s; see {log}")
+        time.sleep(0.05)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _stop(process: subprocess.Popen[bytes], out: Output) -> None:
+    if process.poll() is not None:
+        out.say("the demo's own daemon was stopped meanwhile; one that you started goes on: stop it with Ctrl-C")
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) -> Summary:
+    """Submits and follows the job to its end; on Ctrl-C it is cancelled first."""
+    async with client(patience_s=PATIENCE_S) as c:
+        prepared = await submission.prepare(c, load(spec, settings))
+        submission.show(out, prepared)
+        prepared = submission.with_cap(out, prepared, yes=True)
+        view = await submission.send(c, prepared, key=None)
+        out.say(f"job {view.id} submitted: {view.name}, cap ${view.cap_usd:.2f}")
+        try:
+            detail = await watch(c, view.id, out)
+        except asyncio.CancelledError:
+            await _cancel(c, view.id, out)
+            raise
+        return await _results(c, detail, home / "results", out)
+
+
+async def _cancel(c: Client, job_id: str, out: Output) -> None:
+    out.say("cancelling the job, so that nothing stays behind")
+    await c.cancel(job_id)
+    async for _ in c.events(job_id):
+        pass
+
+
+async def _results(c: Client, detail: JobDetail, folder: Path, out: Output) -> Summary:
+    summary = await jobs.summary_of(c, detail)
+    if detail.state is JobState.SUCCEEDED:
+        await jobs.fetch(c, detail, folder, out)
+        summary = summary.at(folder)
+    summaryview.show(out, summary)
+    return summary
+
+
+def facts(summary: Summary, *, seconds: float) -> dict[str, Any]:
+    """What `summary.json` holds; dollars as numbers, for reading only."""
+    return {
+        "state": summary.state,
+        "attempts": len(summary.attempts),
+        "preemptions": summary.preemptions,
+        "steps_redone": summary.steps_redone,
+        "usd": float(summary.usd),
+        "usd_on_demand": None if summary.usd_on_demand is None else float(summary.usd_on_demand),
+        "heldout_loss_before": summary.heldout_loss_before,
+        "heldout_loss_after": summary.heldout_loss_after,
+        "adapter": summary.adapter,
+        "seconds": round(seconds, 1),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
