@@ -1,6 +1,7 @@
 """What an attempt's machine is given: its spec, its grant, and where the blob store is."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,22 +55,23 @@ class Boot:
         return {name: self.box.open(value) for name, value in stored.items()}
 
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:
-        spec = attempt_spec(attempt, job, self.context)
+        sizes = {info.key: info.bytes for info in await self.context.blobs.list(keys.job_prefix(job.id))}
+        spec = attempt_spec(attempt, job, self.context, sizes)
         try:
             await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
         except AlreadyExists:
             return  # an earlier create of this attempt wrote it; it is a function of the same row
 
 
-def attempt_spec(attempt: Attempt, job: Job, context: Context) -> AttemptSpec:
-    """`spec.json` of an attempt; the same for every create of it."""
+def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[str, int]) -> AttemptSpec:
+    """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
     spec = job.spec
     train = _after_oom(spec.train, job.oom_changes) if spec.train else None
     data = code = None
     if train is not None:
-        data = _file(job, train.data.path, format_of(train.data.path, train.data.format))
+        data = _file(job, train.data.path, format_of(train.data.path, train.data.format), sizes)
     if spec.script is not None:
-        code = _file(job, spec.script.code, "tar")
+        code = _file(job, spec.script.code, "tar", sizes)
     offer = attempt.line.offer
     gpus = 0 if offer.emulated_on == "cpu" or offer.accelerator == "cpu" else offer.gpus
     return AttemptSpec(
@@ -90,9 +92,10 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context) -> AttemptSpec:
     )
 
 
-def _file(job: Job, reference: str, fmt: Any) -> DataFile:
+def _file(job: Job, reference: str, fmt: Any, sizes: Mapping[str, int]) -> DataFile:
     sha256 = reference.removeprefix(UPLOAD).split("/", 1)[0]
-    return DataFile(key=keys.job_data(job.id, sha256), sha256=sha256, bytes=0, format=fmt)
+    key = keys.job_data(job.id, sha256)
+    return DataFile(key=key, sha256=sha256, bytes=sizes.get(key, 0), format=fmt)
 
 
 def _after_oom(train: TrainConfig, changes: int) -> TrainConfig:
