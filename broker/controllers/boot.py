@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.controllers.context import Context
+from broker.decide.recovery import plan_after_oom
 from broker.domain.errors import AlreadyExists, Rejected
 from broker.domain.instance import BootSpec
 from broker.domain.job import Attempt, Job
@@ -14,7 +15,6 @@ from broker.secrets import SecretBox
 from trainer.contract import keys
 from trainer.contract.data import format_of
 from trainer.contract.rendezvous import AttemptSpec, DataFile, Grant, Sealed, World
-from trainer.contract.train import TrainConfig
 
 UPLOAD = "upload:"
 
@@ -66,7 +66,7 @@ class Boot:
 def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[str, int]) -> AttemptSpec:
     """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
     spec = job.spec
-    train = _after_oom(spec.train, job.oom_changes) if spec.train else None
+    train = plan_after_oom(spec.train, job.oom_changes) if spec.train else None
     data = code = None
     if train is not None:
         data = _file(job, train.data.path, format_of(train.data.path, train.data.format), sizes)
@@ -96,13 +96,3 @@ def _file(job: Job, reference: str, fmt: Any, sizes: Mapping[str, int]) -> DataF
     sha256 = reference.removeprefix(UPLOAD).split("/", 1)[0]
     key = keys.job_data(job.id, sha256)
     return DataFile(key=key, sha256=sha256, bytes=sizes.get(key, 0), format=fmt)
-
-
-def _after_oom(train: TrainConfig, changes: int) -> TrainConfig:
-    """Each time memory ran out: half the micro-batch at the same global batch, and activations recomputed."""
-    if not changes:
-        return train
-    smaller = max(1, train.micro_batch >> changes)
-    while train.global_batch % smaller:
-        smaller -= 1
-    return train.model_copy(update={"micro_batch": smaller, "gradient_checkpointing": True})

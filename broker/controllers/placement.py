@@ -9,6 +9,7 @@ from broker.decide.billing import reservation
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
+from broker.decide.recovery import furthest_first, workload_left
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.offer import Offer, Quote, QuoteLine
@@ -60,9 +61,10 @@ class Placement:
 
     async def _place(self, job: Job, excluded: Mapping[str, str]) -> Change:
         context, cap_left = self._context, reservation(job)
+        resume_from = await self._resume_from(job)
         made = quote(
             job.spec,
-            job.workload,
+            workload_left(job, resume_from),
             self._offers(),
             now=context.clock.now(),
             local_files=context.blobs.local or _local_model(job),
@@ -74,7 +76,7 @@ class Placement:
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1)
         if choice.line is None:
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
-        return await self._admit(job, choice.line, choice.reason, made)
+        return self._admit(job, choice.line, choice.reason, made, resume_from)
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:
@@ -84,7 +86,7 @@ class Placement:
         events = () if reason == job.reason else (event(job, "job.waiting", reason),)
         return Change(job=(job, replace(job, reason=reason)), events=events, due_in_s=self._context.rhythm.replace_s)
 
-    async def _admit(self, job: Job, line: QuoteLine, reason: str, made: Quote) -> Change:
+    def _admit(self, job: Job, line: QuoteLine, reason: str, made: Quote, resume_from: tuple[str, ...]) -> Change:
         number = job.attempts + 1
         new = attempt_id(job.id, number)
         attempt = Attempt(
@@ -95,7 +97,7 @@ class Placement:
             line=line,
             created_at=self._context.clock.now(),
             reserved_usd=reservation(job),
-            resume_from=await self._resume_from(job),
+            resume_from=resume_from,
         )
         active = replace(job, state=next_job_state(job.state, JobEvent.INTENDED), attempts=number, reason="")
         offer = line.offer
@@ -119,7 +121,7 @@ class Placement:
         for source in sources:
             listed = await self._context.blobs.list(keys.checkpoints(source))
             manifests = [b.key for b in listed if b.key.endswith("/" + keys.MANIFEST)]
-            found += sorted(manifests, key=lambda key: key.split("/")[-2], reverse=True)
+            found += furthest_first(manifests)
         return tuple(found)
 
 

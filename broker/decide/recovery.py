@@ -1,0 +1,45 @@
+"""What the next attempt of a job has left to do, and how its plan changes after memory ran out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker.decide.workload import remaining
+from broker.domain.job import Job
+from broker.domain.offer import Workload
+from trainer.contract.keys import MANIFEST
+from trainer.contract.train import TrainConfig
+
+
+def smaller_micro_batch(micro_batch: int, global_batch: int, changes: int) -> int:
+    """Halved once a change, and still a divisor of the global batch, which stays as it is."""
+    smaller = max(1, micro_batch >> changes)
+    while global_batch % smaller:
+        smaller -= 1
+    return smaller
+
+
+def plan_after_oom(train: TrainConfig, changes: int) -> TrainConfig:
+    """Each time memory ran out: half the micro-batch at the same global batch, and activations recomputed."""
+    if not changes:
+        return train
+    smaller = smaller_micro_batch(train.micro_batch, train.global_batch, changes)
+    return train.model_copy(update={"micro_batch": smaller, "gradient_checkpointing": True})
+
+
+def step_of(manifest: str) -> int:
+    """The step that a manifest's key carries: `checkpoints/<job>/<attempt>/<step>-<nonce>/manifest.json`."""
+    return int(manifest.removesuffix("/" + MANIFEST).rsplit("/", 1)[-1].split("-", 1)[0])
+
+
+def furthest_first(manifests: Sequence[str]) -> tuple[str, ...]:
+    """Resume candidates, the furthest step first; of one step the later attempt's key decides nothing, so any order."""
+    return tuple(sorted(manifests, key=lambda key: (-step_of(key), key)))
+
+
+def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:
+    """What is left to price: the steps after the furthest checkpoint, with the plan as memory allows it."""
+    work = job.workload
+    if job.oom_changes:
+        smaller = smaller_micro_batch(work.micro_batch, work.global_batch, job.oom_changes)
+        work = replace(work, micro_batch=smaller, gradient_checkpointing=True)
+    return remaining(work, step_of(resume_from[0])) if resume_from else work

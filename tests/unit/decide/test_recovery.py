@@ -1,0 +1,51 @@
+"""The next attempt goes on from the furthest checkpoint, with a plan that memory allows."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.recovery import furthest_first, plan_after_oom, smaller_micro_batch, step_of, workload_left
+from tests.unit.decide import build
+from trainer.contract import keys
+from trainer.contract.train import DataConfig, TrainConfig
+
+TRAIN = TrainConfig(
+    model="m", data=DataConfig(path="upload:00", completion="{a}"), micro_batch=8, global_batch=24
+)  # fmt: skip
+
+
+def manifest(step: int, attempt: str = "a") -> str:
+    return keys.checkpoint("job", attempt, step, "n0nce") + keys.MANIFEST
+
+
+def test_the_furthest_step_comes_first_whatever_attempt_wrote_it() -> None:
+    assert furthest_first([manifest(5, "z"), manifest(40, "a"), manifest(7, "b")]) == (
+        manifest(40, "a"), manifest(7, "b"), manifest(5, "z"),
+    )  # fmt: skip
+
+
+@given(st.integers(0, 10**9))
+def test_a_manifest_carries_its_step(step: int) -> None:
+    assert step_of(manifest(step)) == step
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(0, 4))
+def test_a_smaller_micro_batch_still_divides_the_global_batch(micro: int, times: int, changes: int) -> None:
+    smaller = smaller_micro_batch(micro, micro * times, changes)
+    assert 1 <= smaller <= micro
+    assert micro * times % smaller == 0
+
+
+def test_memory_that_ran_out_changes_the_plan_and_not_the_global_batch() -> None:
+    assert plan_after_oom(TRAIN, 0) is TRAIN
+    changed = plan_after_oom(TRAIN, 1)
+    assert (changed.micro_batch, changed.global_batch, changed.gradient_checkpointing) == (4, 24, True)
+
+
+def test_only_what_is_left_is_priced() -> None:
+    job = build.job()
+    job = replace(job, workload=replace(job.workload, steps=100, micro_batch=4, global_batch=8))
+    assert workload_left(job, ()) == job.workload
+    assert workload_left(job, (manifest(60), manifest(40))).steps == 40
+    assert workload_left(replace(job, oom_changes=1), ()).micro_batch == 2
