@@ -1,7 +1,11 @@
-"""The checks of `broker.preflight` as the API wants them: over stored summaries, with model shapes remembered."""
+"""The checks of `broker.preflight` as the API wants them: over stored summaries, and remembered.
+
+Many jobs are alike, and a submit must be cheap: what was found for one spec and data set holds for a minute, since a
+model's folder or its licence may change.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.api.service import Checked
@@ -13,9 +17,16 @@ from broker.preflight.data import DataSummary, summarise
 from broker.preflight.models import HubClient, is_folder, resolve
 from trainer.contract.train import DataFormat
 
-SHAPE_S = 60.0
-"""A folder's config may change; a submit must not read it every time."""
-SHAPES = 256
+REMEMBERED_S = 60.0
+REMEMBERED = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    checked: Checked
+    summary: Mapping[str, Any] | None
+    """The very object it was found for; held, so that no other one can take its identity."""
+    until: float
 
 
 class Checks:
@@ -24,12 +35,24 @@ class Checks:
     def __init__(self, hub: HubClient | None, clock: Clock) -> None:
         self._hub = hub
         self._clock = clock
-        self._shapes: dict[str, tuple[float, ModelShape]] = {}
+        self._found: dict[object, _Found] = {}
 
     def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
         return summarise(data, fmt).model_dump(mode="json")
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
+        key = (spec.train, spec.checkpoint, id(summary))
+        now = self._clock.monotonic()
+        held = self._found.get(key)
+        if held is not None and held.until > now:
+            return held.checked
+        checked = await self._check(spec, summary)
+        if len(self._found) >= REMEMBERED:
+            self._found.clear()
+        self._found[key] = _Found(checked=checked, summary=summary, until=now + REMEMBERED_S)
+        return checked
+
+    async def _check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
         known = None if summary is None else DataSummary.model_validate(summary)
         found = await preflight(spec, summary=known, resolve=self._resolve)
         shape = found.workload.shape
@@ -41,12 +64,4 @@ class Checks:
         return Checked(workload=found.workload, report=report, local_model=local)
 
     async def _resolve(self, model: str) -> ModelShape:
-        now = self._clock.monotonic()
-        held = self._shapes.get(model)
-        if held is not None and held[0] > now:
-            return held[1]
-        shape = await resolve(model, hub=self._hub)
-        if len(self._shapes) >= SHAPES:
-            self._shapes.clear()
-        self._shapes[model] = (now + SHAPE_S, shape)
-        return shape
+        return await resolve(model, hub=self._hub)
