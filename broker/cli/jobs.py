@@ -15,7 +15,7 @@ from broker.cli.find import job_id
 from broker.cli.output import Output
 from broker.cli.progress import event_line
 from broker.cli.shell import JobArgument, Json, client, command
-from broker.cli.summary import Summary, summarise
+from broker.cli.summary import PICTURE, Summary, summarise
 from broker.cli.watch import PATIENCE_S, verdict, watch
 from broker.client.client import Client
 from broker.domain.job import RESTING_JOB_STATES, JobState
@@ -219,7 +219,7 @@ async def fetch(c: Client, detail: JobDetail, folder: Path, out: Output, *, ever
     losses = results.losses(metrics.read_bytes()) if metrics in written else ()
     final = detail.runs[-1].final if detail.runs else None
     heldout = (final.heldout_loss_before, final.heldout_loss_after) if final else (None, None)
-    picture = folder / "loss.png"
+    picture = folder / PICTURE
     if len(losses) > 1 and plots.to_png(losses, heldout, picture):
         written.append(picture)
     return written

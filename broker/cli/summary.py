@@ -11,6 +11,7 @@ from broker.api.models import AttemptView, JobDetail
 from broker.domain.job import Reason
 from broker.domain.money import ZERO, usd
 
+PICTURE = "loss.png"
 INTERRUPTIONS = frozenset({Reason.PREEMPTED, Reason.LOST})
 
 
@@ -57,11 +58,14 @@ class Summary:
     samples: tuple[Sample, ...] = ()
     adapter: str | None = None
     """Where the adapter (or the model) lies on this machine, once it was downloaded."""
+    picture: str | None = None
+    """The loss curve as a PNG, where matplotlib is installed."""
 
     def at(self, folder: Path) -> "Summary":
         """With the place of the downloaded results: `adapter/` or `model/` below `folder`, else `folder`."""
         found = next((f for f in (folder / "adapter", folder / "model") if f.is_dir()), folder)
-        return replace(self, adapter=str(found))
+        picture = folder / PICTURE
+        return replace(self, adapter=str(found), picture=str(picture) if picture.exists() else None)
 
     def document(self) -> dict[str, Any]:
         """As JSON values; money as decimal strings."""

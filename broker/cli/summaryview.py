@@ -33,7 +33,9 @@ def lines(summary: Summary) -> list[str]:
     if before is not None and after is not None:
         found.append(f"held-out loss {before:.3f} -> {after:.3f}")
     if summary.adapter:
-        found.append(f"files in {summary.adapter}")
+        found.append(f"adapter: {summary.adapter}")
+        if summary.picture:
+            found.append(f"loss curve: {summary.picture}")
     elif summary.steps:
         found.append(f"files: `gpubroker artifacts {summary.job} --to DIR`")
     return found

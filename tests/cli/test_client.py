@@ -1,0 +1,140 @@
+"""The client: feeds that survive a daemon's restart, retries, files that are what they should be."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from broker.api.models import ArtifactView
+from broker.cli import results
+from broker.cli.exits import CliError
+from broker.cli.output import Output
+from broker.client import sse
+from broker.client.client import Client
+from broker.client.connection import Connection
+from broker.client.errors import ApiError, Damaged, Unreachable
+
+JOB = "a" * 13
+
+
+def event(seq: int) -> bytes:
+    return (
+        f'id: {seq}\nevent: job.x\ndata: {{"seq": {seq}, "at": null, "kind": "job.x", "message": "", '
+        '"attempt_id": null, "data": {}}\n\n'
+    ).encode()
+
+
+class Daemon:
+    """Something that answers on a port of its own and can be stopped."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.seen: list[str] = []
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, *answers: bytes) -> None:
+        """Each request to the feed gets the next answer, then the connection is closed."""
+        left = list(answers)
+
+        async def feed(request: web.Request) -> web.StreamResponse:
+            self.seen.append(request.headers.get("Last-Event-ID", ""))
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(left.pop(0))
+            if not left:
+                return response
+            assert request.transport is not None
+            request.transport.abort()  # as kill -9 does
+            return response
+
+        app = web.Application()
+        app.router.add_get(f"/v1/jobs/{JOB}/events", feed)
+        self._runner = web.AppRunner(app, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[Daemon]:
+    made = Daemon()
+    yield made
+    await made.stop()
+
+
+async def test_events_go_on_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
+    await daemon.start(event(1) + event(2) + event(3)[:20], event(3), b"event: end\ndata: {}\n\n")
+    async with Client(daemon.url, patience_s=30) as client:
+        seen = [e.seq async for e in client.events(JOB)]
+    assert seen == [1, 2, 3]
+    assert daemon.seen == ["", "2", "3"]
+
+
+async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) -> None:
+    other = Daemon()
+    await daemon.start(event(1), b"")
+    await other.start(event(2) + b"event: end\ndata: {}\n\n")
+    try:
+        async with Client(daemon.url, patience_s=30, locate=lambda: Connection(url=other.url, token="new")) as client:
+            seen = []
+            async for e in client.events(JOB):
+                seen.append(e.seq)
+                if e.seq == 1:
+                    await daemon.stop()
+        assert seen == [1, 2]
+        assert client.url == other.url
+    finally:
+        await other.stop()
+
+
+async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> None:
+    async with Client(daemon.url, patience_s=0) as client:
+        with pytest.raises(Unreachable, match=daemon.url):
+            await client.job(JOB)
+    async with Client(daemon.url, patience_s=30) as client:
+        asked = asyncio.create_task(client.job(JOB))
+        await asyncio.sleep(0)
+        await daemon.start(b"")
+        with pytest.raises(
+            ApiError, match="is this a gpubroker"
+        ):  # somebody answers, with a 404 that is no problem document
+            await asked
+
+
+async def test_sse_parsing() -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        for line in (b": alive\n", b"\n", b"id: 7\r\n", b"data: a\n", b"data:b\n", b"\n", b"data: cut off\n"):
+            yield line
+
+    assert [m async for m in sse.messages(lines())] == [sse.Message(event="message", data="a\nb", id="7")]
+
+
+class Lying(Client):
+    """A daemon whose files are not what its lists say."""
+
+    async def artifact(self, job: str, file: ArtifactView) -> bytes:
+        raise Damaged(file.path)
+
+
+@pytest.mark.parametrize("path", ["../up", "/etc/x", "a/../../b"])
+async def test_files_never_leave_the_folder(tmp_path: Path, path: str) -> None:
+    file = ArtifactView(path=path, bytes=0, sha256="")
+    with pytest.raises(CliError, match="outside"):
+        await results.download(Client("http://x"), JOB, [file], tmp_path / "to", Output(as_json=True))
+
+
+async def test_a_damaged_file_is_not_left_behind(tmp_path: Path) -> None:
+    file = ArtifactView(path="adapter/a", bytes=0, sha256="")
+    with pytest.raises(Damaged):
+        await results.download(Lying("http://x"), JOB, [file], tmp_path, Output(as_json=True))
+    assert not list((tmp_path / "adapter").iterdir())

@@ -1,0 +1,99 @@
+"""What a job did and cost, from its attempts."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from broker.api.models import AttemptView, JobDetail, OfferView
+from broker.cli import results
+from broker.cli.summary import Sample, steps_redone, summarise
+from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.spec import JobSpec
+from trainer.contract.rendezvous import Beat, Final, Outcome
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+OFFER: dict[str, Any] = {
+    "id": "simulated/vast/us/x/spot", "provider": "simulated", "cloud": "vast", "region": "us", "instance_type": "x",
+    "accelerator": "l40s", "gpus": 1, "gpu_memory_bytes": 48 * 1024**3, "vcpus": 8, "ram_bytes": 1, "disk_bytes": 1,
+    "billing_quantum_s": 1, "simulated": True, "seen_at": T0,
+}  # fmt: skip
+
+
+def attempt(number: int, start: int | None, end: int, why: Reason, usd: str = "0.10", spot: bool = True) -> AttemptView:
+    """An ended attempt that resumed at `start` and came to `end`; at $1 an hour on spot, $2 on demand."""
+    price = Decimal(1 if spot else 2)
+    offer = OfferView(**OFFER, spot=spot, usd_per_hour=price, on_demand_usd_per_hour=Decimal(2))
+    beat = Beat(attempt="a" * 13, boot="b", seq=1, step=end, total_steps=45, resumed_from=start)
+    final = None
+    if why is Reason.COMPLETED:
+        final = Final(
+            attempt="a" * 13, outcome=Outcome.COMPLETED, step=end, resumed_from=start,
+            heldout_loss_before=4.0, heldout_loss_after=3.0,
+        )  # fmt: skip
+    return AttemptView.model_validate(
+        {
+            "id": "a" * 13, "number": number, "instance": "gb", "state": AttemptState.ENDED, "reason": why,
+            "detail": "",
+            "offer": offer, "hours_p50": None, "usd_p50": None, "created_at": T0, "create_sent_at": T0,
+            "first_beat_at": T0, "ended_at": T0 + timedelta(minutes=6), "reserved_usd": Decimal(1),
+            "charged_usd": Decimal(usd), "resume_from": (), "beat": beat, "final": final,
+        }
+    )  # fmt: skip
+
+
+def job(*runs: AttemptView) -> JobDetail:
+    spec = JobSpec.model_validate({"name": "n", "cap_usd": 1, "script": {"code": "upload:x", "command": ["a"]}})
+    return JobDetail(
+        id="j" * 13, name="n", owner="ada", state=JobState.SUCCEEDED, reason="", labels={}, created_at=T0,  # type: ignore[arg-type]
+        finished_at=T0 + timedelta(minutes=20), cap_usd=Decimal(1),
+        spent_usd=sum((r.charged_usd for r in runs), Decimal(0)), attempts=len(runs), retries_used=0,
+        stop_requested=False, retry_of=None, spec=spec, reserved_usd=Decimal(0), runs=runs,
+    )  # fmt: skip
+
+
+def test_steps_redone_are_those_between_the_checkpoint_and_the_furthest_step() -> None:
+    first = attempt(1, None, 20, Reason.PREEMPTED)
+    assert steps_redone((first, attempt(2, 17, 45, Reason.COMPLETED))) == 3
+    # the second came to step 18 only, so one step was redone by it and three by the third
+    assert steps_redone((first, attempt(2, 17, 18, Reason.PREEMPTED), attempt(3, 17, 45, Reason.COMPLETED))) == 1 + 3
+    assert steps_redone((first, attempt(2, None, 45, Reason.COMPLETED))) == 20
+    assert steps_redone((first, attempt(2, 20, 45, Reason.COMPLETED))) == 0
+
+
+def test_an_attempt_that_never_beat_redoes_nothing() -> None:
+    silent = attempt(2, None, 0, Reason.NO_CAPACITY).model_copy(update={"beat": None})
+    runs = (attempt(1, None, 20, Reason.PREEMPTED), silent, attempt(3, 18, 45, Reason.COMPLETED))
+    assert steps_redone(runs) == 2
+    summary = summarise(job(*runs), ("a", "b", "c"), (), ())
+    assert [(a.start_step, a.end_step) for a in summary.attempts] == [(0, 20), (None, None), (18, 45)]
+    assert (summary.steps, summary.preemptions) == (45, 1)
+
+
+def test_on_demand_is_the_same_time_at_the_other_price() -> None:
+    spot, other = attempt(1, None, 20, Reason.PREEMPTED), attempt(2, 20, 45, Reason.COMPLETED, "0.30", spot=False)
+    summary = summarise(job(spot, other), ("a", "b"), (), ())
+    assert summary.usd == Decimal("0.40")
+    assert summary.usd_on_demand == Decimal("0.50")
+    assert (summary.heldout_loss_before, summary.heldout_loss_after) == (4.0, 3.0)
+    assert summary.seconds == 1200
+
+
+def test_an_unknown_on_demand_price_makes_the_whole_unknown() -> None:
+    unknown = attempt(1, None, 45, Reason.COMPLETED)
+    offer = unknown.offer.model_copy(update={"on_demand_usd_per_hour": None})
+    assert summarise(job(unknown.model_copy(update={"offer": offer})), ("a",), (), ()).usd_on_demand is None
+
+
+def test_documents_are_json() -> None:
+    sample = Sample(prompt="p", base="b", tuned="t")
+    document = summarise(job(attempt(1, None, 5, Reason.COMPLETED)), ("a",), ((1, 2.0),), (sample,)).document()
+    assert document["usd"] == "0.10"
+    assert document["attempts"][0]["usd_on_demand"] == "0.200000"
+    assert document["samples"] == [{"prompt": "p", "base": "b", "tuned": "t"}]
+
+
+def test_metrics_of_a_redone_step_count_once_and_rubbish_is_skipped() -> None:
+    raw = b'{"step": 1, "loss": 3}\n{"step": 2, "loss": 2.5}\nnot json\n{"step": 2, "loss": 2.0}\n[]\n'
+    assert results.losses(raw) == ((1, 3.0), (2, 2.0))
+    assert results.read_samples(b"{}") == ()
+    assert results.read_samples(b"\xff") == ()
