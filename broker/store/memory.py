@@ -12,16 +12,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import (
-    RESTING_JOB_STATES,
-    Attempt,
-    AttemptState,
-    Event,
-    Job,
-    JobState,
-    LedgerEntry,
-    LedgerKind,
-)
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry, LedgerKind
 from broker.ports import Change, Charge, Clock, JobFilter, Lane, Leased, Token, Upload
 from broker.store import fences
 from broker.store.hints import Hints
@@ -135,13 +126,17 @@ class MemoryStore:
         return fences.holds(change, jobs, attempts)
 
     def _room(self, change: Change) -> bool:
-        """False when the admitted attempt would be a second live one, or exists already."""
+        """False when the admitted attempt exists already, or the job would have a second live one."""
         new = change.admit
-        if new is None:
+        read, to = change.attempt if change.attempt else (None, None)
+        appears = new or (to if read and to and to.live and not read.live else None)
+        if appears is None:
             return True
-        leaving = change.attempt[1].id if change.attempt is not None and not change.attempt[1].live else None
-        others = [self._attempts[i].value for i in self._of_job[new.job_id]]
-        return all(a.number != new.number and a.id != new.id and (not a.live or a.id == leaving) for a in others)
+        others = [self._attempts[i].value for i in self._of_job[appears.job_id]]
+        if new is not None and any(a.number == new.number or a.id == new.id for a in others):
+            return False
+        after = [to if to and a.id == to.id else a for a in others]
+        return sum(a.live for a in (*after, *([new] if new else ()))) <= 1
 
     def _admit(self, attempt: Attempt, now: datetime) -> None:
         stop = self._jobs[attempt.job_id].value.stop_requested

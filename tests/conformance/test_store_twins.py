@@ -30,7 +30,7 @@ operation = st.one_of(
     st.tuples(st.just("submit"), number, st.sampled_from([None, "k1", "k2"]), st.sampled_from(["1", "2"])),
     st.tuples(st.just("claim_jobs"), after),
     st.tuples(st.just("claim_attempts"), st.sampled_from(list(Lane)), after),
-    st.tuples(st.just("admit"), number, number),
+    st.tuples(st.just("admit"), number),
     st.tuples(st.just("move_job"), number, st.sampled_from(JOB_STATES), after),
     st.tuples(
         st.just("move_attempts"), st.lists(st.tuples(number, st.sampled_from(ATTEMPT_STATES)), max_size=3), after
@@ -43,6 +43,17 @@ operation = st.one_of(
     st.tuples(st.just("raise_cap"), number, st.sampled_from([9, 11, 12])),
     st.tuples(st.just("pass_time"), st.just(2 * HOUR)),
 )
+
+
+OPENING: list[tuple[Any, ...]] = [
+    *(("submit", which, None, "1") for which in range(3)),
+    ("claim_jobs", HOUR),
+    ("admit", 0),
+    ("admit", 1),
+    ("claim_attempts", Lane.LAUNCH, HOUR),
+    ("move_attempts", [(0, AttemptState.TRAINING)], 0.0),
+]
+"""Two live attempts and a waiting job, so that what follows has something to meet."""
 
 
 class Player:
@@ -86,13 +97,26 @@ class Player:
         self.attempts |= {leased.attempt.id: leased for leased in claimed}
         return by_id([leased.attempt for leased in claimed]), by_id([leased.job for leased in claimed])
 
-    async def admit(self, which: int, more: int) -> Any:
+    async def admit(self, which: int) -> Any:
         job = self._job(which)
-        return await self.store.apply([admission(job, job.attempts + more)])
+        return await self._apply(admission(job, job.attempts + 1))
+
+    async def _apply(self, *changes: Change) -> Any:
+        """Remembers what was written, as a broker would that holds the lease on."""
+        held = await self.store.apply(changes)
+        for change in (change for change, ok in zip(changes, held, strict=True) if ok):
+            if change.job:
+                self.jobs[change.job[1].id] = change.job[1]
+            if change.attempt:
+                leased = self.attempts[change.attempt[1].id]
+                self.attempts[leased.attempt.id] = replace(leased, attempt=change.attempt[1])
+        return held
 
     async def move_job(self, which: int, state: JobState, due_in_s: float) -> Any:
         job = self._job(which)
-        return await self.store.apply([Change(job=(job, replace(job, state=state)), due_in_s=due_in_s)])
+        finished = None if state in (JobState.QUEUED, JobState.RECOVERING) else START
+        to = replace(job, state=state, finished_at=finished)
+        return await self._apply(Change(job=(job, to), due_in_s=due_in_s))
 
     async def move_attempts(self, moves: list[tuple[int, AttemptState]], due_in_s: float) -> Any:
         changes = []
@@ -100,17 +124,15 @@ class Player:
             if leased := self._attempt(which):
                 to, event = in_state(leased.attempt, state), make_event(leased.job, f"attempt.{state}")
                 changes.append(Change(attempt=(leased.attempt, to), events=(event,), due_in_s=due_in_s))
-        return await self.store.apply(changes)
+        return await self._apply(*changes)
 
     async def end(self, which: int, state: JobState, due_in_s: float) -> Any:
         if (leased := self._attempt(which)) is None:
             return None
         ended = in_state(leased.attempt, AttemptState.ENDED)
-        finished = START if state is not JobState.QUEUED else None
+        finished = None if state in (JobState.QUEUED, JobState.RECOVERING) else START
         to = replace(leased.job, state=state, retries_used=1, finished_at=finished)
-        return await self.store.apply(
-            [Change(attempt=(leased.attempt, ended), job=(leased.job, to), due_in_s=due_in_s)]
-        )
+        return await self._apply(Change(attempt=(leased.attempt, ended), job=(leased.job, to), due_in_s=due_in_s))
 
     async def charge(self, which: int, near: bool, fresh: bool) -> Any:
         if (leased := self._attempt(which)) is None:
@@ -174,7 +196,7 @@ async def test_memory_and_postgres_are_twins(postgres_dsn: str) -> None:
         await connection.execute(EMPTY)
         database = House(store=store, pass_time=lambda seconds: shift_time(postgres_dsn, seconds))
         twins = Player(memory_house()), Player(database)
-        for step in operations:
+        for step in [*OPENING, *operations]:
             memory, postgres = [await player.play(*step) for player in twins]
             assert memory == postgres, step
         assert await twins[0].everything() == await twins[1].everything()
