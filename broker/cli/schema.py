@@ -33,8 +33,12 @@ def models(path: Path) -> tuple[type[BaseModel], ...]:
 
 
 def fields(path: Path) -> dict[str, FieldInfo]:
-    """The settings below `path`, by name."""
-    return {name: field for model in models(path) for name, field in model.model_fields.items()}
+    """The settings below `path`, by name; where kinds share a name, the first kind's (the default)."""
+    found: dict[str, FieldInfo] = {}
+    for model in models(path):
+        for name, field in model.model_fields.items():
+            found.setdefault(name, field)
+    return found
 
 
 def paths(above: Path = ()) -> Iterator[Path]:

@@ -1,0 +1,30 @@
+"""The reference documentation is what the code says, and the examples are what they claim to be."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from broker.cli import reference, yamlfile
+from broker.cli.specfile import load
+from broker.domain.spec import JobSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", reference.FILES)
+def test_reference_is_current(name: str) -> None:
+    written = (ROOT / "docs" / name).read_text()
+    assert written == reference.FILES[name](), "run `python -m broker.cli.reference docs`"
+
+
+@pytest.mark.parametrize("name", ["devils-dictionary.yaml", "script.yaml"])
+def test_examples_validate_by_model_and_by_schema(name: str) -> None:
+    path = ROOT / "examples" / name
+    file = load(path)
+    assert file.has_cap
+    JobSpec.model_validate(file.data)
+    jsonschema.validate(yamlfile.parse(path.read_text(), name).data, json.loads(reference.json_schema()))
+    named = file.spec.train.data.path if file.spec.train else file.spec.script.code if file.spec.script else ""
+    assert file.file(named).exists()
