@@ -53,7 +53,7 @@ async def commit(
     async def send(path: Path) -> ManifestFile:
         name = path.relative_to(folder).as_posix()
         async with gate:
-            sha256 = await asyncio.to_thread(_sha256, path)
+            sha256 = await asyncio.to_thread(sha256_of, path)
             await objects.upload(target + name, path)
         return ManifestFile(path=name, bytes=path.stat().st_size, sha256=sha256)
 
@@ -146,6 +146,7 @@ async def prune(objects: Objects, origin: Origin, *, keep: int) -> None:
             await objects.delete(key)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

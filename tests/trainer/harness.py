@@ -1,11 +1,13 @@
 """Real agents as processes over a folder as blob store: what the broker does, in a few lines."""
 
 import hashlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,18 +94,28 @@ class Bench:
         self.put(keys.job_data(JOB, sha256), content)
         return DataFile(key=keys.job_data(JOB, sha256), sha256=sha256, bytes=len(content), format=fmt)
 
+    def code(self, **files: str) -> DataFile:
+        """A tar of files, as the CLI packs them; `main` becomes main.py."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            for name, text in files.items():
+                member = tarfile.TarInfo(f"{name}.py")
+                member.size = len(text.encode())
+                tar.addfile(member, io.BytesIO(text.encode()))
+        return self.data(buffer.getvalue(), "tar")
+
     def seal(self, attempt: str, secrets: dict[str, str]) -> None:
         sealed = Fernet(self.key).encrypt(Sealed(secrets=secrets).model_dump_json().encode()).decode()
         self.put(keys.grant(attempt), Grant(sealed=sealed))
 
-    def start(self, *, want: Any = None, secrets: dict[str, str] | None = None, **spec: Any) -> Agent:
-        """Writes the next attempt's spec, resuming from all that is committed;
-
-        starts its agent in its own group."""
+    def start(
+        self, *, want: Any = None, secrets: dict[str, str] | None = None, names: tuple[str, ...] = (), **spec: Any
+    ) -> Agent:
+        """Starts the next attempt's agent in a group of its own; it resumes from all that is committed."""
         self._number += 1
         attempt = f"a{self._number:03d}"
         fields = {"limits": FAST, "resume_from": tuple(m for m, _ in self.committed()), **spec}
-        names = tuple(secrets or ())
+        names = names or tuple(secrets or ())
         self.put(
             keys.spec(attempt),
             AttemptSpec(
@@ -112,6 +124,15 @@ class Bench:
         )
         if secrets is not None:
             self.seal(attempt, secrets)
+        if want is not None:
+            self.put(keys.desired(attempt), Desired(want=want, seq=1, reason=f"test wants {want}"))
+        return self._spawn(attempt)
+
+    def restart(self, agent: Agent) -> Agent:
+        """A second agent for the same attempt, as when a container starts again."""
+        return self._spawn(agent.attempt)
+
+    def _spawn(self, attempt: str) -> Agent:
         env = {
             **{k: v for k, v in os.environ.items() if not k.startswith("GPUBROKER_")},
             "GPUBROKER_BLOBS": self.root.as_uri(),
@@ -126,8 +147,6 @@ class Bench:
         process = subprocess.Popen(argv, env=env, start_new_session=True, stdin=subprocess.DEVNULL)
         agent = Agent(self, attempt, process)
         self._agents.append(agent)
-        if want is not None:
-            agent.desire(want)
         return agent
 
     def committed(self) -> list[tuple[str, Manifest]]:

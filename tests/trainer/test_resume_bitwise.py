@@ -86,6 +86,8 @@ def test_resume_bitwise(kind: str, tmp_path: Path, tiny_models: dict[str, Path])
         assert actual[2].step == STEPS
         assert agent.final.heldout_loss_before == undisturbed.heldout_loss_before
         assert agent.final.heldout_loss_after == undisturbed.heldout_loss_after
+        assert undisturbed.heldout_loss_before is not None
+        assert undisturbed.heldout_loss_after is not None
         assert undisturbed.heldout_loss_after < undisturbed.heldout_loss_before
     finally:
         calm.close()

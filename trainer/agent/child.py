@@ -76,31 +76,45 @@ def oom_kills() -> int:
 class Child:
     """One process, tied to the agent's life and in its process group."""
 
-    def __init__(self, process: asyncio.subprocess.Process, oom_before: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output: int, oom_before: int) -> None:
         self._process = process
+        self._output = output
         self._oom_before = oom_before
         self.stopped = False
         """True once the agent itself has killed it."""
 
     @classmethod
     async def start(cls, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> "Child":
-        """Starts `argv`, never through a shell."""
+        """Starts `argv`, never through a shell.
+
+        The pipe is our own: asyncio's PIPE delays `wait` until every heir of the child has closed it too.
+        """
         tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *argv]
-        process = await asyncio.create_subprocess_exec(
-            *tied,
-            env=dict(env),
-            cwd=cwd,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        return cls(process, oom_kills())
+        reading, writing = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *tied,
+                env=dict(env),
+                cwd=cwd,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        finally:
+            os.close(writing)
+        return cls(process, reading, oom_kills())
 
     async def pump(self, feed: Callable[[bytes], None]) -> None:
         """Reads the output until it ends."""
-        assert self._process.stdout is not None
-        while data := await self._process.stdout.read(1 << 16):
-            feed(data)
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        pipe = os.fdopen(self._output, "rb", buffering=0)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while data := await reader.read(1 << 16):
+                feed(data)
+        finally:
+            transport.close()
 
     async def wait(self) -> int:
         return await self._process.wait()

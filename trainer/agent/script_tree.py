@@ -1,4 +1,8 @@
-"""Snapshots of the folder that a script writes its checkpoints to, taken when the tree holds still."""
+"""Snapshots of the folder that a script writes its checkpoints to.
+
+Taken when the tree holds still. A tree that never does is taken file by file, each whole in itself: a program that writes
+all the time should write a file aside and rename it.
+"""
 
 import asyncio
 import contextlib
@@ -10,6 +14,10 @@ from pathlib import Path
 from trainer.ipc import INFO, RunFolder, SnapshotInfo
 
 QUIET_S = 1.0
+PATIENCE = 5
+"""Looks at a moving tree before it is taken file by file."""
+TRIES = 20
+"""Copies of one file that changes while it is copied."""
 
 Listing = dict[str, tuple[int, int]]
 
@@ -34,21 +42,26 @@ class ScriptTree:
         self._saved: Listing = listing(tree)
 
     async def run(self) -> None:
-        """Takes a snapshot at every interval, as soon as two looks agree, until cancelled."""
+        """Takes a snapshot at every interval, as soon as two looks agree or patience ends, until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
-            seen = listing(self._tree)
+            seen, looks = listing(self._tree), 0
             while True:
                 await asyncio.sleep(QUIET_S)
-                if (now := listing(self._tree)) == seen and await self.snapshot(complete=False):
-                    break
+                now, looks = listing(self._tree), looks + 1
+                moving = now != seen
                 seen = now
+                if (not moving or looks >= PATIENCE) and await self.snapshot(complete=False, moving=moving):
+                    break
 
-    async def snapshot(self, *, complete: bool) -> bool:
-        """Copies the tree if it changed since the last time; False when it moved while it was copied."""
-        return await asyncio.to_thread(self._snapshot, complete)
+    async def snapshot(self, *, complete: bool, moving: bool = False) -> bool:
+        """Copies the tree if it changed since the last time; False when it moved while it was copied.
 
-    def _snapshot(self, complete: bool) -> bool:
+        With `moving` only each file must hold still while it is copied.
+        """
+        return await asyncio.to_thread(self._snapshot, complete, moving)
+
+    def _snapshot(self, complete: bool, moving: bool) -> bool:
         started = time.monotonic()
         before = listing(self._tree)
         if not before or (before == self._saved and not complete):
@@ -59,10 +72,11 @@ class ScriptTree:
         try:
             for file in before:
                 (temporary / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(self._tree / file, temporary / file)
+                if not _copy_whole(self._tree / file, temporary / file):
+                    return False
         except FileNotFoundError:
             return False
-        if listing(self._tree) != before:
+        if not moving and listing(self._tree) != before:
             return False
         self.step += 1
         info = SnapshotInfo(step=self.step, complete=complete, started=started, stall_s=0.0)
@@ -70,3 +84,14 @@ class ScriptTree:
         temporary.rename(self._run.snapshots / name)
         self._saved = before
         return True
+
+
+def _copy_whole(source: Path, target: Path) -> bool:
+    """Copies a file as it stood at one moment: the same inode, size and time of change before and after."""
+    for _ in range(TRIES):
+        before = source.stat()
+        shutil.copyfile(source, target)
+        after = source.stat()
+        if (before.st_ino, before.st_size, before.st_mtime_ns) == (after.st_ino, after.st_size, after.st_mtime_ns):
+            return True
+    return False
