@@ -1,0 +1,123 @@
+"""A real daemon in a process of its own, with a simulated market over real processes, to be killed."""
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from broker.client.client import Client
+
+CONFIG: dict[str, Any] = {
+    "port": 0,
+    "providers": {
+        "local": None,
+        "simulated": {"seed": 1, "hazard_scale": 0, "sold_out": 0, "boot_s": 2},
+    },
+    "rhythm": {
+        "poll_s": 0.1, "look_s": 0.2, "list_s": 0.2, "billing_s": 0.3, "sweep_s": 1, "market_s": 5, "deadman_s": 1,
+    },
+    "limits": {"beat_s": 0.3, "poll_s": 0.3, "log_s": 0.5, "drain_s": 10},
+}  # fmt: skip
+COUNT = """
+import os, sys, time, pathlib
+file = pathlib.Path(os.environ["GPUBROKER_CHECKPOINT_DIR"]) / "count.txt"
+count = int(file.read_text()) if file.exists() else 0
+print("from", count, flush=True)
+while count < int(sys.argv[1]):
+    time.sleep(0.1)
+    count += 1
+    beside = file.with_suffix(".new")
+    beside.write_text(str(count))
+    beside.replace(file)
+    print("count", count, flush=True)
+"""
+
+
+class Daemon:
+    """`gpubroker serve` on a home of its own."""
+
+    def __init__(self, **simulated: Any) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="gb-"))
+        config = json.loads(json.dumps(CONFIG))
+        config["providers"]["simulated"] |= simulated
+        (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        client_file = self.home / "client.json"
+        before = client_file.stat().st_mtime_ns if client_file.exists() else 0
+        log = (self.home / "daemon.log").open("ab")
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home), stdout=log, stderr=log,
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            while not client_file.exists() or client_file.stat().st_mtime_ns == before:
+                assert self.process.returncode is None, self.log()
+                await asyncio.sleep(0.02)
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+    async def stop(self) -> None:
+        """As an operator would, then everything that was left running on this home."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            await self.process.wait()
+
+    def client(self) -> Client:
+        found = json.loads((self.home / "client.json").read_text())
+        return Client(found["url"], found["token"])
+
+    def log(self) -> str:
+        return (self.home / "daemon.log").read_text()[-4000:]
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that names this home in its arguments or environment."""
+        mine, home = [], str(self.home)
+        for process in psutil.process_iter():
+            try:
+                told = " ".join(process.cmdline()) + " ".join(process.environ().values())
+                if home in told and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                    mine.append(process)
+            except psutil.Error:
+                continue
+        return mine
+
+    async def remove(self) -> None:
+        await self.stop()
+        for process in self.processes():
+            process.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def counting(to: int) -> tuple[bytes, dict[str, Any]]:
+    """(code archive, spec without `code`) of a program that counts and goes on where its checkpoint ends."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo("count.py")
+        entry.size = len(COUNT.encode())
+        tar.addfile(entry, io.BytesIO(COUNT.encode()))
+    spec = {
+        "name": "counting", "cap_usd": "5", "checkpoint": {"every_s": 1},
+        "script": {"command": [sys.executable, "count.py", str(to)]},
+    }  # fmt: skip
+    return buffer.getvalue(), spec
+
+
+async def submit(client: Client, to: int, **changes: Any) -> str:
+    code, spec = counting(to)
+    upload = await client.upload(code, name="code.tar", fmt=None)
+    spec["script"]["code"] = f"upload:{upload.sha256}"
+    return str((await client.submit(spec | changes, key=os.urandom(8).hex())).id)

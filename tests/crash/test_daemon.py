@@ -1,0 +1,111 @@
+"""The daemon is killed, again and again; its jobs end as if nothing had happened."""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from broker.api.models import JobDetail
+from tests.crash.daemon import Daemon, submit
+
+RESTING = {"succeeded", "failed", "capped", "cancelled"}
+LIVE = {"intended", "launching", "booting", "training", "draining", "terminating"}
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[Callable[..., Awaitable[Daemon]]]:
+    made: list[Daemon] = []
+
+    async def start(**simulated: Any) -> Daemon:
+        made.append(Daemon(**simulated))
+        await made[-1].start()
+        return made[-1]
+
+    yield start
+    for one in made:
+        await one.remove()
+
+
+async def watch(daemon: Daemon, job: str, until: Callable[[JobDetail], bool], within_s: float = 90) -> JobDetail:
+    """Polls the job; at every look there is at most one live attempt."""
+    detail = None
+    try:
+        async with asyncio.timeout(within_s), daemon.client() as client:
+            while True:
+                detail = await client.job(job)
+                assert sum(a.state in LIVE for a in detail.runs) <= 1
+                if until(detail):
+                    return detail
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"{detail}\n{daemon.log()}") from None
+
+
+def rests(detail: JobDetail) -> bool:
+    return detail.state in RESTING
+
+
+async def test_jobs_outlive_a_daemon_that_is_killed_at_random_moments(
+    daemon: Callable[..., Awaitable[Daemon]],
+) -> None:
+    """kill -9 from submit to end, with a preemption among it: one attempt after the other, and all succeed."""
+    house = await daemon(lifetimes_s=(4, 100_000, 6))
+    moments = random.Random(20)
+    async with house.client() as client:
+        jobs = [await submit(client, 60), await submit(client, 60, resources={"spot": "never"})]
+    for _ in range(6):
+        await asyncio.sleep(moments.uniform(0.05, 2.5))
+        await house.kill()
+        await house.start()
+    for job in jobs:
+        detail = await watch(house, job, rests)
+        assert detail.state == "succeeded", house.log()
+        assert detail.spent_usd <= detail.cap_usd
+        async with house.client() as client:
+            text = await client.log_now(job)
+        assert "count 60" in text
+    await house.stop()
+    assert house.processes() == []
+
+
+async def test_a_preempted_program_goes_on_where_its_checkpoint_ends(daemon: Callable[..., Awaitable[Daemon]]) -> None:
+    house = await daemon(lifetimes_s=(11, 100_000))
+    async with house.client() as client:
+        job = await submit(client, 130, resources={"spot": "only"})
+    detail = await watch(house, job, rests)
+    assert (detail.state, [a.reason for a in detail.runs]) == ("succeeded", ["preempted", "completed"])
+    async with house.client() as client:
+        second = await client.log_now(job, attempt=2)
+    started = re.search(r"^from (\d+)$", second, re.MULTILINE)
+    assert started is not None
+    assert int(started[1]) > 0
+    await house.stop()
+    assert house.processes() == []
+
+
+async def test_a_cancelled_job_leaves_no_process(daemon: Callable[..., Awaitable[Daemon]]) -> None:
+    house = await daemon()
+    async with house.client() as client:
+        job = await submit(client, 10_000)
+        await watch(house, job, lambda d: any(a.state == "training" for a in d.runs))
+        await client.cancel(job)
+    detail = await watch(house, job, rests)
+    assert detail.state == "cancelled"
+    await house.stop()
+    assert house.processes() == []
+
+
+async def test_a_second_daemon_on_one_home_is_refused_in_one_line(daemon: Callable[..., Awaitable[Daemon]]) -> None:
+    house = await daemon()
+    twin = Daemon()
+    twin.home = house.home
+    with pytest.raises(AssertionError):
+        await twin.start()
+    assert twin.process is not None
+    assert await twin.process.wait() != 0
+    last = house.log().strip().splitlines()[-1]
+    assert str(house.home) in last
+    assert "Traceback" not in house.log()
