@@ -1,7 +1,7 @@
 """Snapshots of the folder that a script writes its checkpoints to.
 
-Taken when the tree holds still. A tree that never does is taken file by file, each whole in itself: a program that writes
-all the time should write a file aside and rename it.
+Taken when the tree holds still. A tree that never does is taken file by file, each whole in itself: a program that
+writes all the time should write a file aside and rename it.
 """
 
 import asyncio
