@@ -17,7 +17,7 @@ from broker.cli import words
 from broker.cli.output import Output
 from broker.domain.job import JobState
 
-PLAIN_EVERY_S = 10.0
+PLAIN_EVERY_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def view(job: JobDetail) -> View:
     return View(
         state=_state(job),
         where=words.machine(run) if run and job.state is JobState.ACTIVE else job.reason,
-        step=beat.step if beat else 0,
+        step=next((b.step for b in reversed(beats) if b.step), 0),
         total=max((b.total_steps for b in beats), default=0),
         loss=beat.loss if beat else None,
         tokens_per_s=beat.tokens_per_s if beat else None,
