@@ -189,6 +189,7 @@ class EmbeddedPostgres:
         self._home = _private_folder(state_dir / "postgres")
         self._data = self._home / "data"
         self._socket = _socket_folder(self._home)
+        self._log = self._home / "postgres.log"
         self._bindir = bindir
         self._durable = durable
         self._child: Child | None = None
@@ -259,7 +260,7 @@ class EmbeddedPostgres:
         options = ["-D", str(fresh), "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-instructions"]
         if not self._durable:
             options.append("--no-sync")
-        self._child = await Child.spawn(self._bindir / "initdb", fresh, *options)
+        self._child = await Child.spawn(self._bindir / "initdb", fresh, self._log, *options)
         reason = await self._child.wait()
         if self._child.process.returncode != 0:
             raise EmbeddedPostgresError(f"cannot create the database in {self._home}: {reason}")
@@ -275,7 +276,9 @@ class EmbeddedPostgres:
         while True:
             await _end_predecessor(self._data)
             _disarm_lock_files(self._data, self._socket)
-            child = await Child.spawn(self._bindir / "postgres", self._data, "-D", str(self._data), *arguments)
+            child = await Child.spawn(
+                self._bindir / "postgres", self._data, self._log, "-D", str(self._data), *arguments
+            )
             self._child = child
             if await self._answers(child, deadline):
                 return

@@ -238,6 +238,26 @@ async def test_backends_that_outlive_their_postmaster_are_waited_for(
         connection.terminate()
 
 
+async def test_a_start_waits_for_backends_of_a_killed_daemon_and_postmaster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=embedded.__name__)
+    async with daemon(tmp_path) as process:
+        dsn = await dsn_of(process)
+        await execute(dsn, *KEEP)
+        connection = await asyncpg.connect(dsn)
+        os.kill(backend := connection.get_server_pid(), signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
+        os.kill(postmaster_of(tmp_path), signal.SIGKILL)
+        await kill(process)
+        starting = asyncio.create_task(EmbeddedPostgres.start(tmp_path, durable=False))
+        await eventually(lambda: "still in use" in caplog.text)
+        os.kill(backend, signal.SIGCONT)
+        async with await starting as server:
+            assert await execute(server.dsn, READ) == 7
+        connection.terminate()
+
+
 @pytest.mark.parametrize("kind", ["stranger", "zombie"])
 async def test_a_stale_lock_file_that_names_a_living_pid_does_not_stop_a_start(tmp_path: Path, kind: str) -> None:
     """As after a container's restart, where small PIDs come again, or where PID 1 does not reap."""
