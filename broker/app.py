@@ -50,6 +50,10 @@ class CannotListen(GpubrokerError):
     """The address is taken or not ours."""
 
 
+class ProviderMissing(GpubrokerError):
+    """The configuration lost a provider that still has a live attempt."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class House:
     """What the daemon has built, before it serves."""
@@ -117,6 +121,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         )
         for provider in providers.values():
             stack.push_async_callback(provider.close)
+        await _refuse_lost_providers(store, set(providers))
         market = Market(providers, clock, MarketRhythm(poll_s=config.rhythm.market_s))
         await market.step()
         context = Context(
@@ -157,6 +162,17 @@ async def _installation(store: Store, home: Path) -> tuple[Installation, bool]:
     if installation != known:
         file.write_text(installation + "\n")
     return installation, known is not None
+
+
+async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
+    """Nobody could watch or destroy a machine of a provider that is not configured. Raises ProviderMissing."""
+    for one in await store.live_attempts():
+        provider = one.attempt.line.offer.provider
+        if provider not in configured:
+            raise ProviderMissing(
+                f"attempt {one.attempt.id} of job {one.job.id} still runs at {provider!r}, which providers in "
+                f"{CONFIG_FILE} no longer names; put it back until that job has ended"
+            )
 
 
 def _rhythm(config: DaemonConfig) -> Rhythm:
