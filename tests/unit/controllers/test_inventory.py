@@ -1,0 +1,88 @@
+"""Absence is only proven by two listings that lie far enough apart and begin after the launcher was known dead."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.inventory import Inventory
+from broker.domain.instance import Caps, InstanceState, Observed
+from broker.domain.job import Handle
+from broker.ports import Blobs, Provider, Store
+from tests.unit.decide import build
+from tests.unit.providers.clocks import SteppedClock
+
+LAG_S = 10.0
+NAME = build.attempt().name
+THERE = (Observed(handle=Handle(provider="scripted", id="i", name=NAME), state=InstanceState.RUNNING),)
+GONE = (Observed(handle=Handle(provider="scripted", id="i", name=NAME), state=InstanceState.GONE),)
+
+
+class Scripted:
+    """A cloud whose next listing is set by the test."""
+
+    name = "scripted"
+    caps = Caps(spot=True, list_lag_s=LAG_S)
+    now_lists: Sequence[Observed] = ()
+
+    async def list(self) -> Sequence[Observed]:
+        return self.now_lists
+
+
+def inventory(cloud: Scripted, clock: SteppedClock) -> Inventory:
+    context = Context(
+        installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
+        providers={"scripted": cast(Provider, cloud)}, clock=clock, rhythm=Rhythm(list_s=0),
+    )  # fmt: skip
+    return Inventory(context)
+
+
+async def listed(looks: Sequence[tuple[float, Any]]) -> tuple[Inventory, list[float]]:
+    """An inventory after looks at the given distances, and when each began."""
+    cloud, clock = Scripted(), SteppedClock()
+    seen, times = inventory(cloud, clock), []
+    for apart, shown in looks:
+        clock.advance(apart)
+        cloud.now_lists = shown
+        times.append(clock.monotonic())
+        await seen.refresh("scripted")
+    return seen, times
+
+
+async def test_two_empty_listings_a_lag_apart_prove_absence() -> None:
+    seen, times = await listed([(1, ()), (LAG_S, ())])
+    assert seen.absent_since("scripted", NAME, times[0] - 1)
+
+
+async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:
+    seen, times = await listed([(1, ()), (LAG_S, ())])
+    assert not seen.absent_since("scripted", NAME, times[0])
+
+
+async def test_two_listings_within_the_lag_prove_nothing() -> None:
+    seen, _ = await listed([(1, ()), (LAG_S / 2, ())])
+    assert not seen.absent_since("scripted", NAME, 0)
+
+
+async def test_a_machine_that_shows_again_takes_the_proof_back() -> None:
+    seen, _ = await listed([(1, ()), (LAG_S, ()), (1, THERE)])
+    assert not seen.absent_since("scripted", NAME, 0)
+
+
+async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
+    seen, _ = await listed([(1, GONE), (LAG_S, GONE)])
+    assert seen.absent_since("scripted", NAME, 0)
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 15), st.sampled_from([(), THERE, GONE])), max_size=12), st.floats(0, 60))
+async def test_absence_is_never_proven_while_the_last_lag_shows_it(
+    looks: list[tuple[float, Any]], since: float
+) -> None:
+    seen, times = await listed(looks)
+    if seen.absent_since("scripted", NAME, since):
+        clean = [t for t, (_, shown) in zip(times, looks, strict=True) if t > since and shown != THERE]
+        shows = [t for t, (_, shown) in zip(times, looks, strict=True) if shown == THERE]
+        assert clean[-1] - clean[0] >= LAG_S
+        assert not shows or shows[-1] < times[-1]

@@ -1,0 +1,54 @@
+"""Configuration: the file, then the environment, then the command line; a mistake is one line with the key."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.config import DaemonConfig
+from broker.domain.errors import InvalidInput
+
+
+def load(home: Path, text: str) -> DaemonConfig:
+    (home / "gpubroker.yaml").write_text(text)
+    return DaemonConfig.load(home=home, env={})
+
+
+def test_without_anything_it_serves_this_machine_on_loopback(tmp_path: Path) -> None:
+    config = DaemonConfig.load(home=tmp_path, env={})
+    assert (config.host, config.database_url) == ("127.0.0.1", None)
+    assert config.providers.local is not None
+    assert config.providers.simulated is None
+    assert config.blobs_url == (tmp_path / "blobs").as_uri()
+
+
+def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path: Path) -> None:
+    (tmp_path / "gpubroker.yaml").write_text("database_url: postgresql://file/x\nport: 1\n")
+    env = {"GPUBROKER_DATABASE_URL": "postgresql://env/x"}
+    config = DaemonConfig.load(home=tmp_path, env=env, port=2)
+    assert (config.database_url, config.port) == ("postgresql://env/x", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("prot: 1", "prot"),
+        ("rhythm: {poll_s: -1}", "rhythm.poll_s"),
+        ("providers: {simulated: {sede: 1}}", "providers.simulated.sede"),
+        ("- a list", "gpubroker.yaml"),
+        ("a: [", "gpubroker.yaml"),
+    ],
+)
+def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load(tmp_path, text)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="does not exist"):
+        DaemonConfig.load(tmp_path / "absent.yaml", home=tmp_path, env={})
+
+
+def test_credentials_of_the_store_are_not_shown(tmp_path: Path) -> None:
+    assert "hush" not in repr(load(tmp_path, "blob_options: {aws_secret_access_key: hush}"))
