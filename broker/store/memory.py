@@ -127,16 +127,15 @@ class MemoryStore:
 
     def _room(self, change: Change) -> bool:
         """False when the admitted attempt exists already, or the job would have a second live one."""
-        new = change.admit
-        read, to = change.attempt if change.attempt else (None, None)
-        appears = new or (to if read and to and to.live and not read.live else None)
+        new, to = change.admit, change.attempt[1] if change.attempt else None
+        appears = new or to
         if appears is None:
             return True
         others = [self._attempts[i].value for i in self._of_job[appears.job_id]]
         if new is not None and any(a.number == new.number or a.id == new.id for a in others):
             return False
         after = [to if to and a.id == to.id else a for a in others]
-        return sum(a.live for a in (*after, *([new] if new else ()))) <= 1
+        return sum(a.live for a in [*after, new] if a is not None) <= 1
 
     def _admit(self, attempt: Attempt, now: datetime) -> None:
         stop = self._jobs[attempt.job_id].value.stop_requested
