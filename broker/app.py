@@ -21,7 +21,7 @@ from broker.api.service import Service, Settings
 from broker.blobs import ObstoreBlobs
 from broker.checks import Checks
 from broker.clock import SystemClock
-from broker.config import CLIENT_FILE, DaemonConfig
+from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
