@@ -9,13 +9,14 @@ from typing import Protocol, Self
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from broker.api.models import EventView, JobDetail
 from broker.cli import words
 from broker.cli.output import Output
 from broker.domain.job import JobState
+from trainer.contract.rendezvous import Beat
 
 PLAIN_EVERY_S = 15.0
 
@@ -32,6 +33,8 @@ class View:
     tokens_per_s: float | None
     spent: Decimal
     cap: Decimal
+    left_s: float | None = None
+    """Seconds of training left at the present speed."""
 
     def line(self) -> str:
         """`training · step 12/45 · loss 3.210 · 812 tokens/s · $0.0312 of $0.50 · where`."""
@@ -45,7 +48,8 @@ class View:
         parts = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
-        return [*parts, f"{words.money(self.spent)} of {words.money(self.cap)}"]
+        parts.append(f"{words.money(self.spent)} of {words.money(self.cap)}")
+        return parts if self.left_s is None else [*parts, f"{words.duration(self.left_s)} left"]
 
 
 def view(job: JobDetail) -> View:
@@ -62,7 +66,14 @@ def view(job: JobDetail) -> View:
         tokens_per_s=beat.tokens_per_s if beat else None,
         spent=job.spent_usd,
         cap=job.cap_usd,
+        left_s=_left(job, beat),
     )
+
+
+def _left(job: JobDetail, beat: Beat | None) -> float | None:
+    if beat is None or beat.phase != "training" or not beat.rows_per_s or job.spec.train is None:
+        return None
+    return (beat.total_steps - beat.step) * job.spec.train.global_batch / beat.rows_per_s
 
 
 def _state(job: JobDetail) -> str:
@@ -98,7 +109,7 @@ class LiveDisplay:
 
     def __init__(self, out: Output) -> None:
         self._out = out
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"), TimeRemainingColumn())
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[numbers]}"))
         self._progress = Progress(*columns, console=out.talk)
         self._task: TaskID = self._progress.add_task("", total=None, numbers="")
         self._state = Text("")

@@ -5,6 +5,10 @@ from asyncio import to_thread
 from decimal import Decimal
 from io import BytesIO
 
+import pytest
+
+from broker.cli.exits import Exit
+from broker.cli.output import Output
 from broker.domain.ids import JobId
 from broker.domain.job import Job
 from broker.ports import JobFilter
@@ -95,3 +99,26 @@ async def test_dropped_offers_are_grouped_with_a_reason(shell: Shell) -> None:
     ran = await to_thread(shell.run, "quote", shell.spec(GOOD + "resources: {spot: never}\n"))
     assert ran.code == 0
     assert "excluded by the spot policy" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "count"), [("n\n", Exit.REFUSED, 0), ("\n", Exit.REFUSED, 0), ("y\n", Exit.OK, 1)]
+)
+async def test_the_question_decides(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, answer: str, code: Exit, count: int
+) -> None:
+    monkeypatch.setattr(Output, "asks", True)
+    ran = await to_thread(shell.run, "submit", shell.spec(), "--detach", stdin=answer)
+    assert ran.code == code
+    assert "It never spends more than $5.0000" in ran.out
+    assert len(await shell.api.service.store.jobs(JobFilter())) == count
+
+
+async def test_the_cap_is_asked_for_and_the_proposal_is_its_default(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Output, "asks", True)
+    path = shell.spec(GOOD.replace("cap_usd: 5\n", ""))
+    ran = await to_thread(shell.run, "submit", path, "--detach", stdin="much\n-1\n$2.5\ny\n")
+    assert ran.code == 0, ran.err
+    assert (await only_job(shell)).cap_usd == Decimal("2.5")
