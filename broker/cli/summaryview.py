@@ -24,10 +24,10 @@ def show(out: Output, summary: Summary) -> None:
 def lines(summary: Summary) -> list[str]:
     """The facts, one a line."""
     found = [f"{summary.name} ({summary.job}) {summary.state}" + (f": {summary.reason}" if summary.reason else "")]
-    found.append(
-        f"{len(summary.attempts)} attempts, {summary.preemptions} preempted; {summary.steps} steps, "
-        f"{summary.steps_redone} of them lost and redone; {words.duration(summary.seconds)}"
-    )
+    count = len(summary.attempts)
+    tried = f"{count} attempt{'' if count == 1 else 's'}, {summary.preemptions} preempted"
+    steps = f"; {summary.steps} steps, {summary.steps_redone} of them lost and redone" if summary.steps else ""
+    found.append(f"{tried}{steps}; {words.duration(summary.seconds)}")
     found.append(_money(summary))
     before, after = summary.heldout_loss_before, summary.heldout_loss_after
     if before is not None and after is not None:
