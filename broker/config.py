@@ -62,7 +62,7 @@ class DaemonConfig(Config):
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
     providers: ProvidersConfig = ProvidersConfig()
     """Which clouds, each with its settings; see docs/providers.md."""
-    upload_max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
+    upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     rhythm: RhythmConfig = RhythmConfig()
     limits: LimitsConfig = LimitsConfig()
     log_level: str = "INFO"
