@@ -39,6 +39,8 @@ from broker.domain.job import JobState
 SPEC = Path(__file__).with_name("devils-dictionary.yaml")
 KEPT = frozenset({"models"})
 """What an earlier demo leaves in the home for this one."""
+MARK = ".demo"
+"""Only a folder with this file in it is ever emptied; it goes last."""
 START_S = 60.0
 STOP_S = 30.0
 LONG_S = 30 * 86_400.0
@@ -77,15 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def empty(home: Path) -> None:
-    """Forgets an earlier demo. Raises CliError while anything of it still runs."""
+    """Forgets an earlier demo. Raises CliError while anything of it still runs, and for a folder that is no demo's."""
     running = [p.pid for p in psutil.process_iter(["pid"]) if p.pid != os.getpid() and _below(p, home)]
     if running:
         pids = " ".join(map(str, running))
         raise CliError(f"an earlier demo still runs in {home}: stop it with `kill {pids}`, then start again")
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for child in home.iterdir():
-        if child.name in KEPT:
-            continue
+    old = [child for child in home.iterdir() if child.name not in KEPT]
+    if old and not (home / MARK).exists():
+        raise CliError(f"{home} holds {old[0].name}, which no demo wrote: name another folder with --home")
+    for child in sorted(old, key=lambda c: c.name == MARK):
         if child.is_dir() and not child.is_symlink():
             shutil.rmtree(child)
         else:
@@ -112,6 +115,7 @@ def configure(home: Path, lifetime_s: float) -> None:
         "rhythm": {"poll_s": 0.5, "look_s": 1, "list_s": 1, "billing_s": 2, "sweep_s": 15, "market_s": 10},
         "limits": {"beat_s": 2, "poll_s": 2, "log_s": 2},
     }
+    (home / MARK).touch()
     (home / CONFIG_FILE).write_text(yaml.safe_dump(config, sort_keys=False))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from broker.cli.exits import CliError
 from examples import demo
 
 SPEC = """\
@@ -86,3 +87,14 @@ def test_the_demo_does_not_start_over_a_running_one(tmp_path: Path) -> None:
         assert f"kill {running.pid}" in ran.stderr
         assert (home / "kept").exists()
         running.kill()
+
+
+def test_the_demo_empties_no_folder_but_its_own(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(CliError, match="which no demo wrote"):
+        demo.empty(tmp_path)
+    assert (tmp_path / "thesis.txt").exists()
+    (tmp_path / demo.MARK).touch()
+    (tmp_path / "models").mkdir()
+    demo.empty(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["models"]
