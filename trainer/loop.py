@@ -30,12 +30,11 @@ class Loop:
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
         self._job, self._run, self._config = job, run, job.train
         config = job.train
-        self._accelerator = accelerate.Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
-        self._device = self._accelerator.device
+        cpu = not torch.cuda.is_available()
+        self._device = accelerate.PartialState(cpu=cpu).device
         self._precision = model.precision_of(config, self._device)
-        if self._precision != "fp32":
-            accelerate.state.AcceleratorState._reset_state()
-            self._accelerator = accelerate.Accelerator(mixed_precision=self._precision)
+        mixed = "no" if self._precision == "fp32" else self._precision
+        self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
         self._world, self._rank = self._accelerator.num_processes, self._accelerator.process_index
         self._status = Status(phase="loading", message=f"loading {config.model}")
         self._tell()

@@ -14,12 +14,22 @@ ATTENTION = frozenset(
 
 
 def precision_of(config: TrainConfig, device: torch.device) -> str:
-    """bf16, fp16 or fp32. On a CPU `auto` is fp32: few CPUs compute bf16 faster, and none here was measured to."""
-    if config.precision != "auto":
-        if config.precision == "fp16" and device.type == "cpu":
-            raise UserFault("train.precision: fp16 needs a GPU; use auto")
-        return config.precision
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    """bf16, fp16 or fp32: `auto` is bf16 where the device computes it in hardware. Raises UserFault.
+
+    On a CPU with AVX512-BF16 a step of SmolLM2-135M took less than half the time of fp32.
+    """
+    if config.precision == "auto":
+        return "bf16" if _has_bf16(device) else "fp32"
+    if config.precision == "fp16" and device.type == "cpu":
+        raise UserFault("train.precision: fp16 needs a GPU; use auto")
+    return config.precision
+
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def load(config: TrainConfig, precision: str) -> tuple[Any, Any]:

@@ -76,6 +76,8 @@ class Agent:
         if await self._objects.read(keys.final(self._env.attempt)) is not None:
             raise Unusable(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
         await prepare.insist(self._renew, prepare.PATIENCE_S)
+        if missing := [name for name in spec.secrets if name not in self._sealed.secrets]:
+            raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
         orders = Orders(self._objects, self._state, self._renew, self._say)
         async with background(orders.run()):
             return await (self._train(spec) if spec.train else self._script(spec))
@@ -86,9 +88,6 @@ class Agent:
         if got is None or got[0].seq <= self._grant_seq:
             return
         self._grant_seq, self._sealed = got[0].seq, got[1]
-        missing = [s for s in (self._state.spec.secrets if self._state.spec else ()) if s not in self._sealed.secrets]
-        if missing:
-            raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
         self._log.redact = self._beater.redact = Redactor(self._sealed.secrets)
         if self._sealed.store_options:
             options = {**self._env.store_options, **self._sealed.store_options}
@@ -112,6 +111,8 @@ class Agent:
         )
         replace(self._state.run.job, job.model_dump_json())
         env = worker_defaults(child_environment(os.environ, spec.env, self._sealed.secrets))
+        if spec.world.gpus_per_node == 0:
+            env["CUDA_VISIBLE_DEVICES"] = ""
         child = await Child.start(worker_argv(spec.world, self._env, self._state.run), env, Path.cwd())
         self._state.phase = None
         async with self._saving(spec, origin) as saver:
