@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError
@@ -65,7 +65,7 @@ class DaemonConfig(Config):
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     rhythm: RhythmConfig = RhythmConfig()
     limits: LimitsConfig = LimitsConfig()
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     @property
     def blobs_url(self) -> str:

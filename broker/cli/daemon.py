@@ -2,26 +2,27 @@
 
 import asyncio
 import importlib.util
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 
 from broker.cli import doctor as checks
 from broker.cli import template
 from broker.cli.exits import BadInput, JobFailed, ServerProblem, Unreachable
 from broker.cli.output import Output
-from broker.cli.shell import Json, command, interruptible
+from broker.cli.shell import Json, command, command_on, interruptible
 from broker.client import connection
 from broker.client.client import Client
 from broker.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.logs import set_up
 
 THROUGH_SKYPILOT = frozenset({"aws", "lambda", "runpod", "vast"})
 
 
-@command
+@command_on(uvloop.new_event_loop)
 async def serve(
     home: Annotated[Path | None, typer.Option(help="State folder; default $GPUBROKER_HOME.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")] = None,
@@ -32,7 +33,7 @@ async def serve(
     try:
         settings = DaemonConfig.load(config, home=home, host=host, port=port)
         note_missing_trainer(settings)
-        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        set_up(settings.log_level)
         from broker.app import run
 
         await run(settings, ready=lambda url: typer.echo(f"gpubroker serves {url} from {settings.home}"))
