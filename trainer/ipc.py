@@ -54,6 +54,14 @@ class SnapshotInfo(Document):
     stall_s: float
 
 
+class Ended(Document):
+    """How the worker ended (`ended.json`): a launcher of several processes does not pass their exit codes on."""
+
+    code: int
+    message: str = ""
+    """One line: what, where and the fix."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
     """The folder that agent and worker share."""
@@ -82,9 +90,8 @@ class RunFolder:
         return self.root / "drain"
 
     @property
-    def error(self) -> Path:
-        """The worker's one-line reason for a non-zero exit."""
-        return self.root / "error"
+    def ended(self) -> Path:
+        return self.root / "ended.json"
 
     def waiting(self) -> list[Path]:
         """Whole snapshots, oldest first; those being written start with a dot."""

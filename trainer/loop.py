@@ -218,7 +218,6 @@ class Loop:
             evaluate.write_artifacts(folder, self._bare, self._tokenizer, self._config, samples, scores)
         self._save(artifacts=folder)
         self._snapshots.join()
-        shutil.rmtree(folder, ignore_errors=True)
 
     def _samples(self) -> list[dict[str, str]]:
         if not self._config.samples.prompts or not self._accelerator.is_main_process:
@@ -263,10 +262,13 @@ class Loop:
         try:
             state = snapshot.load(folder)
             self._put_back(state)
-            shutil.copyfile(folder / "metrics.jsonl", self._metrics)
+            if self._accelerator.is_local_main_process:
+                shutil.copyfile(folder / "metrics.jsonl", self._metrics)
         except (OSError, KeyError, ValueError, RuntimeError) as e:
             raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
-        shutil.rmtree(folder)
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_local_main_process:
+            shutil.rmtree(folder)
         self._say(f"resumed at step {state.progress.step}")
         return self._set(
             phase="training",

@@ -200,6 +200,7 @@ class Snapshots:
             target.write(source.read(size))
         if artifacts is not None:
             shutil.copytree(artifacts, temporary, dirs_exist_ok=True)
+            shutil.rmtree(artifacts)
         info = SnapshotInfo(step=progress.step, complete=artifacts is not None, started=started, stall_s=self.stall_s)
         (temporary / INFO).write_text(json.dumps(info.model_dump()))
         temporary.rename(self._run.snapshots / name)

@@ -9,29 +9,38 @@ from pathlib import Path
 from trainer.agent.tether import tie
 from trainer.contract.rendezvous import ExitCode
 from trainer.faults import Drained, Fault
-from trainer.ipc import RunFolder, WorkerJob, replace
+from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 
 
 def main(root: Path) -> ExitCode:
-    """Runs the job in the folder; the reason of a failure goes to its `error` file, in one line."""
+    """Runs the job in the folder and leaves there how it ended."""
     run = RunFolder(root=root)
-    job = WorkerJob.model_validate_json(run.job.read_bytes())
+    code, message = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
+    if message:
+        print(f"failed: {message}", flush=True)
+    if not _rank() or (message and not run.ended.exists()):
+        replace(run.ended, Ended(code=code, message=message).model_dump_json())
+    # A launcher takes any other code for a failure and kills the processes that are still saving.
+    return ExitCode.COMPLETED if _rank() is not None and code is ExitCode.DRAINED else code
+
+
+def _attempt(job: WorkerJob, run: RunFolder) -> tuple[ExitCode, str]:
+    """(exit code, one line that says why it failed)."""
     try:
         _train(job, run)
     except Drained:
-        return ExitCode.DRAINED
+        return ExitCode.DRAINED, ""
     except Fault as e:
-        return _failed(run, e.code, str(e))
+        return e.code, str(e)
     except MemoryError:
-        return _failed(run, ExitCode.OOM, "host memory is too small; take a larger machine or a lower micro_batch")
+        return ExitCode.OOM, "host memory is too small; take a larger machine or a lower micro_batch"
     except Exception as e:
         traceback.print_exc()
         if _is_device_oom(e):
-            return _failed(run, ExitCode.OOM, f"GPU memory is too small: {_line(e)}; lower train.micro_batch")
-        if isinstance(e, (OSError, RuntimeError)):
-            return _failed(run, ExitCode.INFRASTRUCTURE, f"{type(e).__name__}: {_line(e)}")
-        return _failed(run, ExitCode.USER_ERROR, f"{type(e).__name__}: {_line(e)}")
-    return ExitCode.COMPLETED
+            return ExitCode.OOM, f"GPU memory is too small: {_line(e)}; lower train.micro_batch"
+        code = ExitCode.INFRASTRUCTURE if isinstance(e, (OSError, RuntimeError)) else ExitCode.USER_ERROR
+        return code, f"{type(e).__name__}: {_line(e)}"
+    return ExitCode.COMPLETED, ""
 
 
 def _train(job: WorkerJob, run: RunFolder) -> None:
@@ -52,11 +61,9 @@ def _is_device_oom(error: BaseException) -> bool:
     return host or isinstance(error, torch.cuda.OutOfMemoryError)
 
 
-def _failed(run: RunFolder, code: ExitCode, reason: str) -> ExitCode:
-    print(f"failed: {reason}", flush=True)
-    if int(os.environ.get("RANK", "0")) == 0 or not run.error.exists():
-        replace(run.error, reason)
-    return code
+def _rank() -> int | None:
+    """This process's rank among those of a launcher; None when it is the only one."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
 
 
 def _line(error: BaseException) -> str:
@@ -66,6 +73,6 @@ def _line(error: BaseException) -> str:
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
-    if "RANK" in os.environ:
+    if _rank() is not None:
         tie(os.getppid())  # The launcher starts each process in a session of its own.
     sys.exit(main(Path(sys.argv[1])))

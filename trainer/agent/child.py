@@ -36,8 +36,7 @@ def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
     launch += ["--num_machines", str(world.nodes), "--machine_rank", str(env.node)]
     launch += ["--main_process_ip", host, "--main_process_port", port]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--multi_gpu"] if world.gpus_per_node else ["--cpu"]
-    return [*launch, *worker]
+    return [*launch, "--multi_gpu", *worker]
 
 
 def child_environment(base: Mapping[str, str], extra: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from trainer.agent import prepare
 from trainer.agent.beat import Beater
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
@@ -25,7 +27,7 @@ from trainer.blobs import Objects, StoreError, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys
 from trainer.contract.rendezvous import AttemptSpec, ExitCode, Final, Outcome, Sealed
-from trainer.ipc import RunFolder, WorkerJob, replace
+from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 
 EXIT = {
     Outcome.COMPLETED: ExitCode.COMPLETED,
@@ -97,6 +99,8 @@ class Agent:
         assert spec.train is not None
         if spec.data is None:
             raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
+        if spec.world.nodes > 1 and spec.world.gpus_per_node == 0:
+            raise Unusable(Outcome.USER_ERROR, "spec.json: world: several nodes train on GPUs only")
         self._state.phase = "loading"
         data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
@@ -187,7 +191,9 @@ class Agent:
         return code
 
     async def _conclude(self, child: Child, code: int, saver: Saver, *, script: bool) -> tuple[Outcome, str, int]:
-        ending = self._state.ending
+        ending, ended = self._state.ending, self._ended()
+        if ended is not None and not child.stopped:
+            code = ended.code
         outcome = child.outcome(code, script=script, drained=ending is not None)
         if child.stopped and ending is not None:
             outcome = Outcome.DRAINED
@@ -200,14 +206,17 @@ class Agent:
             return outcome, "", code
         if outcome is Outcome.DRAINED and ending is not None:
             return ending.outcome, ending.reason, code
-        try:
-            reason = self._state.run.error.read_text().strip()
-        except OSError:
-            reason = ""
+        reason = ended.message if ended is not None else ""
         if not reason:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             reason = f"the {'program' if script else 'worker'} ended with {how}; its last log lines say more"
         return outcome, reason, code
+
+    def _ended(self) -> Ended | None:
+        try:
+            return Ended.model_validate_json(self._state.run.ended.read_bytes())
+        except (OSError, ValidationError):
+            return None
 
     async def _finish(self, outcome: Outcome, message: str, code: int | None) -> Outcome:
         """The last log lines, `final.json` (on node 0), the last beat."""
