@@ -219,8 +219,9 @@ async def fetch(c: Client, detail: JobDetail, folder: Path, out: Output, *, ever
     losses = results.losses(metrics.read_bytes()) if metrics in written else ()
     final = detail.runs[-1].final if detail.runs else None
     heldout = (final.heldout_loss_before, final.heldout_loss_after) if final else (None, None)
+    resumed = tuple(r.beat.resumed_from for r in detail.runs[1:] if r.beat and r.beat.resumed_from)
     picture = folder / PICTURE
-    if len(losses) > 1 and plots.to_png(losses, heldout, picture):
+    if len(losses) > 1 and plots.to_png(losses, heldout, resumed, picture):
         written.append(picture)
     return written
 

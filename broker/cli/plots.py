@@ -17,8 +17,8 @@ def in_terminal(losses: Losses, *, colour: bool) -> str:
     return str(plotext.build())
 
 
-def to_png(losses: Losses, heldout: tuple[float | None, float | None], path: Path) -> bool:
-    """False when matplotlib is not installed: `pip install 'gpubroker[plots]'`."""
+def to_png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...], path: Path) -> bool:
+    """`resumed`: the steps that a later attempt continued from. False when matplotlib is not installed: `pip install 'gpubroker[plots]'`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -32,6 +32,8 @@ def to_png(losses: Losses, heldout: tuple[float | None, float | None], path: Pat
     before, after = heldout
     if before is not None and after is not None:
         axes.plot([0, steps[-1]], [before, after], "o--", label="held out, before and after")
+    for number, step in enumerate(resumed):
+        axes.axvline(step, color="grey", linestyle=":", label=None if number else "preempted, resumed from here")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats a token)")
     axes.legend()
