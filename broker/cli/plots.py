@@ -18,7 +18,10 @@ def in_terminal(losses: Losses, *, colour: bool) -> str:
 
 
 def to_png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...], path: Path) -> bool:
-    """`resumed`: the steps that a later attempt continued from. False when matplotlib is not installed: `pip install 'gpubroker[plots]'`."""
+    """`resumed`: the steps that a later attempt continued from.
+
+    False when matplotlib is not installed: `pip install 'gpubroker[plots]'`.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import jsonschema
+import jsonschema_rs
 import pytest
 
 from broker.cli import reference, yamlfile
@@ -25,6 +25,6 @@ def test_examples_validate_by_model_and_by_schema(name: str) -> None:
     file = load(path)
     assert file.has_cap
     JobSpec.model_validate(file.data)
-    jsonschema.validate(yamlfile.parse(path.read_text(), name).data, json.loads(reference.json_schema()))
+    jsonschema_rs.validate(json.loads(reference.json_schema()), yamlfile.parse(path.read_text(), name).data)
     named = file.spec.train.data.path if file.spec.train else file.spec.script.code if file.spec.script else ""
     assert file.file(named).exists()

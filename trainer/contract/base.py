@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Written by people: frozen, and an unknown key is an error; attribute docstrings are the published descriptions."""
+    """Written by people: frozen, an unknown key is an error; attribute docstrings are the published descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

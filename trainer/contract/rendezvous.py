@@ -98,7 +98,7 @@ class AttemptSpec(Document):
 
 
 class Desired(Document):
-    """`attempts/<attempt>/desired.json`: what the broker wants; lower (epoch, seq) are ignored, drain never turns back."""
+    """`attempts/<attempt>/desired.json`: what the broker wants; lower (epoch, seq) are ignored, no way back to run."""
 
     want: Literal["run", "drain", "stop"] = "run"
     epoch: int = 0

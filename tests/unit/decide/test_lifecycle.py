@@ -61,7 +61,7 @@ def test_the_end_can_be_reached_from_every_live_state(state: AttemptState) -> No
     assert AttemptState.ENDED in reached
 
 
-@pytest.mark.parametrize("state", TERMINAL_JOB_STATES)
+@pytest.mark.parametrize("state", sorted(TERMINAL_JOB_STATES))
 @pytest.mark.parametrize("event", JobEvent)
 def test_nothing_leads_out_of_a_terminal_job(state: JobState, event: JobEvent) -> None:
     assert not isinstance(job_rule(state, event), JobState)
