@@ -11,7 +11,7 @@ from broker.domain.errors import AlreadyExists, Rejected
 from broker.domain.instance import BootSpec
 from broker.domain.job import Attempt, Job
 from broker.ports import Leased
-from broker.secrets import SecretBox
+from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
 from trainer.contract.data import format_of
 from trainer.contract.rendezvous import AttemptSpec, DataFile, Grant, Sealed, World
@@ -52,10 +52,21 @@ class Boot:
         missing = [name for name in job.spec.secrets if name not in stored]
         if missing:
             raise Rejected(f"secret {missing[0]} is no longer set; run `gpubroker secret set {missing[0]}` and retry")
-        return {name: self.box.open(value) for name, value in stored.items()}
+        try:
+            return {name: self.box.open(value) for name, value in stored.items()}
+        except SecretsError as e:
+            raise Rejected(str(e)) from e
+
+    async def _sizes(self, job: Job) -> dict[str, int]:
+        """Bytes of the job's inputs by key."""
+        wanted = [job.spec.train.data.path] if job.spec.train else []
+        wanted += [job.spec.script.code] if job.spec.script else []
+        hashes = [_sha256(reference) for reference in wanted]
+        found = [await self.context.store.upload(job.owner, sha256) for sha256 in hashes]
+        return {keys.job_data(job.id, one.sha256): one.bytes for one in found if one}
 
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:
-        sizes = {info.key: info.bytes for info in await self.context.blobs.list(keys.job_prefix(job.id))}
+        sizes = await self._sizes(job)
         spec = attempt_spec(attempt, job, self.context, sizes)
         try:
             await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
@@ -92,7 +103,11 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
     )
 
 
+def _sha256(reference: str) -> str:
+    return reference.removeprefix(UPLOAD).split("/", 1)[0]
+
+
 def _file(job: Job, reference: str, fmt: Any, sizes: Mapping[str, int]) -> DataFile:
-    sha256 = reference.removeprefix(UPLOAD).split("/", 1)[0]
+    sha256 = _sha256(reference)
     key = keys.job_data(job.id, sha256)
     return DataFile(key=key, sha256=sha256, bytes=sizes.get(key, 0), format=fmt)

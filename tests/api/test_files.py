@@ -122,7 +122,7 @@ async def test_a_retry_is_a_linked_job_that_resumes(api: Running) -> None:
     assert (await api.call("POST", f"/v1/jobs/{job}/retry", key, 202))["id"] == again["id"]
     detail = await api.call("GET", f"/v1/jobs/{again['id']}", me, 200)
     assert detail["spec"]["init_from"] == f"job/{job}"
-    assert len(await api.service.blobs.list(keys.job_prefix(again["id"]))) == 1
+    assert len([b for b in await api.service.blobs.list(keys.JOB_DATA) if again["id"] in b.key]) == 1
     fresh = await api.call("POST", f"/v1/jobs/{job}/retry?resume=0", me, 202)
     assert (await api.call("GET", f"/v1/jobs/{fresh['id']}", me, 200))["spec"]["init_from"] is None
     await api.call("POST", f"/v1/jobs/{job}/cancel", me, 409)

@@ -63,7 +63,7 @@ async def test_one_key_one_job_also_when_sent_at_once(api: Running) -> None:
     answers = await asyncio.gather(*(api.call("POST", "/v1/jobs", headers, 202, json=spec(ref)) for _ in range(12)))
     assert len({a["id"] for a in answers}) == 1
     assert len((await api.call("GET", "/v1/jobs", me, 200))["items"]) == 1
-    copies = [b.key for b in await api.service.blobs.list("jobs/")]
+    copies = [b.key for b in await api.service.blobs.list(keys.JOB_DATA)]
     assert copies == [keys.job_data(answers[0]["id"], ref.removeprefix("upload:"))]
     refused = await api.call("POST", "/v1/jobs", headers, 409, json=spec(ref, name="another"))
     assert refused["status"] == 409

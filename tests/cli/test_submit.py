@@ -9,7 +9,6 @@ import pytest
 
 from broker.cli.exits import Exit
 from broker.cli.output import Output
-from broker.domain.ids import JobId
 from broker.domain.job import Job
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Shell
@@ -82,7 +81,7 @@ async def test_script_folder_is_packed(shell: Shell) -> None:
     text = "name: hello\ncap_usd: 5\nscript:\n  code: code\n  command: [python, main.py]\n"
     ran = await to_thread(shell.run, "submit", shell.spec(text, None), "-y", "-d", "--json")
     assert ran.code == 0, ran.err
-    (blob,) = await shell.api.service.blobs.list(keys.job_prefix(JobId(ran.document["id"])))
+    (blob,) = [b for b in await shell.api.service.blobs.list(keys.JOB_DATA) if ran.document["id"] in b.key]
     data = await shell.api.service.blobs.get(blob.key)
     assert data is not None
     with tarfile.open(fileobj=BytesIO(data)) as tar:

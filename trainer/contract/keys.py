@@ -1,13 +1,15 @@
 """Where each object lies. Every key is below `<installation>/`; see docs/architecture.md for who writes what."""
 
 
-def job_prefix(job: str) -> str:
-    return f"jobs/{job}/"
+JOB_DATA = "data/"
 
 
 def job_data(job: str, sha256: str) -> str:
-    """Content-addressed copy of an upload, readable by the job's attempts only."""
-    return f"jobs/{job}/data/{sha256}"
+    """Content-addressed copy of an upload, for the job's attempts only (all keys that start with `data/<job>.`).
+
+    Flat on purpose: in a folder store two new directories a job would cost more than everything else of a submit.
+    """
+    return f"{JOB_DATA}{job}.{sha256}"
 
 
 def upload(sha256: str) -> str:
