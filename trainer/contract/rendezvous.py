@@ -12,6 +12,9 @@ from trainer.contract.train import CheckpointConfig, TrainConfig
 
 CONTRACT_VERSION = 1
 
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+"""JSON has no NaN: one that got in would be written as null, and could not be read again."""
+
 
 class Outcome(StrEnum):
     """How an attempt ended, as the agent saw it."""
@@ -132,9 +135,9 @@ class CheckpointRef(Document):
     manifest: str
     """Key of its manifest.json."""
     step: int
-    save_s: float = 0.0
+    save_s: Seconds = 0.0
     """Seconds from the snapshot to the committed manifest."""
-    stall_s: float = 0.0
+    stall_s: Seconds = 0.0
     """Seconds for which the training loop stood still."""
 
 
