@@ -1,5 +1,6 @@
 """What the next attempt of a job has left to do, and how its plan changes after memory ran out."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,8 @@ from broker.domain.job import Job
 from broker.domain.offer import Workload
 from trainer.contract.keys import MANIFEST
 from trainer.contract.train import TrainConfig
+
+_MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/\d{{1,18}}-[^/]+/{re.escape(MANIFEST)}", re.ASCII)
 
 
 def smaller_micro_batch(micro_batch: int, global_batch: int, changes: int) -> int:
@@ -31,9 +34,12 @@ def step_of(manifest: str) -> int:
     return int(manifest.removesuffix("/" + MANIFEST).rsplit("/", 1)[-1].split("-", 1)[0])
 
 
-def furthest_first(manifests: Sequence[str]) -> tuple[str, ...]:
-    """Resume candidates, the furthest step first; of one step the later attempt's key decides nothing, so any order."""
-    return tuple(sorted(manifests, key=lambda key: (-step_of(key), key)))
+def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
+    """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step.
+
+    A machine may write what it likes there: keys that are no manifest's are left out.
+    """
+    return tuple(sorted(filter(_MANIFEST.fullmatch, keys), key=lambda key: (-step_of(key), key)))
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,3 +50,9 @@ def test_only_what_is_left_is_priced() -> None:
     assert workload_left(job, ()) == job.workload
     assert workload_left(job, (manifest(60), manifest(40))).steps == 40
     assert workload_left(replace(job, oom_changes=1), ()).micro_batch == 2
+
+
+@pytest.mark.parametrize("folder", ["nonsense", "-5-n", "7", "\u0663-n", "9" * 5000 + "-n", "7-n/deeper"])
+def test_keys_that_no_trainer_writes_are_no_candidates(folder: str) -> None:
+    stray = f"checkpoints/job/a/{folder}/manifest.json"
+    assert furthest_first([stray, stray.replace("manifest", "part"), manifest(5, "z")]) == (manifest(5, "z"),)
