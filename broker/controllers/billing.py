@@ -1,10 +1,14 @@
 """Every live attempt is charged by its provider's quantum; near the cap the signal is raised."""
 
+import logging
+
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.decide.billing import cap_is_near, owed
 from broker.domain.money import ZERO, show
 from broker.ports import Charge, Leased
+
+log = logging.getLogger(__name__)
 
 
 class Billing:
@@ -17,10 +21,18 @@ class Billing:
         self.every_s = context.rhythm.billing_s
 
     async def step(self) -> bool:
-        charges = [c for c in map(self._charge, await self._context.store.live_attempts()) if c is not None]
+        charges = [c for c in map(self._safely, await self._context.store.live_attempts()) if c is not None]
         if charges:
             await self._context.store.charge(charges)
         return False
+
+    def _safely(self, one: Leased) -> Charge | None:
+        """No attempt that cannot be charged keeps the others from their caps."""
+        try:
+            return self._charge(one)
+        except Exception:
+            log.exception("billing: attempt %s of job %s cannot be charged", one.attempt.id, one.job.id)
+            return None
 
     def _charge(self, one: Leased) -> Charge | None:
         attempt, job, context = one.attempt, one.job, self._context

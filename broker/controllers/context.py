@@ -20,6 +20,8 @@ class Rhythm:
     """Between two looks at one live attempt."""
     list_s: float = 2.0
     """Between two listings of one provider."""
+    list_limit_s: float = 10.0
+    """How long one listing may take; after that nothing new is known."""
     billing_s: float = 15.0
     sweep_s: float = 60.0
     market_s: float = 30.0

@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 from broker.controllers.context import Context
+from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.look import Looker
+from broker.decide.billing import capped_drain_s
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import judge
+from broker.decide.liveness import Observation, judge
 from broker.decide.step import reason_of, step
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
-from broker.domain.job import Attempt, AttemptState
+from broker.domain.job import Attempt, AttemptState, Reason
 from broker.ports import Change, Lane, Leased
 from trainer.contract import keys
 from trainer.contract.rendezvous import Desired
@@ -35,13 +37,23 @@ class Interruption:
         if not leased:
             return False
         draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]
-        unlisted = await self._looker.refresh() if draining else set()
-        changes = [
-            await self._wait(one, unlisted) if one.attempt.state is AttemptState.DRAINING else self._interrupt(one)
-            for one in leased
-        ]
-        await context.store.apply(changes)
+        unlisted = await self._refresh() if draining else set()
+
+        async def decide(one: Leased) -> Change:
+            if one.attempt.state is AttemptState.DRAINING:
+                return await self._wait(one, unlisted)
+            return self._interrupt(one)
+
+        decided = await each(context, self.name, leased, decide)
+        await context.store.apply([change for _, change in decided])
         return len(leased) == context.rhythm.claim
+
+    async def _refresh(self) -> set[str]:
+        """Without the blob store nothing new is known of anybody; a grace ends and the cap holds all the same."""
+        try:
+            return await self._looker.refresh()
+        except BlobsUnavailable:
+            return set(self._context.providers)
 
     def _interrupt(self, one: Leased) -> Change:
         why = AttemptEvent.STOP if one.job.stop_requested else AttemptEvent.CAP
@@ -57,7 +69,10 @@ class Interruption:
     async def _wait(self, one: Leased, unlisted: set[str]) -> Change:
         context = self._context
         await self._ask(one.attempt)
-        attempt, seen = await self._looker.look(one.attempt, unlisted)
+        try:
+            attempt, seen = await self._looker.look(one.attempt, unlisted)
+        except BlobsUnavailable:
+            attempt, seen = one.attempt, Observation(store_ok=False)
         told = judge(attempt, seen, context.clock.now(), context.patience, float("inf"))
         if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
             told = AttemptEvent.GRACE_OVER if self._grace_over(attempt) else None
@@ -82,4 +97,7 @@ class Interruption:
 
     def _grace_over(self, attempt: Attempt) -> bool:
         since = attempt.draining_since or self._context.clock.now()
-        return (self._context.clock.now() - since).total_seconds() > self._context.limits.drain_s
+        limit_s = self._context.limits.drain_s
+        if attempt.reason is Reason.CAPPED:
+            limit_s = capped_drain_s(attempt, limit_s)
+        return (self._context.clock.now() - since).total_seconds() > limit_s

@@ -1,13 +1,17 @@
 """What the clouds list, remembered long enough to prove absence."""
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.controllers.context import Context
+from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +42,39 @@ class Inventory:
             begun = clock.monotonic()
             if kept and begun - kept[-1].begun < limit:
                 return
-            observed = await self._context.providers[provider].list()
+            observed = await self._list(provider)
             by_name: dict[InstanceName, tuple[Observed, ...]] = {}
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
             kept.append(Listing(begun=begun, by_name=by_name))
             self._forget(provider, begun)
+
+    async def refresh_all(self, providers: Iterable[str]) -> set[str]:
+        """Lists them at the same time; returns those that did not answer."""
+
+        async def failed(provider: str) -> bool:
+            try:
+                await self.refresh(provider)
+            except ProviderError:
+                return True
+            return False
+
+        names = list(providers)
+        return {name for name, bad in zip(names, await asyncio.gather(*map(failed, names)), strict=True) if bad}
+
+    async def _list(self, provider: str) -> Sequence[Observed]:
+        """A cloud that hangs, or whose code breaks, is one that did not answer: it must not stop the others."""
+        limit_s = self._context.rhythm.list_limit_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._context.providers[provider].list()
+        except ProviderError:
+            raise
+        except TimeoutError as e:
+            raise OutcomeUnknown(f"{provider}: no listing within {limit_s:g} s") from e
+        except Exception as e:
+            log.exception("listing %s failed", provider)
+            raise OutcomeUnknown(f"{provider}: {type(e).__name__} while listing") from e
 
     def _forget(self, provider: str, now: float) -> None:
         """Keeps enough for two listings `list_lag_s` apart, and no more."""

@@ -1,10 +1,13 @@
 """Intended attempts are created once, by name; what a lost reply left behind is looked up and adopted."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from broker.controllers.boot import Boot
 from broker.controllers.context import Context
+from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
@@ -39,49 +42,57 @@ class Launch:
     async def step(self) -> bool:
         context = self._context
         free = context.rhythm.creates - self._launchers.in_flight
-        if free <= 0:
-            await self._creates.one_done()
+        full = free <= 0
+        if full and await self._creates.one_done(self.every_s):
             return True
+        # While a cloud takes its time, what is launching is still looked at: a stop and the cap do not wait.
         leased = await context.store.claim_attempts(
             Lane.LAUNCH,
             owner=context.owner,
             lease_s=context.rhythm.lease_s,
-            limit=min(free, context.rhythm.claim),
+            limit=context.rhythm.claim if full else min(free, context.rhythm.claim),
         )
         intended = [one for one in leased if one.attempt.state is AttemptState.INTENDED]
-        await self._send(intended)
+        later = [one for one in intended if full and self._never_sent(one) is None]
+        await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
+        await self._send([one for one in intended if one not in later])
         launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
-        for one in launching:
-            await self._look_up(one)
+        await each(context, self.name, launching, self._look_up)
         return bool(leased)
 
     # ------------------------------------------------------------------------------------------------------ intended
 
     async def _send(self, leased: list[Leased]) -> None:
         """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
-        changes = [self._intent(one) for one in leased]
-        for one, change in zip(leased, changes, strict=True):
+        intents = await each(self._context, self.name, leased, self._intent)
+        for one, change in intents:
             if _sends(change):
                 self._launchers.begin(one.attempt.name)
-        held: list[bool] = [False] * len(changes)
+        held: list[bool] = [False] * len(intents)
         try:
-            held = list(await self._context.store.apply(changes))
+            held = list(await self._context.store.apply([change for _, change in intents]))
         finally:
-            for one, change, ok in zip(leased, changes, held, strict=True):
+            for (one, change), ok in zip(intents, held, strict=True):
                 if _sends(change) and not ok:
                     self._launchers.end(one.attempt.name)
-        for one, change, ok in zip(leased, changes, held, strict=True):
+        for (one, change), ok in zip(intents, held, strict=True):
             if ok and change.attempt and _sends(change):
                 self._creates.start(self._create(Leased(attempt=change.attempt[1], job=one.job)))
 
-    def _intent(self, one: Leased) -> Change:
-        attempt, job, now = one.attempt, one.job, self._context.clock.now()
-        expired = (now - attempt.created_at).total_seconds() > self._context.rhythm.quote_ttl_s
-        if job.stop_requested or expired:
-            return self._never_mind(one, AttemptEvent.STOP if job.stop_requested else AttemptEvent.QUOTE_EXPIRED)
-        sent = step(attempt, AttemptEvent.LEASE_TAKEN, now).attempt
+    async def _intent(self, one: Leased) -> Change:
+        if (why := self._never_sent(one)) is not None:
+            return self._never_mind(one, why)
+        attempt = one.attempt
+        sent = step(attempt, AttemptEvent.LEASE_TAKEN, self._context.clock.now()).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
         return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)
+
+    def _never_sent(self, one: Leased) -> AttemptEvent | None:
+        """Why an intended attempt is not created after all."""
+        if one.job.stop_requested:
+            return AttemptEvent.STOP
+        age_s = (self._context.clock.now() - one.attempt.created_at).total_seconds()
+        return AttemptEvent.QUOTE_EXPIRED if age_s > self._context.rhythm.quote_ttl_s else None
 
     def _never_mind(self, one: Leased, why: AttemptEvent) -> Change:
         """Ends an attempt that nothing was created for."""
@@ -107,25 +118,41 @@ class Launch:
         except Rejected as e:
             await self._refused(one, AttemptEvent.REJECTED, str(e))
         except (ProviderError, BlobError, TimeoutError) as e:
-            detail = replace(attempt, detail=f"create's outcome is unknown: {e}")
-            await self._context.store.apply([Change(attempt=(attempt, detail), due_in_s=self.every_s)])
+            await self._answer(one, partial(self._unknown, why=str(e)))
         else:
-            await self._created(one, tuple(handles))
+            await self._answer(one, partial(self._created, handles=tuple(handles)))
         finally:
             self._launchers.end(attempt.name)
+
+    async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
+        """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
+        look it up: a look-up changes nothing while the launcher is not proven dead."""
+        store = self._context.store
+        while not all(await store.apply([change(one)])):
+            now = (await store.attempts_by_id([one.attempt.id])).get(one.attempt.id)
+            if now is None or now.state is not AttemptState.LAUNCHING:
+                return
+            one = replace(one, attempt=now)
+
+    def _unknown(self, one: Leased, why: str) -> Change:
+        detail = replace(one.attempt, detail=f"create's outcome is unknown: {why}")
+        return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
 
     async def _refused(self, one: Leased, why: AttemptEvent, message: str) -> None:
         offer = one.attempt.line.offer
         await self._context.store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
-        ended = step(one.attempt, why, self._context.clock.now()).attempt
-        told = event(one.job, "attempt.refused", f"{offer.cloud}: {message}", attempt=ended)
-        await self._context.store.apply([Change(attempt=(one.attempt, replace(ended, detail=message)), events=(told,))])
 
-    async def _created(self, one: Leased, handles: tuple[Handle, ...]) -> None:
+        def refusal(now: Leased) -> Change:
+            ended = step(now.attempt, why, self._context.clock.now()).attempt
+            told = event(now.job, "attempt.refused", f"{offer.cloud}: {message}", attempt=ended)
+            return Change(attempt=(now.attempt, replace(ended, detail=message)), events=(told,))
+
+        await self._answer(one, refusal)
+
+    def _created(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
         told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
-        change = Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
-        await self._context.store.apply([change])
+        return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
 
     # ----------------------------------------------------------------------------------------------------- launching
 
@@ -144,7 +171,7 @@ class Launch:
             return
         seen = self._inventory.seen(provider.name, attempt.name)
         if seen:
-            await self._created(one, tuple(o.handle for o in seen))
+            await context.store.apply([self._created(one, tuple(o.handle for o in seen))])
             return
         sent = attempt.create_sent_at or context.clock.now()
         if (context.clock.now() - sent).total_seconds() > provider.caps.boot_deadline_s:

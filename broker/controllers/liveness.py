@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from broker.controllers.context import Context
+from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
@@ -30,8 +31,8 @@ class LivenessController:
         if not leased:
             return False
         unlisted = await self._looker.refresh()
-        changes = [await self._judge(one, unlisted) for one in leased]
-        await context.store.apply(changes)
+        judged = await each(context, self.name, leased, lambda one: self._judge(one, unlisted))
+        await context.store.apply([change for _, change in judged])
         return len(leased) == context.rhythm.claim
 
     async def _judge(self, one: Leased, unlisted: set[str]) -> Change:

@@ -6,7 +6,6 @@ from broker.controllers.beats import Beats, Watch, read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.liveness import Observation
-from broker.domain.errors import ProviderError
 from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt
 
@@ -20,12 +19,7 @@ class Looker:
 
     async def refresh(self) -> set[str]:
         """Fresh listings of all clouds and beats; returns the providers that could not be listed just now."""
-        failed = set()
-        for provider in self._context.providers:
-            try:
-                await self._inventory.refresh(provider)
-            except ProviderError:
-                failed.add(provider)
+        failed = await self._inventory.refresh_all(self._context.providers)
         await self.beats.refresh()
         return failed
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 
 from broker.controllers.context import Context
+from broker.controllers.each import each
 from broker.controllers.events import event
-from broker.decide.billing import reservation
+from broker.decide.billing import least_usd, reservation
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
@@ -39,10 +41,10 @@ class Placement:
         )
         if not jobs:
             await context.store.wait("jobs", self.every_s)
-            return False
+            return True  # the wait was the pause
         excluded = await context.store.blocked_offers()
-        changes = [await self._decide(job, excluded) for job in jobs]
-        await context.store.apply(changes)
+        decided = await each(context, self.name, jobs, lambda job: self._decide(job, excluded))
+        await context.store.apply([change for _, change in decided])
         return True
 
     async def _decide(self, job: Job, excluded: Mapping[str, str]) -> Change:
@@ -73,10 +75,15 @@ class Placement:
             excluded=excluded,
             caps={name: p.caps for name, p in context.providers.items()},
         )
-        choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1)
+        choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=self._least_usd)
         if choice.line is None:
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
         return self._admit(job, choice.line, choice.reason, made, resume_from)
+
+    def _least_usd(self, offer: Offer) -> Decimal:
+        context = self._context
+        caps = context.providers[offer.provider].caps
+        return least_usd(offer, caps, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:
@@ -120,8 +127,7 @@ class Placement:
         found: list[str] = []
         for source in sources:
             listed = await self._context.blobs.list(keys.checkpoints(source))
-            manifests = [b.key for b in listed if b.key.endswith("/" + keys.MANIFEST)]
-            found += furthest_first(manifests)
+            found += furthest_first([blob.key for blob in listed])
         return tuple(found)
 
 

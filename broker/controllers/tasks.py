@@ -22,10 +22,12 @@ class Tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("%s: %s", type(error).__name__, error, exc_info=error)
 
-    async def one_done(self) -> None:
-        """Returns when one of them has ended; at once when none runs."""
-        if self._running:
-            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+    async def one_done(self, within_s: float) -> bool:
+        """True as soon as one of them has ended, at once when none runs; False when that takes longer."""
+        if not self._running:
+            return True
+        done, _ = await asyncio.wait(self._running, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
 
     async def cancel(self) -> None:
         for task in tuple(self._running):

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from broker.controllers.beats import read_final
 from broker.controllers.context import Context
+from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
@@ -40,23 +41,14 @@ class Termination:
         )
         if not leased:
             return False
-        unlisted = await self._list({one.attempt.line.offer.provider for one in leased})
-        changes = [await self._end(one, unlisted) for one in leased]
-        held = await context.store.apply(changes)
-        for one, change, ok in zip(leased, changes, held, strict=True):
+        # What did not answer ends nothing in this round.
+        unlisted = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
+        ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))
+        held = await context.store.apply([change for _, change in ends])
+        for (one, change), ok in zip(ends, held, strict=True):
             if ok and change.attempt and not change.attempt[1].live:
                 await self._clean_up(one.attempt)
         return len(leased) == context.rhythm.claim
-
-    async def _list(self, providers: set[str]) -> set[str]:
-        """Fresh listings; returns the providers that did not answer: nothing ends there in this round."""
-        failed = set()
-        for provider in providers:
-            try:
-                await self._inventory.refresh(provider)
-            except ProviderError:
-                failed.add(provider)
-        return failed
 
     async def _end(self, one: Leased, unlisted: set[str]) -> Change:
         attempt = one.attempt

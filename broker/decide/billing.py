@@ -6,18 +6,24 @@ from decimal import Decimal
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO, usd
+from broker.domain.offer import Offer
 
 HOUR = Decimal(3600)
+LEAST_DRAIN_S = 30.0
+"""The request has to be noticed and a step to be ended, however quick the last save was."""
 
 
 def accrued(attempt: Attempt, until: datetime) -> Decimal:
     """Dollars from `create_sent_at` to `until`, in the provider's quantum rounded up; in every state alike."""
     if attempt.create_sent_at is None or until <= attempt.create_sent_at:
         return ZERO
-    quantum = timedelta(seconds=attempt.line.offer.billing_quantum_s)
-    whole, rest = divmod(until - attempt.create_sent_at, quantum)
-    seconds = (whole + bool(rest)) * attempt.line.offer.billing_quantum_s
-    return usd(attempt.line.offer.usd_per_hour * seconds / HOUR)
+    return _cost(attempt.line.offer, until - attempt.create_sent_at)
+
+
+def _cost(offer: Offer, lasted: timedelta) -> Decimal:
+    """In whole quanta, rounded up."""
+    whole, rest = divmod(lasted, timedelta(seconds=offer.billing_quantum_s))
+    return usd(offer.usd_per_hour * ((whole + bool(rest)) * offer.billing_quantum_s) / HOUR)
 
 
 def owed(attempt: Attempt, until: datetime) -> Decimal:
@@ -25,14 +31,24 @@ def owed(attempt: Attempt, until: datetime) -> Decimal:
     return max(ZERO, accrued(attempt, until) - attempt.charged_usd)
 
 
-def drain_lead_s(attempt: Attempt, caps: Caps, *, tick_s: float, drain_s: float) -> float:
-    """Seconds before the cap at which a drain must start: one billing tick, the drain itself, the teardown, a quantum.
-
-    The drain is measured when there is a checkpoint to measure by (three times its save time), else `drain_s`.
-    """
+def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
+    """Seconds that a drain for the cap may take: three times the last save where there is one, else `drain_s`."""
     saved = attempt.beat.checkpoint if attempt.beat else None
-    drain = min(drain_s, max(10.0, 3 * saved.save_s)) if saved else drain_s
-    return tick_s + drain + caps.teardown_s + 2 * caps.list_lag_s + attempt.line.offer.billing_quantum_s
+    return min(drain_s, max(LEAST_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
+
+
+def drain_lead_s(attempt: Attempt, caps: Caps, *, tick_s: float, drain_s: float) -> float:
+    """Seconds before the cap at which a drain must start: billing tick, drain, teardown, list lag and a quantum."""
+    return _lead_s(attempt.line.offer, caps, tick_s, capped_drain_s(attempt, drain_s))
+
+
+def _lead_s(offer: Offer, caps: Caps, tick_s: float, drain_s: float) -> float:
+    return tick_s + drain_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s
+
+
+def least_usd(offer: Offer, caps: Caps, *, tick_s: float, drain_s: float) -> Decimal:
+    """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought."""
+    return _cost(offer, timedelta(seconds=_lead_s(offer, caps, tick_s, drain_s)))
 
 
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:

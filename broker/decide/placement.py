@@ -1,12 +1,13 @@
 """Which line of a quote to buy, or why nothing is bought and what becomes of the job."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
 from broker.decide.quote import summary
 from broker.domain.money import show
-from broker.domain.offer import Drop, Quote, QuoteLine
+from broker.domain.offer import Drop, Offer, Quote, QuoteLine
 
 PASSING = frozenset({Drop.UNAVAILABLE, Drop.EXCLUDED})
 """Reasons that end by themselves."""
@@ -34,7 +35,7 @@ def queue_verdict(quote: Quote, *, cap_left: Decimal) -> Choice:
     """For a quote that keeps nothing: wait, or capped when only the cap speaks against every offer that fits."""
     if not quote.lines:
         return Choice(line=None, reason="no offers: no provider answered yet, or none is configured", queue=Queue.WAIT)
-    passing = sum(quote.drops.get(drop, 0) for drop in PASSING)
+    passing = _passing(quote)
     if quote.drops.get(Drop.CAP) and not passing and quote.cheapest_usd is not None:
         reason = (
             f"the cheapest finish is expected to cost {show(quote.cheapest_usd)} and {show(cap_left)} of the cap is "
@@ -45,11 +46,30 @@ def queue_verdict(quote: Quote, *, cap_left: Decimal) -> Choice:
     return Choice(line=None, reason=f"{lead}: {summary(quote)}", queue=Queue.WAIT)
 
 
-def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int) -> Choice:
-    """The cheapest line to finish. `attempt_number`: of the attempt to be made, for the reason."""
-    best = quote.best
-    if best is None:
+def _kept(quote: Quote) -> Iterator[QuoteLine]:
+    return (quote.lines[place] for place in range(quote.kept))
+
+
+def _passing(quote: Quote) -> int:
+    return sum(quote.drops.get(drop, 0) for drop in PASSING)
+
+
+def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[Offer], Decimal]) -> Choice:
+    """The cheapest line to finish of those that the cap would not end at once.
+
+    `attempt_number`: of the attempt to be made, for the reason. `least`: see `billing.least_usd`.
+    """
+    if quote.best is None:
         return queue_verdict(quote, cap_left=cap_left)
+    # Lines are built when they are looked at, and the first one nearly always does.
+    best = next((line for line in _kept(quote) if least(line.offer) < cap_left), None)
+    if best is None:
+        needed = min(least(line.offer) for line in _kept(quote))
+        reason = (
+            f"{show(cap_left)} of the cap is left and a run that can still checkpoint and stop needs more than "
+            f"{show(needed)}; raise the cap"
+        )
+        return Choice(line=None, reason=reason, queue=Queue.WAIT if _passing(quote) else Queue.CAPPED)
     offer = best.offer
     cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"
     kind = "spot" if offer.spot else "on-demand"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,6 +75,17 @@ async def test_a_machine_that_shows_again_takes_the_proof_back() -> None:
 async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
     seen, _ = await listed([(1, GONE), (LAG_S, GONE)])
     assert seen.absent_since("scripted", NAME, 0)
+
+
+@pytest.mark.parametrize("fault", [ValueError("not JSON"), TimeoutError("hangs")])
+async def test_a_cloud_that_breaks_is_one_that_did_not_answer(fault: Exception) -> None:
+    cloud = Scripted()
+
+    async def broken() -> Sequence[Observed]:
+        raise fault
+
+    cloud.list = broken  # type: ignore[method-assign]
+    assert await inventory(cloud, SteppedClock()).refresh_all(["scripted"]) == {"scripted"}
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 15), st.sampled_from([(), THERE, GONE])), max_size=12), st.floats(0, 60))

@@ -64,13 +64,13 @@ def test_spend_stays_under_the_cap_when_drained_in_time(
     assert accrued(attempt, ends) <= cap
 
 
-def test_a_measured_save_shortens_the_lead_but_not_below_ten_seconds() -> None:
+def test_a_measured_save_shortens_the_lead_but_not_below_half_a_minute() -> None:
     plain = priced("1")
-    saved = CheckpointRef(manifest="m", step=1, save_s=4)
+    saved = CheckpointRef(manifest="m", step=1, save_s=14)
     measured = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved))
     quick = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved.model_copy(update={"save_s": 0.1})))
     lead = [drain_lead_s(a, CAPS, tick_s=10, drain_s=60) for a in (plain, measured, quick)]
-    assert lead == [10 + drain + 30 + 10 + 1 for drain in (60, 12, 10)]
+    assert lead == [10 + drain + 30 + 10 + 1 for drain in (60, 42, 30)]
 
 
 def test_earlier_attempts_count_against_the_cap() -> None:

@@ -4,22 +4,26 @@ from decimal import Decimal
 
 from hypothesis import given
 
-from broker.decide.placement import Queue, choose, queue_verdict
-from broker.domain.offer import GIB
+from broker.decide.placement import Choice, Queue, choose, queue_verdict
+from broker.domain.offer import GIB, Quote
 from tests.unit.decide.machines import SCRIPT, offer, quoted
 from tests.unit.decide.test_quote import caps_left, markets
 
 
+def bought(made: Quote, *, cap_left: Decimal, attempt_number: int, least: str = "0") -> Choice:
+    return choose(made, cap_left=cap_left, attempt_number=attempt_number, least=lambda _: Decimal(least))
+
+
 def test_the_cheapest_finish_is_bought() -> None:
     made = quoted([offer(id="b", usd_per_hour=Decimal(9)), offer(id="a", spot=True, preemptions_per_hour=0.1)])
-    choice = choose(made, cap_left=Decimal(100), attempt_number=3)
+    choice = bought(made, cap_left=Decimal(100), attempt_number=3)
     assert choice.line == made.lines[0]
     assert choice.queue is None
     assert choice.reason.startswith("attempt 3: Cloud 1xH100 spot, eu, $2.5000/h, $")
 
 
 def test_a_script_is_bought_without_knowing_its_time() -> None:
-    choice = choose(quoted([offer()], work=SCRIPT), cap_left=Decimal(1), attempt_number=1)
+    choice = bought(quoted([offer()], work=SCRIPT), cap_left=Decimal(1), attempt_number=1)
     assert choice.line is not None
     assert "on-demand, eu, $2.5000/h, time unknown" in choice.reason
 
@@ -27,14 +31,14 @@ def test_a_script_is_bought_without_knowing_its_time() -> None:
 def test_nothing_fits_waits_with_the_reasons_counted() -> None:
     market = [offer(id="a", gpu_memory_bytes=GIB), offer(id="b", gpu_memory_bytes=GIB), offer(id="c", region="us")]
     made = quoted(market, resources={"regions": ["eu"]})
-    choice = choose(made, cap_left=Decimal(100), attempt_number=1)
+    choice = bought(made, cap_left=Decimal(100), attempt_number=1)
     assert (choice.line, choice.queue) == (None, Queue.WAIT)
     assert choice.reason == "nothing fits: 0 of 3 offers kept; dropped: 2 need more memory, 1 are in other regions"
 
 
 def test_a_cap_below_the_cheapest_finish_is_capped() -> None:
     left = Decimal("0.25")
-    choice = choose(quoted([offer(), offer(id="z", accelerator="tpu")], cap_left=left), cap_left=left, attempt_number=1)
+    choice = bought(quoted([offer(), offer(id="z", accelerator="tpu")], cap_left=left), cap_left=left, attempt_number=1)
     assert choice.queue is Queue.CAPPED
     assert "$0.2500 of the cap is left; raise the cap" in choice.reason
 
@@ -48,15 +52,30 @@ def test_waiting_helps_while_something_within_the_cap_is_sold_out() -> None:
 
 
 def test_no_offers_at_all() -> None:
-    choice = choose(quoted([]), cap_left=Decimal(5), attempt_number=1)
+    choice = bought(quoted([]), cap_left=Decimal(5), attempt_number=1)
     assert (choice.queue, choice.reason[:9]) == (Queue.WAIT, "no offers")
 
 
 @given(markets, caps_left)
 def test_something_is_bought_exactly_when_something_is_kept(market: list, left: Decimal) -> None:  # type: ignore[type-arg]
     made = quoted(market, cap_left=left)
-    choice = choose(made, cap_left=left, attempt_number=1)
+    choice = bought(made, cap_left=left, attempt_number=1)
     assert (choice.line is not None) == (made.kept > 0)
     assert (choice.queue is None) == (choice.line is not None)
     assert choice.reason
     assert "\n" not in choice.reason
+
+
+def test_what_the_cap_would_end_at_once_is_passed_over() -> None:
+    made = quoted([offer(id="dear", usd_per_hour=Decimal(9)), offer(id="cheap")], work=SCRIPT)
+    choice = choose(made, cap_left=Decimal(5), attempt_number=1, least=lambda o: Decimal(6 if o.id == "cheap" else 4))
+    assert choice.line is not None
+    assert choice.line.offer.id == "dear"
+
+
+def test_a_cap_that_leaves_no_time_to_checkpoint_rests_unless_something_cheaper_may_come() -> None:
+    only, sold_out = offer(), offer(id="gone", available=False)
+    for market, queue in (([only], Queue.CAPPED), ([only, sold_out], Queue.WAIT)):
+        choice = bought(quoted(market, work=SCRIPT), cap_left=Decimal(2), attempt_number=1, least="2")
+        assert (choice.line, choice.queue) == (None, queue)
+        assert "needs more than $2.0000; raise the cap" in choice.reason

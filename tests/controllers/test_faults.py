@@ -1,0 +1,198 @@
+"""One bad row, one bad machine, one dead room of the house: everybody else's jobs go on, and money stays counted."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import BlobsUnavailable, NoCapacity, OutcomeUnknown
+from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
+from broker.domain.instance import BootSpec
+from broker.domain.job import AttemptState, Event, Handle, JobState, LedgerKind, Reason
+from broker.domain.money import usd
+from tests.controllers.house import INSTALLATION, House
+from trainer.contract import keys
+
+Build = Callable[..., House]
+LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
+
+
+async def test_a_beat_full_of_nonsense_harms_no_other_job(house: Build) -> None:
+    async with house().running() as broker:
+        bad = await broker.submit()
+        key = keys.beat(attempt_id(bad, 1), 0)
+        saved = b'{"manifest": "m", "step": 1, "save_s": NaN}'
+        await broker.blobs.put(key, b'{"attempt": "a", "boot": "b", "seq": 1, "checkpoint": ' + saved + b"}")
+        await broker.state_of(bad, JobState.SUCCEEDED)
+        await broker.state_of(await broker.submit(), JobState.SUCCEEDED)
+
+
+async def test_a_manifest_at_a_nonsense_key_harms_no_job(house: Build) -> None:
+    async with house().running() as broker:
+        origin = await broker.submit()
+        await broker.state_of(origin, JobState.SUCCEEDED)
+        await broker.blobs.put(f"checkpoints/{origin}/x/nonsense/manifest.json", b"{}")
+        heir = await broker.submit(init_from=f"job/{origin}")
+        await broker.state_of(heir, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(heir)
+        assert attempt.resume_from
+        assert not any("nonsense" in key for key in attempt.resume_from)
+
+
+async def test_a_refusal_that_takes_long_is_still_a_refusal(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The create is looked up meanwhile, which must not make its late answer void."""
+    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    broker = house()
+    create, calls = broker.provider.create, []
+
+    async def slow(*asked: Any) -> Any:
+        calls.append(asked)
+        await asyncio.sleep(0.3)
+        if len(calls) == 1:
+            raise NoCapacity("sold out")
+        return await create(*asked)
+
+    monkeypatch.setattr(broker.provider, "create", slow)
+    async with broker.running():
+        job = await broker.submit()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        assert [a.reason for a in await broker.attempts(job)] == [Reason.NO_CAPACITY, Reason.COMPLETED]
+        assert len(calls) == 2
+
+
+async def test_a_machine_whose_destroy_breaks_keeps_nobody_elses(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = house(virtual=LONG | {"beat_s": 600})  # a drain is not heard, so that every machine stands until destroyed
+    broker.limits = broker.limits.model_copy(update={"drain_s": 0.3})
+    async with broker.running():
+        bad = await broker.submit()
+        destroy, name = broker.provider.destroy, instance_name(INSTALLATION, attempt_id(bad, 1))
+
+        async def broken(handle: Handle) -> None:
+            if handle.name == name:
+                raise RuntimeError("a bug in the provider")
+            await destroy(handle)
+
+        monkeypatch.setattr(broker.provider, "destroy", broken)
+        others = [await broker.submit() for _ in range(3)]
+        for job in (bad, *others):
+            await broker.eventually(lambda job=job: _is(broker, job, AttemptState.TRAINING))  # type: ignore[misc]
+            await _stop(broker, job)
+        for job in others:
+            await broker.state_of(job, JobState.CANCELLED)
+        assert await broker.machines() == [name]
+
+
+async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = house(virtual=LONG)
+    broker.limits = broker.limits.model_copy(update={"drain_s": 0.5})
+    async with broker.running():
+        job = await broker.submit()
+        await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
+
+        async def down(*_: Any, **__: Any) -> Any:
+            raise BlobsUnavailable("down")
+
+        with monkeypatch.context() as outage:
+            for call in ("list", "get", "put", "delete"):
+                outage.setattr(broker.blobs, call, down)
+            await _stop(broker, job)
+            await broker.eventually(lambda: _none_left(broker))
+        await broker.state_of(job, JobState.CANCELLED, within_s=60)
+
+
+async def test_a_machine_seen_after_its_end_is_charged_once(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two brokers, at every sweep, while its destroy has no effect; another orphan cannot be destroyed at all."""
+    broker = house(virtual=LONG | {"run_s": 0.3})
+    async with broker.running("one", "two"):
+        job = await broker.submit()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        destroy = broker.provider.destroy
+        stuck = instance_name(INSTALLATION, AttemptId("a" * 13))
+        deaf = True
+
+        async def destroys(handle: Handle) -> None:
+            if handle.name == stuck:
+                raise OutcomeUnknown("503")
+            if not deaf:
+                await destroy(handle)
+
+        monkeypatch.setattr(broker.provider, "destroy", destroys)
+        offer = broker.market.offers()[0]
+        for name in (stuck, attempt.name):
+            await broker.provider.create(name, offer, BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))
+        await asyncio.sleep(1.5)  # of several sweeps: what is asserted is a sum over time
+        deaf = False
+        await broker.eventually(lambda: _lists(broker, [stuck]))
+        late = [e.usd for e in await broker.store.ledger(job) if e.kind is LedgerKind.ADJUSTMENT]
+        found = await broker.store.job(job)
+        (ended,) = await broker.attempts(job)
+        assert found is not None
+        assert attempt.ended_at is not None
+        lasted = (broker.clock.now() - attempt.ended_at).total_seconds()
+        rate = attempt.line.offer.usd_per_hour / 3600
+        assert 0 < sum(late) <= usd(rate * Decimal(lasted + 2))
+        assert found.spent_usd == ended.charged_usd == attempt.charged_usd + sum(late)
+
+
+async def test_a_cap_too_small_to_checkpoint_in_buys_nothing(house: Build) -> None:
+    async with house().running() as broker:
+        l40s = {"spot": "never", "accelerators": ["l40s"]}
+        price = min(o.usd_per_hour for o in broker.market.offers() if o.accelerator == "l40s" and not o.spot)
+        job = await broker.submit(cap_usd=str(usd(price * 4 / 3600)), resources=l40s)  # boots, but a drain takes 2 s
+        capped = await broker.state_of(job, JobState.CAPPED)
+        assert capped.spent_usd == 0
+        assert await broker.attempts(job) == []
+
+
+async def test_a_full_house_of_slow_creates_can_still_be_stopped(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = house()
+    broker.rhythm = replace(broker.rhythm, creates=1)
+    answered = asyncio.Event()
+
+    async def hangs(*_: Any) -> Any:
+        await answered.wait()
+        raise NoCapacity("at last")
+
+    monkeypatch.setattr(broker.provider, "create", hangs)
+    async with broker.running():
+        job, waiting = await broker.submit(), await broker.submit()
+        await broker.eventually(lambda: _is(broker, job, AttemptState.LAUNCHING, AttemptState.INTENDED))
+        await broker.eventually(lambda: _is(broker, waiting, AttemptState.LAUNCHING, AttemptState.INTENDED))
+        for one in (job, waiting):
+            await _stop(broker, one)
+        await broker.eventually(lambda: _is(broker, job, AttemptState.TERMINATING, AttemptState.ENDED))
+        await broker.eventually(lambda: _is(broker, waiting, AttemptState.TERMINATING, AttemptState.ENDED))
+        answered.set()
+        for one in (job, waiting):
+            await broker.state_of(one, JobState.CANCELLED)
+
+
+async def test_a_submission_does_not_wait_for_the_next_poll(house: Build) -> None:
+    broker = house()
+    broker.rhythm = replace(broker.rhythm, poll_s=600)
+    async with broker.running():
+        await asyncio.sleep(0.5)  # the controllers have found nothing, and rest
+        job = await broker.submit()
+        await broker.until(job, lambda j: j.state is JobState.ACTIVE)
+
+
+async def _stop(broker: House, job: JobId) -> None:
+    await broker.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message=""))
+
+
+async def _is(broker: House, job: JobId, *states: AttemptState) -> bool:
+    return any(a.state in states for a in await broker.attempts(job))
+
+
+async def _none_left(broker: House) -> bool:
+    return not await broker.machines()
+
+
+async def _lists(broker: House, names: list[str]) -> bool:
+    return await broker.machines() == names
