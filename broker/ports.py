@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec, Caps, Liveness, Observed
-from broker.domain.job import Attempt, Event, Handle, Job, JobState, LedgerEntry
+from broker.domain.job import Attempt, Event, Handle, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.offer import GpuAsk, Offer
 
 
@@ -157,6 +157,9 @@ class Charge:
     cap_near: bool = False
     """Raise the signal as well; it is never taken back for an attempt."""
     event: Event | None = None
+    kind: LedgerKind = LedgerKind.CHARGE
+    """`adjustment` for time after the attempt's end."""
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +245,8 @@ class Store(Protocol):
         """Live or ended (for the sweep)."""
         ...
 
-    async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]: ...
-
-    async def adjust(self, entries: Sequence[LedgerEntry]) -> None:
-        """Ledger entries outside a lease (an instance seen after `ended`); they count into the job's `spent_usd`."""
+    async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
+        """Each charge atomically, of live attempts or ended ones; True where the attempt was charged up to `since`."""
         ...
 
     async def block_offer(self, offer_id: str, reason: str, *, for_s: float) -> None: ...

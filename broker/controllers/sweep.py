@@ -1,15 +1,16 @@
 """Cloud first, records second: what is listed under our prefix and answered for by nobody is destroyed."""
 
 import logging
-from datetime import datetime
 
 from broker.controllers.context import Context
+from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
+from broker.decide.billing import owed
 from broker.decide.sweep import Orphan, orphans
 from broker.domain.errors import Gone, ProviderError
 from broker.domain.ids import attempt_of
-from broker.domain.job import Attempt, LedgerEntry, LedgerKind
-from broker.domain.money import usd
+from broker.domain.job import Attempt, LedgerKind
+from broker.ports import Charge
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +28,17 @@ class Sweep:
         self.every_s = context.rhythm.sweep_s
 
     async def step(self) -> bool:
-        for provider in self._context.providers:
-            try:
-                await self._sweep(provider)
-            except ProviderError as e:
-                log.warning("sweep: %s cannot be listed: %s", provider, e)
+        found = [(provider, orphan) for provider in self._context.providers for orphan in await self._orphans(provider)]
+        await each(self._context, self.name, found, self._deal_with)
         return False
 
-    async def _sweep(self, provider: str) -> None:
-        await self._inventory.refresh(provider, max_age_s=0.0)
+    async def _orphans(self, provider: str) -> tuple[Orphan, ...]:
+        """None of a cloud that did not answer."""
+        try:
+            await self._inventory.refresh(provider, max_age_s=0.0)
+        except ProviderError as e:
+            log.warning("sweep: %s cannot be listed: %s", provider, e)
+            return ()
         listing = self._inventory.latest(provider)
         seen = [o for machines in (listing.by_name.values() if listing else ()) for o in machines]
         ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
@@ -45,11 +48,11 @@ class Sweep:
         gone = [key for key in self._first_seen if key.startswith(f"{provider}/") and key not in present]
         for key in gone:
             del self._first_seen[key]
-        for orphan in found:
-            await self._deal_with(provider, orphan)
+        return found
 
-    async def _deal_with(self, provider: str, orphan: Orphan) -> None:
+    async def _deal_with(self, one: tuple[str, Orphan]) -> None:
         """Destroyed once it has been an orphan for longer than a listing may lag."""
+        provider, orphan = one
         handle = orphan.observed.handle
         now = self._context.clock.monotonic()
         first = self._first_seen.setdefault(f"{provider}/{handle.id}", now)
@@ -64,19 +67,21 @@ class Sweep:
             await self._context.providers[provider].destroy(handle)
         except Gone:
             return
+        except ProviderError as e:
+            log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
         if orphan.attempt is not None and not orphan.attempt.live:
-            await self._adjust(orphan.attempt)
+            await self._charge(orphan.attempt)
 
-    async def _adjust(self, attempt: Attempt) -> None:
-        """The time after `ended` is charged too: the cloud will."""
-        seconds = _since(attempt.ended_at, self._context.clock.now())
-        late = usd(attempt.line.offer.usd_per_hour * seconds / 3600)
-        note = "seen after its end"
-        entry = LedgerEntry(
-            job_id=attempt.job_id, attempt_id=attempt.id, kind=LedgerKind.ADJUSTMENT, usd=late, note=note
+    async def _charge(self, attempt: Attempt) -> None:
+        """The time after `ended` is charged too: the cloud will. Cumulative and fenced, so each second once."""
+        now = self._context.clock.now()
+        late = Charge(
+            attempt_id=attempt.id,
+            job_id=attempt.job_id,
+            since=attempt.charged_to,
+            to=max(now, attempt.charged_to or now),
+            usd=owed(attempt, now),
+            kind=LedgerKind.ADJUSTMENT,
+            note="seen after its end",
         )
-        await self._context.store.adjust([entry])
-
-
-def _since(ended_at: datetime | None, now: datetime) -> int:
-    return max(0, int((now - ended_at).total_seconds())) if ended_at else 0
+        await self._context.store.charge([late])

@@ -58,6 +58,13 @@ def charge_holds(charge: Charge, attempts: Mapping[AttemptId, AttemptNow]) -> bo
     return row is not None and row.charged_to == charge.since
 
 
+def entry_of(charge: Charge) -> LedgerEntry:
+    """What a charge leaves in the ledger."""
+    return LedgerEntry(
+        job_id=charge.job_id, attempt_id=charge.attempt_id, kind=charge.kind, usd=charge.usd, note=charge.note
+    )
+
+
 def holds(change: Change, jobs: Mapping[JobId, JobNow], attempts: Mapping[AttemptId, AttemptNow]) -> bool:
     """True when every fence of `change` holds against the locked rows."""
     if not jobs_written(change) <= jobs.keys():

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry
 from broker.ports import Change, Charge, Clock, JobFilter, Lane, Leased, Token, Upload
 from broker.store import fences
 from broker.store.hints import Hints
@@ -205,10 +205,7 @@ class MemoryStore:
         row.value = replace(attempt, charged_usd=attempt.charged_usd + charge.usd, charged_to=charge.to)
         self._spend(charge.job_id, charge.usd)
         if charge.usd:
-            entry = LedgerEntry(
-                job_id=charge.job_id, attempt_id=charge.attempt_id, kind=LedgerKind.CHARGE, usd=charge.usd
-            )
-            self._ledger[charge.job_id].append(entry)
+            self._ledger[charge.job_id].append(fences.entry_of(charge))
         if charge.cap_near and not attempt.cap_near:
             row.value = replace(row.value, cap_near=True)
             self._signal(row, self._clock.now())
@@ -218,16 +215,6 @@ class MemoryStore:
     def _spend(self, job_id: JobId, usd: Decimal) -> None:
         row = self._jobs[job_id]
         row.value = replace(row.value, spent_usd=row.value.spent_usd + usd)
-
-    async def adjust(self, entries: Sequence[LedgerEntry]) -> None:
-        rule = fences.broken_ledger_rule(entries)
-        if not rule and any(entry.attempt_id not in self._attempts for entry in entries):
-            rule = "ledger_attempt_id_fkey"
-        if rule:
-            raise fences.refused("adjustment", rule)
-        for entry in entries:
-            self._ledger[entry.job_id].append(entry)
-            self._spend(entry.job_id, entry.usd)
 
     async def block_offer(self, offer_id: str, reason: str, *, for_s: float) -> None:
         self._blocked[offer_id] = (fences.clean(reason), self._clock.now() + timedelta(seconds=for_s))

@@ -62,9 +62,6 @@ class PostgresStore:
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         return await self._applier.apply([Change(charge=charge) for charge in charges])
 
-    async def adjust(self, entries: Sequence[LedgerEntry]) -> None:
-        await self._applier.adjust(entries)
-
     async def block_offer(self, offer_id: str, reason: str, *, for_s: float) -> None:
         await self._pool.read("block_offer", offer_id, fences.clean(reason), for_s)
 

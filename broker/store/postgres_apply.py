@@ -11,7 +11,7 @@ import asyncpg
 
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import AttemptState, Event, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import AttemptState, Event, JobState
 from broker.domain.money import ZERO
 from broker.ports import Change, Charge
 from broker.store import fences, rows
@@ -79,21 +79,6 @@ class Applier:
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         return await self._pool.retried(lambda: self._once(changes), RolledBack)
-
-    async def adjust(self, entries: Sequence[LedgerEntry]) -> None:
-        """`Store.adjust`."""
-        if rule := fences.broken_ledger_rule(entries):
-            raise fences.refused("adjustment", rule)
-        spent: defaultdict[JobId, Decimal] = defaultdict(lambda: ZERO)
-        for entry in entries:
-            spent[entry.job_id] += entry.usd
-        if not spent:
-            return
-        async with self._pool.transaction("adjust") as connection:
-            await connection.fetch(QUERIES["lock_jobs"], sorted(spent))
-            writes = [(job_id, *_JobWrite(usd=usd).row) for job_id, usd in spent.items()]
-            await connection.execute(QUERIES["write_jobs"], *columns(writes))
-            await connection.execute(QUERIES["write_ledger"], *columns(map(rows.written_entry, entries)))
 
     async def _once(self, changes: Sequence[Change]) -> list[bool]:
         async with self._pool.transaction("apply") as connection:
@@ -191,10 +176,7 @@ class _Writes:
         self.charges.append((charge.attempt_id, charge.usd, charge.to, charge.cap_near))
         self.jobs[charge.job_id].usd += charge.usd
         if charge.usd:
-            entry = LedgerEntry(
-                job_id=charge.job_id, attempt_id=charge.attempt_id, kind=LedgerKind.CHARGE, usd=charge.usd
-            )
-            self.ledger.append(rows.written_entry(entry))
+            self.ledger.append(rows.written_entry(fences.entry_of(charge)))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Numbers them onward from the job's counter, whose row is locked."""

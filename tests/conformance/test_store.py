@@ -455,16 +455,17 @@ async def test_the_cap_signal_is_never_taken_back(store: Store) -> None:
 
 async def test_an_adjustment_counts_into_what_was_spent(store: Store) -> None:
     attempt, job = await running(store, AttemptState.ENDED)
-    entry = LedgerEntry(
-        job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.ADJUSTMENT, usd=Decimal("0.5"), note="seen after the end"
-    )
-    await store.adjust([entry, entry])
+    late = Charge(
+        attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal("0.5"),
+        kind=LedgerKind.ADJUSTMENT, note="seen after its end",
+    )  # fmt: skip
+    assert list(await store.charge([late, late])) == [True, False]
     found = await store.job(job.id)
     assert found is not None
-    assert found.spent_usd == 1
-    assert (await store.ledger(job.id))[-2:] == [entry, entry]
-    with pytest.raises(StoreError):
-        await store.adjust([replace(entry, attempt_id=make_attempt(make_job()).id)])
+    assert found.spent_usd == (await store.attempts(job.id))[0].charged_usd == Decimal("0.5")
+    assert (await store.ledger(job.id))[-1] == LedgerEntry(
+        job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.ADJUSTMENT, usd=Decimal("0.5"), note="seen after its end"
+    )
 
 
 async def test_a_higher_cap_wakes_a_capped_job(store: Store) -> None:

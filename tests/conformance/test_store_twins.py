@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import job_id
-from broker.domain.job import Attempt, AttemptState, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import Attempt, AttemptState, Job, JobState
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Store
 from broker.store.postgres import PostgresStore
 from tests.conformance.conftest import House, memory_house, shift_time
@@ -37,7 +37,6 @@ operation = st.one_of(
     ),
     st.tuples(st.just("end"), number, st.sampled_from(JOB_STATES), after),
     st.tuples(st.just("charge"), number, st.booleans(), st.booleans()),
-    st.tuples(st.just("adjust"), number),
     st.tuples(st.just("release"), after),
     st.tuples(st.just("stop"), number),
     st.tuples(st.just("raise_cap"), number, st.sampled_from([9, 11, 12])),
@@ -143,13 +142,6 @@ class Player:
         to = (since or START) + timedelta(seconds=60)
         charge = Charge(attempt_id=own, job_id=job, since=since, to=to, usd=Decimal("0.01"), cap_near=near)
         return await self.store.charge([charge])
-
-    async def adjust(self, which: int) -> Any:
-        if (leased := self._attempt(which)) is not None:
-            entry = LedgerEntry(
-                job_id=leased.job.id, attempt_id=leased.attempt.id, kind=LedgerKind.ADJUSTMENT, usd=Decimal(1)
-            )
-            await self.store.adjust([entry])
 
     async def release(self, due_in_s: float) -> Any:
         attempts = [leased.attempt for leased in self.attempts.values()]

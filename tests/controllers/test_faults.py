@@ -107,10 +107,13 @@ async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
 
 async def test_a_machine_seen_after_its_end_is_charged_once(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """By two brokers, at every sweep, while its destroy has no effect; another orphan cannot be destroyed at all."""
-    broker = house(virtual=LONG | {"run_s": 0.3})
+    broker = house(virtual=LONG | {"beat_s": 600})
+    broker.limits = broker.limits.model_copy(update={"drain_s": 0.3})
     async with broker.running("one", "two"):
-        job = await broker.submit()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        job = await broker.submit(checkpoint={"every_s": 600})
+        await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
+        await _stop(broker, job)
+        await broker.state_of(job, JobState.CANCELLED)
         (attempt,) = await broker.attempts(job)
         destroy = broker.provider.destroy
         stuck = instance_name(INSTALLATION, AttemptId("a" * 13))
@@ -125,7 +128,7 @@ async def test_a_machine_seen_after_its_end_is_charged_once(house: Build, monkey
         monkeypatch.setattr(broker.provider, "destroy", destroys)
         offer = broker.market.offers()[0]
         for name in (stuck, attempt.name):
-            await broker.provider.create(name, offer, BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))
+            await broker.provider.create(name, offer, BootSpec(env={"GPUBROKER_ATTEMPT": attempt.id}))
         await asyncio.sleep(1.5)  # of several sweeps: what is asserted is a sum over time
         deaf = False
         await broker.eventually(lambda: _lists(broker, [stuck]))
