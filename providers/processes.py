@@ -122,19 +122,30 @@ class RealBody:
 
     def _list(self) -> list[Observed]:
         self._reap()
-        held: dict[str, tuple[Machine, bool]] = {}
+        held: dict[str, tuple[Machine | None, bool]] = {}
         for folder in self._folders():
             with suppress(FileNotFoundError):  # destroyed while we looked
-                held[folder.name] = (self._machine(folder), _locked(folder))
+                held[folder.name] = (self._recorded(folder), _locked(folder))
         # Looked for after the locks, so that a machine which is just going is never called gone too early.
         born = {name for name in born_into(self._root) if attempt_of(self._installation, name) is not None}
         seen = []
         for name, (machine, locked) in held.items():
             lives = locked or name in born
+            state = InstanceState.RUNNING if lives else InstanceState.GONE
             notice_s = _notice_s(self._root / name) if lives else None
-            seen.append(machine.observed(InstanceState.RUNNING if lives else InstanceState.GONE, notice_s))
-        lost = [Handle(provider=self._provider, id=name, name=InstanceName(name)) for name in born - held.keys()]
-        return seen + [Observed(handle=handle, state=InstanceState.RUNNING) for handle in lost]
+            seen.append(machine.observed(state, notice_s) if machine else self._by_name(name, state))
+        return seen + [self._by_name(name, InstanceState.RUNNING) for name in born - held.keys()]
+
+    def _by_name(self, name: str, state: InstanceState) -> Observed:
+        """Of a machine of which only the name is known."""
+        return Observed(handle=Handle(provider=self._provider, id=name, name=InstanceName(name)), state=state)
+
+    def _recorded(self, folder: Path) -> Machine | None:
+        """None where the record was damaged: by a full disk, or by the job, which runs as the same user."""
+        try:
+            return self._machine(folder)
+        except (ValueError, TypeError):
+            return None
 
     def _destroy(self, name: InstanceName) -> None:
         folder, doomed = self._root / name, self._root / f".gone-{name}-{os.urandom(4).hex()}"
@@ -212,6 +223,6 @@ def _locked(folder: Path) -> bool:
 def _notice_s(folder: Path) -> float | None:
     try:
         notice: Mapping[str, float] = json.loads((folder / "notice").read_text())
-    except FileNotFoundError:
+        return max(0.0, notice["dies_at"] - time.monotonic())
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    return max(0.0, notice["dies_at"] - time.monotonic())

@@ -1,5 +1,6 @@
 """Beats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -67,8 +68,8 @@ class Beats:
             watch.step, watch.step_changed = watch.beat.step, self._context.clock.monotonic()
         return watch
 
-    def forget(self, attempt: AttemptId) -> None:
-        self._watched.pop(attempt, None)
+    def keep(self, live: Set[AttemptId]) -> None:
+        self._watched = {attempt: watch for attempt, watch in self._watched.items() if attempt in live}
 
 
 async def read_final(context: Context, attempt: AttemptId) -> Final | None:

@@ -1,14 +1,23 @@
 """Every live attempt is charged by its provider's quantum; near the cap the signal is raised."""
 
 import logging
+from collections.abc import Sequence, Set
+from typing import Protocol
 
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.decide.billing import cap_is_near, owed
+from broker.domain.ids import AttemptId
 from broker.domain.money import ZERO, show
 from broker.ports import Charge, Leased
 
 log = logging.getLogger(__name__)
+
+
+class Memory(Protocol):
+    """What a process remembers of attempts; forgetting one that lives only makes it slower to judge."""
+
+    def keep(self, live: Set[AttemptId]) -> None: ...
 
 
 class Billing:
@@ -16,12 +25,17 @@ class Billing:
 
     name = "billing"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, memories: Sequence[Memory] = ()) -> None:
+        """`memories`: told which attempts live; any broker may have ended the others."""
         self._context = context
+        self._memories = memories
         self.every_s = context.rhythm.billing_s
 
     async def step(self) -> bool:
-        charges = [c for c in map(self._safely, await self._context.store.live_attempts()) if c is not None]
+        live = await self._context.store.live_attempts()
+        for memory in self._memories:
+            memory.keep({one.attempt.id for one in live})
+        charges = [c for c in map(self._safely, live) if c is not None]
         if charges:
             await self._context.store.charge(charges)
         return False

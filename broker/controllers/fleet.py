@@ -45,6 +45,7 @@ class Fleet:
     ) -> "Fleet":
         inventory, launchers = Inventory(context), Launchers(context)
         looker = Looker(context, inventory, Beats(context))
+        interruption = Interruption(context, looker)
         launch = Launch(context, inventory, launchers, Boot(context=context, box=box))
         return cls(
             context=context,
@@ -53,9 +54,9 @@ class Fleet:
                 Placement(context, offers),
                 launch,
                 LivenessController(context, looker),
-                Interruption(context, looker),
-                Termination(context, inventory, launchers, looker),
-                Billing(context),
+                interruption,
+                Termination(context, inventory, launchers),
+                Billing(context, (looker, launchers, interruption)),
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),
                 Outbox(context, notifiers),

@@ -1,5 +1,6 @@
 """Stop, cap and notice: ask for a checkpoint, wait for the last word or the end of the grace, then let go."""
 
+from collections.abc import Set
 from dataclasses import replace
 
 from broker.controllers.context import Context
@@ -80,7 +81,6 @@ class Interruption:
             return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, context.rhythm.look_s))
         reason = reason_of(seen.final, attempt.reason) if seen.final else None
         moved = step(attempt, told, context.clock.now(), reason=reason).attempt
-        self._asked.discard(attempt.id)
         return Change(attempt=(one.attempt, moved))
 
     async def _ask(self, attempt: Attempt) -> None:
@@ -94,6 +94,10 @@ class Interruption:
         except BlobsUnavailable:
             return  # asked again at the next look; the grace goes on
         self._asked.add(attempt.id)
+
+    def keep(self, live: Set[AttemptId]) -> None:
+        """Forgets all others."""
+        self._asked &= live
 
     def _grace_over(self, attempt: Attempt) -> bool:
         since = attempt.draining_since or self._context.clock.now()

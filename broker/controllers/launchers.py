@@ -1,7 +1,9 @@
 """Which creates can still happen: ours in flight, and those of launchers that are not proven dead."""
 
+from collections.abc import Set
+
 from broker.controllers.context import Context
-from broker.domain.ids import InstanceName
+from broker.domain.ids import AttemptId, InstanceName
 from broker.domain.instance import Liveness
 from broker.domain.job import Attempt
 
@@ -12,7 +14,7 @@ class Launchers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._in_flight: set[InstanceName] = set()
-        self._dead_since: dict[tuple[InstanceName, str], float] = {}
+        self._dead_since: dict[tuple[AttemptId, str], float] = {}
 
     @property
     def in_flight(self) -> int:
@@ -29,7 +31,7 @@ class Launchers:
         """Monotonic time at which we first knew that nothing can create the name any more; None: not known."""
         if attempt.name in self._in_flight:
             return None
-        key = (attempt.name, attempt.launched_by)
+        key = (attempt.id, attempt.launched_by)
         known = self._dead_since.get(key)
         if known is not None:
             return known
@@ -38,6 +40,6 @@ class Launchers:
             return None
         return self._dead_since.setdefault(key, self._context.clock.monotonic())
 
-    def forget(self, attempt: Attempt) -> None:
-        """The attempt has ended."""
-        self._dead_since.pop((attempt.name, attempt.launched_by), None)
+    def keep(self, live: Set[AttemptId]) -> None:
+        """Forgets all others."""
+        self._dead_since = {key: at for key, at in self._dead_since.items() if key[0] in live}

@@ -1,11 +1,13 @@
 """One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
 
+from collections.abc import Set
 from dataclasses import replace
 
 from broker.controllers.beats import Beats, Watch, read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.liveness import Observation
+from broker.domain.ids import AttemptId
 from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt
 
@@ -15,7 +17,7 @@ class Looker:
         self._context = context
         self._inventory = inventory
         self.beats = beats
-        self._watched_from: dict[str, float] = {}
+        self._watched_from: dict[AttemptId, float] = {}
 
     async def refresh(self) -> set[str]:
         """Fresh listings of all clouds and beats; returns the providers that could not be listed just now."""
@@ -29,14 +31,14 @@ class Looker:
         now = self._context.clock.monotonic()
         watch = await self.beats.latest(attempt.id)
         seen = () if provider in unlisted else self._inventory.seen(provider, attempt.name)
-        since = self._watched_from.setdefault(attempt.name, now)
+        since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and self._inventory.absent_since(provider, attempt.name, since)
         final = None
         if absent or _final_is_likely(watch) or any(o.state is InstanceState.GONE for o in seen):
             final = await read_final(self._context, attempt.id)
         observation = Observation(
             beat=watch.beat if watch else None,
-            beat_age_s=now - watch.changed if watch else None,
+            beat_age_s=now - watch.changed if watch else (now - since if attempt.first_beat_at else None),
             step_age_s=now - watch.step_changed if watch and watch.beat and watch.beat.step else None,
             final=final,
             seen=seen,
@@ -46,9 +48,10 @@ class Looker:
         beat = watch.beat if watch and watch.beat else attempt.beat
         return replace(attempt, beat=beat, final=final or attempt.final), observation
 
-    def forget(self, attempt: Attempt) -> None:
-        self._watched_from.pop(attempt.name, None)
-        self.beats.forget(attempt.id)
+    def keep(self, live: Set[AttemptId]) -> None:
+        """Forgets all others."""
+        self._watched_from = {attempt: at for attempt, at in self._watched_from.items() if attempt in live}
+        self.beats.keep(live)
 
 
 def _final_is_likely(watch: Watch | None) -> bool:

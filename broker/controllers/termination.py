@@ -9,7 +9,6 @@ from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
-from broker.controllers.look import Looker
 from broker.decide.billing import owed
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.step import after_attempt, end_reason, step
@@ -27,11 +26,10 @@ class Termination:
 
     name = "termination"
 
-    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers, looker: Looker) -> None:
+    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers) -> None:
         self._context = context
         self._inventory = inventory
         self._launchers = launchers
-        self._looker = looker
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
@@ -129,8 +127,6 @@ class Termination:
 
     async def _clean_up(self, attempt: Attempt) -> None:
         """Beats of ended attempts would make every LIST longer; a leftover is deleted by nobody and harms nobody."""
-        self._launchers.forget(attempt)
-        self._looker.forget(attempt)
         try:
             await self._context.blobs.delete(keys.beat(attempt.id, 0))
         except BlobsUnavailable:

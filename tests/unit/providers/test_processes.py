@@ -241,3 +241,18 @@ async def test_a_cancelled_start_is_over_when_the_caller_hears_of_it(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await the_one(body)).state is InstanceState.RUNNING
+
+
+@pytest.mark.parametrize("file", ["record.json", "notice"])
+async def test_a_job_that_writes_over_its_machines_papers_hides_nothing(
+    make: Callable[[str], RealBody], tmp_path: Path, file: str
+) -> None:
+    """It runs as the same user: whatever stands there, the listing works and the machine is in it."""
+    body = make("import time; time.sleep(1000)")
+    await body.start(machine(), BootSpec())
+    for nonsense in ("", "[1]", '{"dies_at": "x"}'):
+        (tmp_path / NAME / file).write_text(nonsense)
+        (seen,) = await body.machines()
+        assert (seen.handle.id, seen.state) == (NAME, InstanceState.RUNNING)
+    await body.destroy(NAME)
+    assert await body.machines() == []
