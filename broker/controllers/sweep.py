@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Sweep:
-    """`report_only`: on a new or restored database, where machines may have attempts that this database never knew."""
+    """`report_only`: on a new database, where machines may have attempts that this database never knew."""
 
     name = "sweep"
 

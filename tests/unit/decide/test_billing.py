@@ -4,10 +4,11 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.billing import accrued, cap_is_near, drain_lead_s, owed, reservation
+from broker.decide.billing import accrued, cap_is_near, drain_lead_s, least_usd, owed, reservation
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState
 from broker.domain.money import ZERO
@@ -84,3 +85,11 @@ def test_earlier_attempts_count_against_the_cap() -> None:
 def test_the_reservation_is_what_is_left() -> None:
     assert reservation(build.job(spent_usd=Decimal("0.25"))) == Decimal("0.75")
     assert reservation(build.job(spent_usd=Decimal(2))) == ZERO
+
+
+@pytest.mark.parametrize(("more", "near"), [("0.0001", False), ("0", True)])
+def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: str, near: bool) -> None:
+    attempt = build.attempt()
+    least = least_usd(attempt.line.offer, CAPS, tick_s=10, drain_s=60)
+    job = build.active_job(cap_usd=least + Decimal(more))
+    assert cap_is_near(attempt, job, CAPS, build.at(0), tick_s=10, drain_s=60) is near
