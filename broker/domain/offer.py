@@ -19,7 +19,7 @@ class GpuAsk:
     min_gpus: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
     """One kind of machine that a cloud sells now, at one price."""
 
