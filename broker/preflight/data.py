@@ -10,7 +10,7 @@ from pydantic import Field
 from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, read_rows, template_columns
+from trainer.contract.data import DataError, fill, read_rows, template_columns
 from trainer.contract.train import DataFormat, TrainConfig
 
 BYTES_PER_TOKEN = 3.6
@@ -157,11 +157,7 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
             raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
         if column.first_null is not None:
             raise _at(field, f"column {name!r} is null or missing in row {column.first_null}; fill it or drop the row")
-    return names, len(_render(template, dict.fromkeys(names, "")).encode())
-
-
-def _render(template: str, cells: dict[str, str]) -> str:
-    return template.format_map(cells)
+    return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 
 def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
@@ -196,7 +192,7 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
 def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, ...], int]:
     prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
     completion, completion_literal = _template("data.completion", train.data.completion, summary)
-    blank = not _render(train.data.completion, dict.fromkeys(completion, "")).strip()
+    blank = not fill(train.data.completion, dict.fromkeys(completion, "")).strip()
     if blank and all(summary.columns[n].empty == summary.rows for n in completion):
         raise _at("data.completion", "is empty in every row, so there is nothing to learn; name a column with text")
     return prompt + completion, prompt_literal + completion_literal
@@ -220,8 +216,8 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
-        example_prompt=_render(train.data.prompt, cells),
-        example_completion=_render(train.data.completion, cells),
+        example_prompt=fill(train.data.prompt, cells),
+        example_completion=fill(train.data.completion, cells),
         warnings=_warnings(train, summary, truncated, held),
     )
 

@@ -3,13 +3,17 @@
 import csv
 import io
 import json
+import re
 import string
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.contract.train import DataConfig, DataFormat
 
 MAX_CELL = 1_000_000
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape of half a character; harmless when the other half follows."""
 
 
 class DataError(ValueError):
@@ -50,6 +54,9 @@ def _csv_rows(text: str) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(MAX_CELL)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
+        twice = [name for name, count in Counter(reader.fieldnames or ()).items() if name and count > 1]
+        if twice:
+            raise DataError(f"data line 1: the header names {twice[0]!r} twice; rename one of the columns")
         for row in reader:
             if None in row or any(v is None for v in row.values()):
                 wrong = "more" if None in row else "fewer"
@@ -65,28 +72,37 @@ def _csv_rows(text: str) -> Iterator[dict[str, Any]]:
 def _json_rows(text: str) -> Iterator[dict[str, Any]]:
     try:
         rows = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # ValueError alone: a number of thousands of digits
         line = getattr(e, "lineno", 1)
         raise DataError(f"data line {line}: not JSON ({type(e).__name__}); for one object a line use jsonl") from None
     if not isinstance(rows, list):
         raise DataError("data: the JSON must be a list of objects; for one object a line use jsonl")
+    escapes = SURROGATE.search(text) is not None
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise DataError(f"data row {number}: is not an object; every row must map columns to values")
-        yield row
+        yield _object(row, f"data row {number}", escapes)
 
 
 def _jsonl_rows(text: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON strings may hold U+2028 and its like
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise DataError(f"data line {number}: not JSON; every line must be one object") from None
-        if not isinstance(row, dict):
-            raise DataError(f"data line {number}: is not an object; every line must map columns to values")
-        yield row
+        yield _object(row, f"data line {number}", SURROGATE.search(line) is not None)
+
+
+def _object(row: Any, place: str, escapes: bool) -> dict[str, Any]:
+    """The row. Raises DataError for what is no object, and for half a surrogate pair, which no text can hold."""
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: is not an object; map columns to values")
+    if escapes:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{place}: \\ud800 to \\udfff are halves of a character; write both, or neither") from None
+    return row
 
 
 def template_columns(template: str, field: str) -> tuple[str, ...]:
@@ -113,6 +129,15 @@ def check_templates(config: DataConfig, columns: frozenset[str]) -> None:
                 raise DataError(f"{field}: no column {name!r} in the data; it has {', '.join(sorted(columns))}")
 
 
+def fill(template: str, cells: Mapping[str, Any]) -> str:
+    """The template with its columns' cells as text. Raises KeyError for a column that `cells` lacks.
+
+    Not `str.format`: a column may be named `0`.
+    """
+    parts = string.Formatter().parse(template)
+    return "".join(literal + ("" if name is None else str(cells[name])) for literal, name, _, _ in parts)
+
+
 def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str]:
     """(prompt, completion) of a row. Raises DataError naming the row when a column is missing or null."""
     try:
@@ -122,7 +147,7 @@ def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, s
             empty = next((n for n in names if row[n] is None), None)
             if empty is not None:
                 raise DataError(f"data row {number}: column {empty!r} is null; fill it or drop the row")
-            texts.append(template.format_map({n: row[n] for n in names}))
+            texts.append(fill(template, row))
     except KeyError as e:
         raise DataError(f"data row {number}: no column {e.args[0]!r}; every row needs it") from None
     return texts[0], texts[1]

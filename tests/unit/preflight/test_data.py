@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.domain.errors import InvalidInput
 from broker.preflight.data import DataSummary, check, rows_of, summarise
-from trainer.contract.data import read_rows
+from trainer.contract.data import read_rows, render
 from trainer.contract.train import DataFormat, TrainConfig
 
 DICTIONARY = Path(__file__).parents[3] / "examples" / "devils-dictionary.csv"
@@ -60,6 +60,11 @@ def test_a_summary_survives_its_storage() -> None:
         (b"a,b\n1,2,3\n", "csv", "line 2: more cells than the header's 2"),
         (b"{}", "json", "must be a list of objects"),
         (b'{"a": 1}\nnope\n', "jsonl", "line 2: not JSON"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "jsonl", "line 1: not JSON"),
+        (b'[{"a": ' + b"1" * 5000 + b"}]", "json", "line 1: not JSON"),
+        (b'{"a": "\\ud800"}', "jsonl", "line 1: \\ud800"),
+        (b'[{"a": 1}, {"\\uDFFF": 1}]', "json", "row 2: \\ud800"),
+        (b"a,b,a\n1,2,3\n", "csv", "line 1: the header names 'a' twice"),
     ],
 )
 def test_an_unreadable_file_names_the_place(data: bytes, fmt: DataFormat, words: str) -> None:
@@ -67,6 +72,17 @@ def test_an_unreadable_file_names_the_place(data: bytes, fmt: DataFormat, words:
     assert field == "train.data"
     assert words in message
     assert not message.startswith("data: ")
+
+
+def test_jsonl_may_hold_every_character_that_json_allows() -> None:
+    found = list(read_rows('{"a": "x\u2028y\u0085z\\ud83d\\ude00"}\r\n{"a": ""}\n'.encode(), "jsonl"))
+    assert found == [{"a": "x\u2028y\u0085z\U0001f600"}, {"a": ""}]
+
+
+def test_a_column_may_be_named_by_a_number() -> None:
+    given = train("{0}: ", "{1} {{}}")
+    assert check(given, rows({"0": "a", "1": "b"})).example_prompt == "a: "
+    assert render(given.data, {"0": "a", "1": "b"}, 1) == ("a: ", "b {}")
 
 
 def test_statistics_of_a_column() -> None:
