@@ -67,7 +67,7 @@ async def test_a_machine_whose_destroy_breaks_keeps_nobody_elses(house: Build, m
     broker = house(virtual=LONG | {"beat_s": 600})  # a drain is not heard, so that every machine stands until destroyed
     broker.limits = broker.limits.model_copy(update={"drain_s": 0.3})
     async with broker.running():
-        bad = await broker.submit()
+        bad = await broker.submit(checkpoint={"every_s": 600})
         destroy, name = broker.provider.destroy, instance_name(INSTALLATION, attempt_id(bad, 1))
 
         async def broken(handle: Handle) -> None:
@@ -76,7 +76,7 @@ async def test_a_machine_whose_destroy_breaks_keeps_nobody_elses(house: Build, m
             await destroy(handle)
 
         monkeypatch.setattr(broker.provider, "destroy", broken)
-        others = [await broker.submit() for _ in range(3)]
+        others = [await broker.submit(checkpoint={"every_s": 600}) for _ in range(3)]
         for job in (bad, *others):
             await broker.eventually(lambda job=job: _is(broker, job, AttemptState.TRAINING))  # type: ignore[misc]
             await _stop(broker, job)
