@@ -11,6 +11,9 @@ from broker.domain.ids import AttemptId
 from trainer.contract import keys
 from trainer.contract.rendezvous import Beat, Final
 
+MAX_BEAT = 64 * 1024
+"""Bytes; what a host writes beyond that is no beat, and is never read into memory."""
+
 
 @dataclass
 class Watch:
@@ -45,6 +48,8 @@ class Beats:
             raise
         self._listed, self.readable = now, True
         for blob in listed:
+            if blob.bytes > MAX_BEAT:
+                continue
             attempt = AttemptId(keys.attempt_of_beat(blob.key))
             known = self._watched.get(attempt)
             if known is None:

@@ -1,5 +1,6 @@
 """Queued jobs: quote every offer, choose, and admit an attempt with its reservation, in one transaction."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -19,6 +20,9 @@ from broker.ports import Change
 from trainer.contract import keys
 
 Offers = Callable[[], Sequence[Offer]]
+
+
+_NUMBER = re.compile(r"[\d.,]+")
 
 
 class Placement:
@@ -90,7 +94,7 @@ class Placement:
             state = next_job_state(job.state, JobEvent.CANNOT_FINISH)
             rest = replace(job, state=state, reason=reason, finished_at=self._context.clock.now())
             return Change(job=(job, rest), events=(event(job, "job.capped", reason),))
-        events = () if reason == job.reason else (event(job, "job.waiting", reason),)
+        events = () if _same_but_for_numbers(reason, job.reason) else (event(job, "job.waiting", reason),)
         return Change(job=(job, replace(job, reason=reason)), events=events, due_in_s=self._context.rhythm.replace_s)
 
     def _admit(self, job: Job, line: QuoteLine, reason: str, made: Quote, resume_from: tuple[str, ...]) -> Change:
@@ -129,6 +133,11 @@ class Placement:
             listed = await self._context.blobs.list(keys.checkpoints(source))
             found += furthest_first([blob.key for blob in listed])
         return tuple(found)
+
+
+def _same_but_for_numbers(one: str, other: str) -> bool:
+    """Prices and counts move at every look; people hear of a wait again only when its cause changes."""
+    return _NUMBER.sub("", one) == _NUMBER.sub("", other)
 
 
 def _local_model(job: Job) -> bool:

@@ -19,6 +19,8 @@ from broker.ports import Change, Charge, Lane, Leased
 from trainer.contract import keys
 
 MAX_BACK_OFF_S = 60.0
+STUCK_S = 120.0
+"""A launcher that is not proven dead for longer keeps its attempt from ending: people must know."""
 
 
 class Termination:
@@ -55,7 +57,7 @@ class Termination:
             dead = await self._launchers.dead_since(attempt)
             proven = dead is not None and provider not in unlisted
             if not (proven and self._inventory.absent_since(provider, attempt.name, dead or 0.0)):
-                return await self._destroy(one)
+                return await self._destroy(one, launcher_dead=dead is not None)
         try:
             final = attempt.final or await read_final(self._context, attempt.id)
         except BlobsUnavailable:
@@ -64,7 +66,7 @@ class Termination:
 
     # ------------------------------------------------------------------------------------------------------- destroy
 
-    async def _destroy(self, one: Leased) -> Change:
+    async def _destroy(self, one: Leased, *, launcher_dead: bool) -> Change:
         attempt = one.attempt
         provider = self._context.provider_of(attempt)
         failed = ""
@@ -75,9 +77,18 @@ class Termination:
                 continue
             except ProviderError as e:
                 failed = f"destroy of {handle.id} at {provider.name}: {e}"
+        if not failed and not launcher_dead and self._takes_long(attempt):
+            failed = (
+                f"launcher {attempt.launched_by!r} of {attempt.name} at {provider.name} cannot be proven dead, so the "
+                "machine may still come; end that launcher's process, or bring back its state folder"
+            )
         if not failed:
             return Change(attempt=(attempt, attempt), due_in_s=min(1.0, self._context.rhythm.look_s))
         return self._failed(one, failed)
+
+    def _takes_long(self, attempt: Attempt) -> bool:
+        since = attempt.terminating_since or self._context.clock.now()
+        return (self._context.clock.now() - since).total_seconds() > STUCK_S
 
     def _handles(self, attempt: Attempt) -> tuple[Handle, ...]:
         """The recorded machines and whatever else stands there under this name."""

@@ -10,7 +10,7 @@ import pytest
 
 from broker.domain.errors import BlobsUnavailable, NoCapacity, OutcomeUnknown
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
-from broker.domain.instance import BootSpec
+from broker.domain.instance import BootSpec, Liveness
 from broker.domain.job import AttemptState, Event, Handle, JobState, LedgerKind, Reason
 from broker.domain.money import usd
 from tests.controllers.house import INSTALLATION, House
@@ -199,3 +199,27 @@ async def _none_left(broker: House) -> bool:
 
 async def _lists(broker: House, names: list[str]) -> bool:
     return await broker.machines() == names
+
+
+async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt does not end, since a machine may still come; but it does not wait in silence either."""
+    monkeypatch.setattr("broker.controllers.termination.STUCK_S", 0.1)
+    broker = house(virtual=LONG)
+
+    async def unknown(launched_by: str, name: str) -> Liveness:
+        return Liveness.UNKNOWN
+
+    monkeypatch.setattr(broker.provider, "launcher", unknown)
+    async with broker.running():
+        job = await broker.submit()
+        await broker.until(job, lambda j: j.attempts == 1)
+        await broker.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message="stop"))
+
+        async def told() -> bool:
+            return any("cannot be proven dead" in e.message for e in await broker.events(job))
+
+        await broker.eventually(told)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.state is AttemptState.TERMINATING
