@@ -214,7 +214,11 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
     monkeypatch.setattr(broker.provider, "launcher", unknown)
     async with broker.running():
         job = await broker.submit()
-        await broker.until(job, lambda j: j.attempts == 1)
+
+        async def trains() -> bool:
+            return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+
+        await broker.eventually(trains)
         await broker.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message="stop"))
 
         async def told() -> bool:
