@@ -13,6 +13,9 @@ ALL    := $(CODE) $(wildcard tests .ci)
 WORKERS         ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 8 ? n : 8 )))
 TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? n : 2 )))
 
+# Decisions are pure, so every branch of them can be tested, and is.
+COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
+
 .PHONY: help venv demo test lint fix model constraints clean
 
 help: ## show this list
@@ -37,7 +40,7 @@ demo: venv model ## set everything up and run the main job, through a preemption
 	$(BIN)/python -m examples.demo
 
 test: venv ## set everything up and run all tests
-	$(BIN)/pytest tests --ignore=tests/trainer -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest tests --ignore=tests/trainer -n $(WORKERS) --dist loadfile $(COVERED)
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
 
 lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files
