@@ -106,12 +106,12 @@ class _Column:
 
 
 def _percentiles(lengths: Counter[int], rows: int) -> tuple[int, ...]:
-    """Nearest-rank percentiles 0..100."""
+    """Nearest-rank percentiles 0..100, in whole numbers: 7 / 100 * 100 is more than 7."""
     found: list[int] = []
     below = 0
     for length in sorted(lengths):
         below += lengths[length]
-        while len(found) <= 100 and max(1, math.ceil(len(found) / 100 * rows)) <= below:
+        while len(found) <= 100 and max(1, -(-len(found) * rows // 100)) <= below:
             found.append(length)
     return tuple(found)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.domain.errors import InvalidInput
@@ -166,6 +166,7 @@ def test_the_estimate_covers_the_rows_that_the_trainer_reads(found: list[dict[st
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=200))
+@example(list(range(100)))
 def test_percentiles_are_the_nearest_ranks(lengths: list[int]) -> None:
     column = rows(*({"t": "x" * n} for n in lengths)).columns["t"]
     ordered = sorted(lengths)
