@@ -25,7 +25,7 @@ from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
-from broker.domain.errors import GpubrokerError
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
@@ -106,7 +106,11 @@ async def _cancel(task: asyncio.Task[object]) -> None:
 @asynccontextmanager
 async def building(config: DaemonConfig) -> AsyncIterator[House]:
     """Everything but the listening socket and the running controllers; closed in reverse order."""
-    config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        message = f"{config.home}: {e.strerror}; name a folder that this user can write"
+        raise InvalidInput(Problem(field="home", message=message)) from None
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         dsn = config.database_url or await _embedded(stack, config.home)
@@ -184,7 +188,7 @@ def _service(config: DaemonConfig, context: Context, market: Market, box: Secret
         store=context.store,
         blobs=context.blobs,
         market=market,
-        preflight=Checks(HubClient(), context.clock),
+        preflight=Checks(HubClient.of_environment(os.environ), context.clock),
         box=box,
         clock=context.clock,
         entropy=os.urandom,

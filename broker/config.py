@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
+from broker.api.problems import of_validation
 from broker.domain.errors import InvalidInput, Problem
 from providers.registry import ProvidersConfig
 from trainer.contract.base import Config
@@ -90,18 +91,21 @@ class DaemonConfig(Config):
         try:
             return cls.model_validate(values)
         except ValidationError as e:
-            raise InvalidInput(
-                *(Problem(field=".".join(map(str, p["loc"])), message=f"{p['msg']} (in {file})") for p in e.errors())
-            ) from None
+            found = of_validation(e, cls, values).problems
+            raise InvalidInput(*(Problem(field=p.field, message=f"{p.message} (in {file})") for p in found)) from None
 
 
 def _read(file: Path, *, required: bool) -> dict[str, Any]:
     try:
-        text = file.read_text()
+        text = file.read_text("utf-8")
     except FileNotFoundError:
         if required:
             raise InvalidInput(Problem(field="--config", message=f"{file} does not exist")) from None
         return {}
+    except UnicodeDecodeError as e:
+        raise InvalidInput(Problem(field="--config", message=f"{file}: byte {e.start} is not UTF-8")) from None
+    except OSError as e:
+        raise InvalidInput(Problem(field="--config", message=f"{file}: {e.strerror}")) from None
     try:
         values = yaml.safe_load(text) or {}
     except yaml.YAMLError as e:

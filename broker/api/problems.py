@@ -23,7 +23,8 @@ from broker.domain.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 50
-NEVER_ECHOED = ("env", "secrets", "value")
+PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
+NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 """Top-level fields whose values may be confidential: they are not repeated in an error."""
 
 
@@ -136,6 +137,8 @@ def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[Base
         case "value_error":
             return detail["msg"].removeprefix("Value error, ")
     text = detail["msg"].replace("Input should be", "must be").replace("Input should", "must")
+    for python, plain in PLAIN.items():
+        text = text.replace(python, plain)
     text = text[:1].lower() + text[1:]
     value = detail["input"]
     if isinstance(value, str | int | float | bool) and not (path and path[0] in NEVER_ECHOED):

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from broker.api.models import ArtifactList, ArtifactView
-from broker.cli.exits import NotFound, ServerProblem
+from broker.cli.exits import BadInput, NotFound, ServerProblem
 from broker.cli.output import Output
 from broker.cli.summary import Sample
 from broker.client.client import Client
@@ -31,7 +31,7 @@ def chosen(found: ArtifactList, *, every: bool) -> list[ArtifactView]:
 
 
 async def download(client: Client, job: str, files: list[ArtifactView], folder: Path, out: Output) -> list[Path]:
-    """Each file is checked, then renamed into its place. Raises NotFound when there is nothing."""
+    """Each file is checked, then renamed into its place. Raises NotFound when there is nothing, BadInput."""
     if not files:
         raise NotFound(f"job {job} has no files yet; they come with its first checkpoint")
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -40,13 +40,21 @@ async def download(client: Client, job: str, files: list[ArtifactView], folder: 
         task = bar.add_task("downloading", total=sum(f.bytes for f in files))
         for file in files:
             target = _inside(folder, file.path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            beside = target.with_name(f".{target.name}.part")
-            beside.write_bytes(await client.artifact(job, file))
-            beside.replace(target)
+            keep(target, await client.artifact(job, file))
             written.append(target)
             bar.advance(task, file.bytes)
     return written
+
+
+def keep(target: Path, data: bytes) -> None:
+    """Renames the whole file into its place. Raises BadInput."""
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        beside.replace(target)
+    except OSError as e:
+        raise BadInput(f"--to: {target}: {e.strerror}; name a folder that you can write") from None
 
 
 async def told(client: Client, job: str) -> Told:

@@ -1,6 +1,7 @@
 """A model's shape from its config: a folder of this machine, the bundled catalogue, or the Hub. No weight is read."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ ALIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3"})
 """Families whose layers are those that the closed form of memory describes."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
+HUB = "https://huggingface.co"
 
 
 class HubUnreachable(GpubrokerError):
@@ -34,13 +36,16 @@ class HubClient:
     `endpoint`: as HF_ENDPOINT, without a trailing slash. `token`: for private and gated models.
     """
 
-    def __init__(
-        self, *, endpoint: str = "https://huggingface.co", token: str | None = None, timeout_s: float = 10.0
-    ) -> None:
+    def __init__(self, *, endpoint: str = HUB, token: str | None = None, timeout_s: float = 10.0) -> None:
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._known: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def of_environment(cls, env: Mapping[str, str]) -> "HubClient":
+        """By the Hub's own variables: `HF_TOKEN`, `HF_ENDPOINT`."""
+        return cls(endpoint=env.get("HF_ENDPOINT") or HUB, token=env.get("HF_TOKEN") or None)
 
     async def config(self, model: str) -> dict[str, Any]:
         """The config of `owner/name`. Raises InvalidInput when the Hub refuses, HubUnreachable when it is silent."""
@@ -162,7 +167,7 @@ def _folder(path: Path) -> ModelShape:
 
 def is_folder(model: str) -> bool:
     """Whether `model` names a folder of this machine rather than a Hub id."""
-    return model.startswith(("/", "./", "../", "~")) or Path(model).is_dir()
+    return model.startswith(("/", "./", "../", "~")) or os.path.isdir(model)
 
 
 async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
@@ -171,8 +176,8 @@ async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
     The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
     """
     if is_folder(model):
-        path = Path(model).expanduser()
-        if not path.is_dir():
+        path = Path(os.path.expanduser(model))
+        if not os.path.isdir(path):  # False, not an error, for a name that is too long
             raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
         return _folder(path)
     if not HUB_ID.fullmatch(model):

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import asyncpg
 
-from broker.domain.errors import StoreError
+from broker.domain.errors import StoreError, StoreUnavailable
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 LOCK_KEY = 0x6770_7562_726F_6B72  # "gpubrokr"; any constant that no other program takes
 LOCK_WAIT_S = 300.0
+CONNECT_TIMEOUT_S = 30.0
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
@@ -109,11 +110,22 @@ async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migr
         ) from error
 
 
+async def _connect(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
+    """Raises StoreUnavailable in the server's own words; the URL is not repeated, since it may hold a password."""
+    try:
+        return await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S)
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise StoreUnavailable(
+            f"cannot connect to the database: {reason}; correct GPUBROKER_DATABASE_URL (or database_url), or start it"
+        ) from error
+
+
 async def migrate(dsn: str, folder: Path = MIGRATIONS) -> list[str]:
     """Apply what is missing; the names of the files applied by this call, in order. Raises MigrationError (nothing of
-    the failing file is applied, earlier ones stay) and what asyncpg.connect raises."""
+    the failing file is applied, earlier ones stay) and StoreUnavailable."""
     files = load(folder)
-    connection = await asyncpg.connect(dsn)
+    connection = await _connect(dsn)
     try:
         try:
             await connection.execute("SELECT pg_advisory_lock($1)", LOCK_KEY, timeout=LOCK_WAIT_S)

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.api.models import QuoteSpec
-from broker.cli import pack, template, yamlfile
-from broker.cli.exits import CliError, Exit
+from broker.cli import pack, results, template, yamlfile
+from broker.cli.exits import BadInput, CliError, Exit
 from broker.cli.main import app
 from broker.client import connection
 from broker.client.connection import Connection
@@ -98,6 +98,20 @@ def test_serve_explains_its_configuration(own_home: Path) -> None:
     assert "prot: " in err
     assert str(config) in err
     assert run("serve", "--config", str(own_home / "no.yaml"))[0] == Exit.BAD_INPUT
+    (own_home / "occupied").touch()
+    code, _, err = run("serve", "--home", str(own_home / "occupied" / "home"))
+    assert code == Exit.BAD_INPUT
+    assert "Not a directory" in err
+    config.write_text("database_url: postgresql://127.0.0.1:1/absent\n")
+    code, _, err = run("serve", "--config", str(config))
+    assert code == Exit.SERVER_PROBLEM
+    assert "cannot connect to the database: [Errno 111] Connection refused" in err
+
+
+def test_files_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(BadInput, match=r"--to: .*taken/adapter/a\.json"):
+        results.keep(tmp_path / "taken" / "adapter" / "a.json", b"")
 
 
 def test_blobs_init_needs_no_daemon(own_home: Path) -> None:

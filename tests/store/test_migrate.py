@@ -7,6 +7,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from broker.domain.errors import StoreUnavailable
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import LOCK_KEY, MigrationError, migrate
 
@@ -35,6 +36,18 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "0001_first.sql").write_text(FIRST)
     (tmp_path / "0002_second.sql").write_text(SECOND)
     return tmp_path
+
+
+@pytest.mark.parametrize("wrong", ["postgresql://u:hush@127.0.0.1:1/x", "hush", "postgresql://u:hush@127.0.0.1:x/y"])
+async def test_a_database_that_cannot_be_reached_is_one_line(wrong: str) -> None:
+    with pytest.raises(StoreUnavailable, match="GPUBROKER_DATABASE_URL") as caught:
+        await migrate(wrong)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_database_that_does_not_exist_is_one_line(server: EmbeddedPostgres) -> None:
+    with pytest.raises(StoreUnavailable, match='database "absent" does not exist'):
+        await migrate(server.dsn.replace("/gpubroker?", "/absent?"))
 
 
 async def fetch(dsn: str, query: str) -> list[object]:

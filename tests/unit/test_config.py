@@ -31,7 +31,7 @@ def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("prot: 1", "prot"),
+        ("prot: 1", "prot: unknown key; did you mean port?"),
         ("rhythm: {poll_s: -1}", "rhythm.poll_s"),
         ("providers: {simulated: {sede: 1}}", "providers.simulated.sede"),
         ("- a list", "gpubroker.yaml"),
@@ -48,6 +48,19 @@ def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="does not exist"):
         DaemonConfig.load(tmp_path / "absent.yaml", home=tmp_path, env={})
+
+
+def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"host: caf\xe9\n")
+    for file, words in (("latin.yaml", "not UTF-8"), ("", "Is a directory")):
+        with pytest.raises(InvalidInput, match=words):
+            DaemonConfig.load(tmp_path / file, home=tmp_path, env={})
+
+
+def test_credentials_are_not_repeated_in_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load(tmp_path, "blob_options: {aws_secret_access_key: 70707}")
+    assert "70707" not in str(caught.value)
 
 
 def test_credentials_of_the_store_are_not_shown(tmp_path: Path) -> None:

@@ -165,6 +165,12 @@ async def test_the_catalogue_spares_the_hub_except_for_licences(hub: tuple[Hub, 
         await resolve("meta-llama/Llama-3.1-8B", hub=client)
 
 
+async def test_the_hubs_own_variables_are_read(hub: tuple[Hub, str]) -> None:
+    fake, url = hub
+    await HubClient.of_environment({"HF_ENDPOINT": url, "HF_TOKEN": "confidential"}).config("owner/new")
+    assert fake.asked == [("/owner/new/resolve/main/config.json", "Bearer confidential")]
+
+
 async def test_a_silent_hub_leaves_the_catalogue() -> None:
     nobody = HubClient(endpoint="http://127.0.0.1:9", timeout_s=2)
     assert (await resolve("meta-llama/Llama-3.1-8B", hub=nobody)).parameters == 8_030_261_248
