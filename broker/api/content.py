@@ -58,7 +58,9 @@ class Content:
             data += chunk
             digest.update(chunk)
             if len(data) > limit:
-                raise TooLarge(f"the file has more than {limit} bytes; raise the server's upload limit or send less")
+                raise TooLarge(
+                    f"the file has more than {limit} bytes; send less, or raise upload_max_bytes of the daemon"
+                )
         return bytes(data), digest.hexdigest()
 
     def _examine(self, data: bytes, fmt: Format) -> Mapping[str, Any] | None:

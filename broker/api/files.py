@@ -9,8 +9,7 @@ from broker.api import models, problems, views
 from broker.api.content import Content, Format
 from broker.api.context import CONTENT, JobRef
 from broker.api.openapi import Api, Call
-from broker.domain.spec import Text
-from trainer.contract.base import Config
+from trainer.contract.base import Config, Text
 
 api = Api()
 OCTETS = "application/octet-stream"

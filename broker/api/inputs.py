@@ -3,10 +3,12 @@
 import difflib
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from broker.decide.hardware import TABLE, matches
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.instance import Caps
+from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
 from broker.ports import Store, Upload
 
@@ -65,9 +67,22 @@ class Inputs:
     def providers(self, spec: JobSpec, caps: Mapping[str, Caps]) -> list[Problem]:
         """A fault for each provider that is not configured."""
         return [
-            Problem(field=f"resources.providers.{i}", message=_unknown_provider(name, sorted(caps)))
+            Problem(field=f"resources.providers.{i}", message=_unknown("provider", name, sorted(caps), "configured"))
             for i, name in enumerate(spec.resources.providers)
             if name not in caps
+        ]
+
+    def accelerators(self, spec: JobSpec, offers: Sequence[Offer]) -> list[Problem]:
+        """A fault for each accelerator that nobody knows and nobody sells, so that a typo does not wait for ever."""
+        names = spec.resources.accelerators
+        unknown = [(i, name) for i, name in enumerate(names) if not any(matches(name, known) for known in TABLE)]
+        if not unknown:
+            return []
+        known = sorted({*TABLE, *(offer.accelerator for offer in offers)})
+        return [
+            Problem(field=f"resources.accelerators.{i}", message=_unknown("accelerator", name, known, "known"))
+            for i, name in unknown
+            if not any(matches(name, k) for k in known)
         ]
 
 
@@ -78,10 +93,10 @@ def _reference(spec: JobSpec) -> tuple[str, str]:
     return "script.code", spec.script.code
 
 
-def _unknown_provider(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"configured are {', '.join(known) or 'none'}"
-    return f"unknown provider {name!r}; {fix}"
+def _unknown(kind: str, name: str, choices: list[str], are: str) -> str:
+    near = difflib.get_close_matches(name, choices, n=1)
+    fix = f"did you mean {near[0]}?" if near else f"{are} are {', '.join(choices) or 'none'}"
+    return f"unknown {kind} {name!r}; {fix}"
 
 
 def _settled(spec: JobSpec, upload: Upload) -> JobSpec:

@@ -9,9 +9,9 @@ from broker.api.context import SERVICE, JobRef
 from broker.api.openapi import Api, Call
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Job, JobState
-from broker.domain.spec import JobSpec, Name, Text
+from broker.domain.spec import JobSpec, Name
 from broker.ports import JobFilter
-from trainer.contract.base import Config
+from trainer.contract.base import Config, Text
 
 api = Api()
 Label = Annotated[Text, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", max_length=320)]

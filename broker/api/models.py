@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerKind, Reason
 from broker.domain.offer import Drop, Verdict
-from broker.domain.spec import EnvName, JobSpec, Name, Text, Usd
-from trainer.contract.base import Config
+from broker.domain.spec import EnvName, JobSpec, Name, Usd
+from trainer.contract.base import Config, Text
 from trainer.contract.rendezvous import Beat, Final
 
 Scope = Literal["read", "submit", "admin"]

@@ -126,7 +126,11 @@ class Service:
 
     async def _check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """The spec with its data format settled, its upload, and the findings. Raises InvalidInput."""
-        faults = [*self._inputs.providers(spec, self.market.caps()), *await self._inputs.secrets(caller.owner, spec)]
+        faults = [
+            *self._inputs.providers(spec, self.market.caps()),
+            *self._inputs.accelerators(spec, self.market.offers()),
+            *await self._inputs.secrets(caller.owner, spec),
+        ]
         if spec.init_from is not None:
             faults += await self._origin(caller, JobId(spec.init_from.removeprefix("job/")))
         try:

@@ -69,13 +69,22 @@ async def secret_set(
         with interruptible():
             value = str(typer.prompt(f"Value of {name}", hide_input=True))
     else:
-        value = sys.stdin.read().removesuffix("\n")
+        value = _piped(name)
     if not value:
         raise BadInput(f"the value of {name} is empty; pipe it in or type it")
     async with client() as c:
         await c.put_secret(name, value)
     out.document({"set": name})
     out.say(f"secret {name} is set")
+
+
+def _piped(name: str) -> str:
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as e:
+        raise BadInput(
+            f"the value of {name}: byte {e.start} is not UTF-8; encode it, for example with base64"
+        ) from None
 
 
 @command

@@ -1,6 +1,7 @@
 """A folder of code as a tar whose bytes depend on its contents only: the same code is the same upload."""
 
 import io
+import os
 import stat
 import tarfile
 from pathlib import Path
@@ -18,7 +19,7 @@ def pack(folder: Path) -> bytes:
 
     Raises BadInput for what cannot be packed: no such folder, nothing in it, a special file, a link out of it, too big.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise BadInput(f"script.code: {folder} is not a folder; give the folder that holds the program")
     files = sorted(_files(folder), key=lambda f: f.relative_to(folder).as_posix())
     if not files:

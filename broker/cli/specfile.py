@@ -1,5 +1,6 @@
 """A spec file as the user wrote it: read, overridden, checked; every fault named by file, line and field."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class SpecFile:
 
     def file(self, written: str) -> Path:
         """A path of the spec, relative to the folder of the spec."""
-        return self.path.parent / Path(written).expanduser()
+        return self.path.parent / os.path.expanduser(written)
 
 
 def load(path: Path, settings: tuple[str, ...] = ()) -> SpecFile:

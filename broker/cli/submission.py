@@ -1,5 +1,6 @@
 """From a spec file to a job: upload, check, quote, cap, confirm, submit."""
 
+import os
 import secrets
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -129,13 +130,13 @@ def _read(file: SpecFile, source: Path) -> bytes:
 def _model(file: SpecFile, model: str) -> str:
     """A folder beside the spec becomes an absolute path; anything else is a Hub id, and the daemon's to judge."""
     folder = file.file(model)
-    return str(folder.resolve()) if folder.is_dir() else model
+    return str(folder.resolve()) if os.path.isdir(folder) else model
 
 
 def _code(file: SpecFile, code: str) -> tuple[str, bytes]:
     source = file.file(code)
     try:
-        if source.is_file():
+        if os.path.isfile(source):
             return source.name, source.read_bytes()
         return f"{source.resolve().name}.tar", pack.pack(source)
     except BadInput as e:

@@ -18,6 +18,13 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own attribute)
 
 
+def _integer(_: _Loader, node: yaml.ScalarNode) -> int:
+    try:
+        return int(node.value)
+    except ValueError:
+        raise yaml.constructor.ConstructorError(None, None, "a number of too many digits", node.start_mark) from None
+
+
 def _add(tag: str, pattern: str, first: str) -> None:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
 
@@ -28,7 +35,7 @@ _add("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-
 _add("null", r"^(?:~|null|Null|NULL|)$", "~nN\0")
 _Loader.yaml_implicit_resolvers.setdefault("", []).append(("tag:yaml.org,2002:null", re.compile(r"^$")))
 _add("merge", r"^(?:<<)$", "<")
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(node.value))
 
 

@@ -3,9 +3,9 @@
 from decimal import Decimal
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from trainer.contract.base import Config
+from trainer.contract.base import Config, Text
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -17,13 +17,6 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 )  # fmt: skip
 
 
-def _plain_text(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("a NUL character cannot be stored; remove it")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_plain_text)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]

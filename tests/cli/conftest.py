@@ -48,7 +48,7 @@ class Shell:
     api: Running
     folder: Path
 
-    def run(self, *words: str, stdin: str | None = None) -> Ran:
+    def run(self, *words: str, stdin: str | bytes | None = None) -> Ran:
         result = CliRunner().invoke(app, list(words), input=stdin, catch_exceptions=False)
         return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
 

@@ -23,6 +23,20 @@ SPECS = {
     "out of range": (changed("cap_usd: 5", "cap_usd: -5"), "job.yaml:2: cap_usd: must be greater than 0"),
     "missing key": (changed("    path: words.csv\n", ""), "job.yaml:5: train.data.path: is missing"),
     "both kinds": (GOOD + "script: {code: ., command: [a]}\n", "give exactly one of train and script"),
+    "endless number": (
+        changed("  data:", f"  seed: {'9' * 5000}\n  data:"),
+        "job.yaml:5: not YAML: a number of too many",
+    ),
+    "NUL in a path": (changed("words.csv", '"a\\0.csv"'), "job.yaml:6: train.data.path: a NUL character"),
+    "no such home": (changed("words.csv", "~nobody-of-this-name/a.csv"), "job.yaml:6: train.data.path: "),
+    "model's name too long": (
+        changed("HuggingFaceTB/SmolLM2-135M", "/" + "a" * 900),
+        "job.yaml:4: train.model: no folder",
+    ),
+    "list wanted": (
+        "name: a\ncap_usd: 1\nscript: {code: ., command: python a.py}\n",
+        "job.yaml:3: script.command: must be a valid list",
+    ),
     "key twice": (GOOD + "name: again\n", "job.yaml:9: name: the key is given twice"),
     "not YAML": (GOOD + "labels: [\n", "job.yaml:10: not YAML"),
     "no mapping": ("- 1\n", "job.yaml:1: a spec is a mapping"),
@@ -117,7 +131,7 @@ async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
 
 
 async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
-    text = changed("cap_usd: 5\n", "") + "resources: {accelerators: [abacus]}\n"
+    text = changed("cap_usd: 5\n", "") + "resources: {accelerators: [b200]}\n"
     ran = await to_thread(shell.run, "submit", shell.spec(text), "--yes", "--detach")
     assert ran.code == 2
     assert "no offer fits, so no cap can be proposed" in ran.err

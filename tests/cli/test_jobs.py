@@ -136,8 +136,10 @@ async def test_secrets_are_never_shown(shell: Shell) -> None:
     assert (await to_thread(shell.run, "secret", "rm", "HF_TOKEN")).code == Exit.NOT_FOUND
     ran = await to_thread(shell.run, "secret", "set", "NOT-A-NAME", stdin="x")
     assert ran.code == Exit.BAD_INPUT
-    ran = await to_thread(shell.run, "secret", "set", "EMPTY", stdin="")
-    assert ran.code == Exit.BAD_INPUT
+    for wrong in ("", b"\xff\xfe"):
+        ran = await to_thread(shell.run, "secret", "set", "WRONG", stdin=wrong)
+        assert ran.code == Exit.BAD_INPUT
+        assert "the value of WRONG" in ran.err
 
 
 async def test_tokens(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

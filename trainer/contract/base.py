@@ -1,6 +1,18 @@
 """The common base of every document and configuration."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def _plain_text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a NUL character cannot be stored; remove it")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_plain_text)]
+"""What a database, a path and an argument list can hold."""
 
 
 class Config(BaseModel):

@@ -1,6 +1,5 @@
 """Where each object lies. Every key is below `<installation>/`; see docs/architecture.md for who writes what."""
 
-
 JOB_DATA = "data/"
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trainer.contract.base import Config
+from trainer.contract.base import Config, Text
 
 
 class ScriptConfig(Config):
@@ -13,7 +13,7 @@ class ScriptConfig(Config):
     What the program writes to `$GPUBROKER_CHECKPOINT_DIR` is committed and restored before the next start.
     """
 
-    code: Annotated[str, Field(min_length=1, max_length=1024)]
+    code: Annotated[Text, Field(min_length=1, max_length=1024)]
     """A folder (packed by the CLI) or `upload:<sha256>` of a .tar for the API."""
-    command: Annotated[tuple[Annotated[str, Field(max_length=8192)], ...], Field(min_length=1, max_length=256)]
+    command: Annotated[tuple[Annotated[Text, Field(max_length=8192)], ...], Field(min_length=1, max_length=256)]
     """For example `[python, train.py, --lr, "1e-4"]`."""

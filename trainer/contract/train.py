@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.contract.base import Config
+from trainer.contract.base import Config, Text
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
@@ -13,13 +13,13 @@ DataFormat = Literal["csv", "json", "jsonl"]
 class DataConfig(Config):
     """Where the rows come from and how a row becomes a prompt and its completion."""
 
-    path: Annotated[str, Field(min_length=1, max_length=1024)]
+    path: Annotated[Text, Field(min_length=1, max_length=1024)]
     """A CSV, JSON or JSONL file: relative to the spec for the CLI, or `upload:<sha256>` for the API."""
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
-    prompt: Annotated[str, Field(max_length=8192)] = ""
+    prompt: Annotated[Text, Field(max_length=8192)] = ""
     """Template over the columns, e.g. `Define {word}:`; it carries no loss."""
-    completion: Annotated[str, Field(min_length=1, max_length=8192)]
+    completion: Annotated[Text, Field(min_length=1, max_length=8192)]
     """Template over the columns, e.g. `{definition}`; the loss is on this part only."""
     eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the rows held out for evaluation, chosen by the seed."""
@@ -58,7 +58,7 @@ class OptimConfig(Config):
 class SamplesConfig(Config):
     """Texts that the tuned model writes at the end, beside the base model's (greedy decoding)."""
 
-    prompts: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(max_length=16)] = ()
+    prompts: Annotated[tuple[Annotated[Text, Field(max_length=4096)], ...], Field(max_length=16)] = ()
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
 
 
@@ -66,7 +66,7 @@ class TrainConfig(Config):
     """A causal language model fine-tune."""
 
     task: Literal["causal_lm"] = "causal_lm"
-    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    model: Annotated[Text, Field(min_length=1, max_length=1024)]
     """A Hub id (`owner/name`) or a local folder with config.json, safetensors and tokenizer files."""
     data: DataConfig
     method: Method = LoraConfig()
