@@ -32,7 +32,7 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say(line)
     if not quote.kept:
         cheapest = f" (the cheapest that fits: {words.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
-        out.say(f"no offer is left{cheapest}")
+        out.say(f"no offer is left{cheapest}; a submitted job would wait until one fits")
     if any(line.offer.simulated for line in shown):
         out.say("simulated offers cost nothing real: their machines are processes of the daemon's host")
 
