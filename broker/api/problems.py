@@ -2,8 +2,9 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,7 @@ from broker.domain.errors import (
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 50
 PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
+LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s?(?: after validation.*)?$")
 NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 """Top-level fields whose values may be confidential: they are not repeated in an error."""
 
@@ -139,12 +141,17 @@ def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[Base
     text = detail["msg"].replace("Input should be", "must be").replace("Input should", "must")
     for python, plain in PLAIN.items():
         text = text.replace(python, plain)
+    text = LENGTH.sub(partial(_length, "character" if isinstance(detail["input"], str) else "item"), text)
     text = text[:1].lower() + text[1:]
     value = detail["input"]
     if isinstance(value, str | int | float | bool) and not (path and path[0] in NEVER_ECHOED):
         shown = json.dumps(value)
         text += f", not {shown if len(shown) <= 60 else shown[:57] + '...'}"
     return text
+
+
+def _length(unit: str, found: re.Match[str]) -> str:
+    return f"must have at {found[1]} {found[2]} {unit}{'' if found[2] == '1' else 's'}"
 
 
 def _unknown(key: str, known: tuple[str, ...]) -> str:
