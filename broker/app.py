@@ -42,6 +42,8 @@ log = logging.getLogger("gpubroker")
 
 LOCAL_OWNER = "local"
 """Whose token client.json holds: the operator of this machine."""
+REPORT_ONLY = "sweep-report-only"
+FIRST_MIGRATION = "0001_first.sql"
 DRAIN_S = 2.0
 """How long a stopping daemon lets its HTTP answers finish."""
 
@@ -114,10 +116,11 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         dsn = config.database_url or await _embedded(stack, config.home)
-        new_database = bool(await migrate(dsn))
+        new_database = FIRST_MIGRATION in await migrate(dsn)
         store = await PostgresStore.connect(dsn)
         stack.push_async_callback(store.close)
         installation, was_here = await _installation(store, config.home)
+        report_only = _only_report(config.home, new=new_database and was_here)
         box = SecretBox(master_key(config.home / "master.key", os.environ))
         blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options)
         providers = build(
@@ -138,8 +141,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             rhythm=_rhythm(config),
             limits=Limits(**config.limits.model_dump()),
         )
-        # On a new database under an old home, machines may stand that this database never knew: look, do not touch.
-        fleet = Fleet.build(context, box, market.offers, [LogNotifier()], report_only=new_database and was_here)
+        fleet = Fleet.build(context, box, market.offers, [LogNotifier()], report_only=report_only)
         service = _service(config, context, market, box)
         application = build_app(service, Authenticator(store, clock), version=version("gpubroker"))
         yield House(
@@ -177,6 +179,19 @@ async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
                 f"attempt {one.attempt.id} of job {one.job.id} still runs at {provider!r}, which providers in "
                 f"{CONFIG_FILE} no longer names; put it back until that job has ended"
             )
+
+
+def _only_report(home: Path, *, new: bool) -> bool:
+    """On a new database under an old home, machines may stand that this database never knew: look, do not touch.
+
+    Lasts over restarts, until a person has looked and removes the mark.
+    """
+    mark = home / REPORT_ONLY
+    if new:
+        mark.write_text("The sweep only reports orphans (see the log) until this file is removed.\n")
+    if mark.exists():
+        log.warning("the database is new to this home: the sweep only reports orphans until you remove %s", mark)
+    return mark.exists()
 
 
 def _rhythm(config: DaemonConfig) -> Rhythm:

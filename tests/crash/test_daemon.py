@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -109,3 +110,23 @@ async def test_a_second_daemon_on_one_home_is_refused_in_one_line(daemon: Callab
     last = house.log().strip().splitlines()[-1]
     assert str(house.home) in last
     assert "Traceback" not in house.log()
+
+
+async def test_on_a_new_database_under_an_old_home_orphans_are_only_reported(
+    daemon: Callable[..., Awaitable[Daemon]],
+) -> None:
+    """The machines of the lost database stay, also after a restart, until a person has looked."""
+    house = await daemon()
+    async with house.client() as client:
+        job = await submit(client, 10_000)
+    await watch(house, job, lambda d: any(a.state == "training" for a in d.runs))
+    await house.stop()
+    shutil.rmtree(house.home / "postgres")
+    for _ in range(2):
+        await house.start()
+        async with asyncio.timeout(30):
+            while "(report only)" not in house.log():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await house.stop()
+        (house.home / "daemon.log").write_text("")
+        assert [p for p in house.processes() if "providers.host" in " ".join(p.cmdline())]
