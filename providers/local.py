@@ -22,7 +22,7 @@ from broker.ports import Clock
 from providers.body import Machine
 from providers.gpus import Gpu, gpus
 from providers.launchers import Launchers
-from providers.processes import AGENT, RealBody
+from providers.processes import AGENT, RealBody, has_trainer
 from trainer.contract.base import Config
 
 NAME = "local"
@@ -73,6 +73,7 @@ class LocalProvider:
             trust="own",
             self_stop="os_shutdown",
             reaches_local_files=True,
+            has_trainer=has_trainer(),
         )
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:

@@ -7,6 +7,8 @@ moment at which a creator's death leaves a machine that looks neither dead nor a
 
 import asyncio
 import fcntl
+import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -37,6 +39,12 @@ _INHERITED = (
 """What an instance gets of the daemon's environment: never its credentials."""
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@functools.cache
+def has_trainer() -> bool:
+    """Whether this machine has what the built-in trainer needs; looked up without importing it."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "accelerate", "peft"))
 
 
 class RealBody:

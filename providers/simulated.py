@@ -18,6 +18,7 @@ from broker.ports import Clock
 from providers.body import Body, Machine
 from providers.launchers import Launchers
 from providers.lifetimes import Lifetimes
+from providers.processes import has_trainer
 from providers.seeded import rng, unit
 from providers.sim_config import SimulatedConfig
 from providers.sim_market import NAME, offers
@@ -66,6 +67,7 @@ class SimulatedProvider:
             self_stop="os_shutdown",
             reaches_local_files=True,
             simulated=True,
+            has_trainer=virtual or has_trainer(),
         )
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:

@@ -41,6 +41,7 @@ LABELS = {
     Drop.GPUS: "have another number of GPUs",
     Drop.SPOT: "excluded by the spot policy",
     Drop.UNREACHABLE: "cannot reach files of this machine",
+    Drop.NO_TRAINER: "lack the trainer",
     Drop.UNKNOWN_HARDWARE: "of unknown hardware",
     Drop.MEMORY: "need more memory",
     Drop.PRICE: "with an impossible price",
@@ -126,6 +127,8 @@ def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
         return Drop.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
     if ask.local_files and not (offer.reaches_local_files or caps.reaches_local_files):
         return Drop.UNREACHABLE, "its machine cannot reach the blob store or model folder on this machine; use a bucket"
+    if ask.spec.train is not None and not caps.has_trainer:
+        return Drop.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
     return None
 
 

@@ -60,6 +60,8 @@ class Caps:
     self_stop: SelfStop = "none"
     reaches_local_files: bool = False
     simulated: bool = False
+    has_trainer: bool = True
+    """False: its machines lack what the built-in trainer needs; scripts run all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

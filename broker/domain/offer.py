@@ -142,6 +142,7 @@ class Drop(StrEnum):
     GPUS = "gpus"
     SPOT = "spot"
     UNREACHABLE = "unreachable"
+    NO_TRAINER = "no_trainer"
     UNKNOWN_HARDWARE = "unknown_hardware"
     MEMORY = "memory"
     PRICE = "price"

@@ -75,6 +75,7 @@ def test_program_that_does_not_exist(bench: Bench) -> None:
     agent = bench.start(script=config, code=bench.code(main=""))
     assert agent.wait().outcome is Outcome.USER_ERROR
     assert "cannot start 'no-such-program'" in agent.log
+    assert "cannot start 'no-such-program'" in agent.wait().message
 
 
 def test_archive_that_leaves_its_folder_is_refused(bench: Bench) -> None:

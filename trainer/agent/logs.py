@@ -9,6 +9,7 @@ HELD_BYTES = 8 << 20
 TOTAL_BYTES = 64 << 20
 LINE_BYTES = 64 << 10
 SHORTEST_SECRET = 4
+LAST_CHARACTERS = 200
 
 
 class Redactor:
@@ -51,12 +52,14 @@ class LogBuffer:
         self._taken = 0
         self._dropped = 0
         self._closed = False
+        self.last = ""
+        """The last line of output that says something, redacted and cut."""
 
     def feed(self, data: bytes) -> None:
         """Takes output as it comes; a secret that is cut by two reads is still whole here."""
         *whole, self._partial = (self._partial + data).split(b"\n")
         for line in whole:
-            self._add(line)
+            self._hear(line)
         if len(self._partial) > LINE_BYTES + 2 * self.redact.longest:
             text = self.redact(self._partial.decode(errors="replace")).encode()
             keep = self.redact.longest
@@ -70,8 +73,14 @@ class LogBuffer:
     def end(self) -> None:
         """The output is over: a last line without its newline counts."""
         if self._partial:
-            self._add(self._partial)
+            self._hear(self._partial)
             self._partial = b""
+
+    def _hear(self, raw: bytes) -> None:
+        """A line of the child's."""
+        if text := raw.decode(errors="replace").strip():
+            self.last = self.redact(text)[:LAST_CHARACTERS]
+        self._add(raw)
 
     def _add(self, raw: bytes) -> None:
         if self._closed:

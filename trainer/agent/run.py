@@ -209,7 +209,9 @@ class Agent:
         reason = ended.message if ended is not None else ""
         if not reason:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            reason = f"the {'program' if script else 'worker'} ended with {how}; its last log lines say more"
+            reason = f"the {'program' if script else 'worker'} ended with {how}" + (
+                f"; its last line: {self._log.last}" if self._log.last else ""
+            )
         return outcome, reason, code
 
     def _ended(self) -> Ended | None:

@@ -52,6 +52,7 @@ def quoted(
     spent: Decimal = Decimal(0),
     excluded: Mapping[str, str] | None = None,
     local_files: bool = False,
+    caps: Mapping[str, Caps] = CAPS,
 ) -> Quote:
     return quote(
         spec(resources=dict(resources or {})),
@@ -62,5 +63,5 @@ def quoted(
         spent=spent,
         cap_left=cap_left,
         excluded=excluded or {},
-        caps=CAPS,
+        caps=caps,
     )

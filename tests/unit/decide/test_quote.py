@@ -30,6 +30,12 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"resources": {"spot": "only"}}, Drop.SPOT, "on-demand; spot is 'only' in the spec"),
         ({"spot": True}, {"resources": {"spot": "never"}}, Drop.SPOT, "spot; spot is 'never' in the spec"),
         ({}, {"local_files": True}, Drop.UNREACHABLE, "cannot reach the blob store"),
+        (
+            {},
+            {"caps": {"cloud": Caps(spot=True, has_trainer=False)}},
+            Drop.NO_TRAINER,
+            "pip install 'gpubroker[trainer]'",
+        ),
         ({}, {"resources": {"regions": ["us", "ap"]}}, Drop.REGION, "region eu; asked for ap, us"),
         ({"accelerator": "tpu"}, {}, Drop.UNKNOWN_HARDWARE, "no figures for tpu"),
         ({"gpu_memory_bytes": GIB}, {}, Drop.MEMORY, "has 1.0"),
