@@ -9,11 +9,20 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 
 TEMPLATE = "template_gpubroker"
+
+# How long an example takes says how busy the machine is, not whether the code is right. On CI hypothesis' own profile
+# stays underneath: it makes the examples repeatable.
+settings.register_profile(
+    "gpubroker", parent=settings.get_profile(settings.get_current_profile_name()), deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+settings.load_profile("gpubroker")
 
 
 def _database(dsn: str, name: str) -> str:
