@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from broker.api.service import Settings
+from broker.app import calm_garbage_collector
 from broker.blobs import ObstoreBlobs
 from broker.domain.ids import Installation
 from broker.store.embedded import EmbeddedPostgres
@@ -39,6 +40,7 @@ async def serve(dsn: str, folder: Path) -> None:
         me = await api.token("benchmark")
         upload = await api.upload(me, DATA.read_bytes(), DATA.name)
         body = spec(upload["ref"])
+        calm_garbage_collector()
         print(json.dumps({"url": api.url, "authorization": me["Authorization"], "body": body}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
     await store.close()
