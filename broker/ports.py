@@ -34,9 +34,13 @@ class Provider(Protocol):
     def name(self) -> str: ...
     @property
     def caps(self) -> Caps: ...
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Rows of the last `offers` that were left out (they cannot be true, or cannot run the image), by reason."""
+        ...
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        """What is for sale now. Raises Throttled, OutcomeUnknown."""
+        """What is for sale now. Raises Rejected (credentials), Throttled, OutcomeUnknown."""
         ...
 
     def launcher_id(self) -> str:
@@ -51,12 +55,20 @@ class Provider(Protocol):
         """All nodes or none, one set a name. Raises NoCapacity, Rejected, Throttled, OutcomeUnknown."""
         ...
 
+    async def cancel(self, name: InstanceName) -> None:
+        """Asks whatever still carries out a create of `name` to stop; `launcher` tells when it has. Never raises."""
+        ...
+
     async def list(self) -> Sequence[Observed]:
         """Everything under our prefix, from the cloud itself. Raises Throttled, OutcomeUnknown."""
         ...
 
     async def destroy(self, handle: Handle) -> None:
         """Asks for destruction; returning is no proof of absence. Raises Gone when it is absent already."""
+        ...
+
+    async def check(self) -> str | None:
+        """One read-only call: None when the credentials work, else what is missing and how to get it, in one line."""
         ...
 
     async def close(self) -> None:
@@ -103,8 +115,17 @@ class Blobs(Protocol):
         """Server-side where the store can."""
         ...
 
-    def access(self, job: JobId, attempt: AttemptId) -> "StoreAccess":
-        """What an instance is given to reach its own part."""
+    @property
+    def scopes(self) -> bool:
+        """True when `grant` limits what it hands out to the attempt's own part."""
+        ...
+
+    async def grant(self, job: JobId, attempt: AttemptId) -> "StoreAccess":
+        """What an instance is given to reach its own part; renewed before `expires_at`. Raises BlobsUnavailable."""
+        ...
+
+    async def sign(self, key: str, *, for_s: float) -> str:
+        """A URL that reads one object for so long. Raises BlobError where the store has no such thing (a folder)."""
         ...
 
 
@@ -115,6 +136,8 @@ class StoreAccess:
     """Credentials and settings for obstore: handed over sealed or as secret environment."""
     scoped: bool = False
     """True when the credentials reach no more than the attempt's own part."""
+    expires_at: datetime | None = None
+    """None: they do not expire."""
 
 
 # -------------------------------------------------------------------------------------------------------------- store

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -76,6 +76,10 @@ class LocalProvider:
             has_trainer=has_trainer(),
         )
 
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        return {}
+
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         if ask.regions and REGION not in ask.regions:
             return []
@@ -110,6 +114,12 @@ class LocalProvider:
         if handle.provider != NAME or attempt_of(self._installation, handle.name) is None:
             raise Rejected(f"{handle.name} at {handle.provider} is not a machine of installation {self._installation}")
         await self._body.destroy(handle.name)
+
+    async def cancel(self, name: InstanceName) -> None:
+        """A create here takes no time worth ending."""
+
+    async def check(self) -> str | None:
+        return None
 
     async def close(self) -> None:
         await self._body.close()

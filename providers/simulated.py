@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,6 +70,10 @@ class SimulatedProvider:
             has_trainer=virtual or has_trainer(),
         )
 
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        return {}
+
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         self._stumble("offers")
         return offers(self._config, ask, self._clock.now(), cores=self._cores)
@@ -119,6 +123,12 @@ class SimulatedProvider:
             self._live[offer_id] -= 1
         self._lag.hidden.pop(handle.name, None)
         await self._body.destroy(handle.name)
+
+    async def cancel(self, name: InstanceName) -> None:
+        """A create here takes no time worth ending."""
+
+    async def check(self) -> str | None:
+        return None
 
     async def close(self) -> None:
         for task in self._late:

@@ -1,10 +1,12 @@
 """What a cloud shows of its machines, and what it is given to start one."""
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from typing import Literal
 
 from broker.domain.job import Handle
+from broker.domain.offer import Trust
 
 
 class InstanceState(StrEnum):
@@ -27,7 +29,11 @@ class Observed:
     state: InstanceState
     accelerator: str | None = None
     gpus: int | None = None
+    gpu_memory_bytes: int | None = None
+    """Of one GPU."""
     spot: bool | None = None
+    usd_per_hour: Decimal | None = None
+    """What the cloud bills for it, read back; None when it does not say."""
     notice_s: float | None = None
     """Seconds until it is taken away, if the cloud says so."""
 
@@ -56,12 +62,35 @@ class Caps:
     boot_deadline_s: float = 1200.0
     billing_quantum_s: int = 1
     multi_node: bool = False
-    trust: Literal["own", "secure", "community"] = "secure"
+    trust: Trust = "secure"
     self_stop: SelfStop = "none"
     reaches_local_files: bool = False
     simulated: bool = False
     has_trainer: bool = True
     """False: its machines lack what the built-in trainer needs; scripts run all the same."""
+    agent_start_s: float | None = None
+    """None: a machine starts its agent by itself. Else its launcher does, and once that is dead, a machine without a
+    beat after so many seconds never will."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerImage:
+    """The operator's container image, pinned by digest."""
+
+    reference: str
+    """`registry/name@sha256:…`"""
+    username: str = ""
+    password: str = field(default="", repr=False)
+    """Login of a private registry; both empty: public."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerBundle:
+    """The trainer's code and its recipe as one tar in the blob store, for a cloud's stock PyTorch image."""
+
+    url: str = field(repr=False)
+    """Signed: whoever has it may read this one object for a while."""
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +102,5 @@ class BootSpec:
     secret_env: dict[str, str] = field(default_factory=dict, repr=False)
     """Environment that must not be shown or logged: the attempt's key, store credentials."""
     nodes: int = 1
+    trainer: TrainerImage | TrainerBundle | None = None
+    """How a rented machine gets the trainer; None where it is there already (local, simulated)."""

@@ -19,6 +19,31 @@ class GpuAsk:
     min_gpus: int = 1
 
 
+Trust = Literal["own", "secure", "community"]
+"""Whose host it is: ours, a data centre that the cloud answers for, or anybody's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostFacts:
+    """What a cloud says of a machine beyond its GPUs; None where it does not say."""
+
+    host: str | None = None
+    """The cloud's name of the physical host, for a score from own history."""
+    disk_usd_per_gib_month: Decimal | None = None
+    disk_mb_s: float | None = None
+    down_mbit_s: float | None = None
+    up_mbit_s: float | None = None
+    ingress_usd_per_gib: Decimal | None = None
+    egress_usd_per_gib: Decimal | None = None
+    cuda_max: str | None = None
+    """Newest CUDA that the driver runs, e.g. `12.4`."""
+    driver: str | None = None
+    interconnect: str | None = None
+    """Between the GPUs of one machine: `nvlink`, `pcie`."""
+    reliability: float | None = None
+    """0..1, as the cloud states it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
     """One kind of machine that a cloud sells now, at one price."""
@@ -55,6 +80,13 @@ class Offer:
     simulated: bool = False
     reaches_local_files: bool = False
     """True when the machine sees this host's folders (local, simulated)."""
+    trust: Trust | None = None
+    """None: as the provider's caps say."""
+    facts: HostFacts | None = None
+    purchase: Mapping[str, str] = field(default_factory=dict)
+    """What its provider needs to buy exactly this (an ask's id, a GPU's own name, the bid); nobody else reads it."""
+    source: str = "api"
+    """Where the price comes from: `api` (the cloud's own, live) or `catalog price`."""
     seen_at: datetime
 
 
@@ -142,6 +174,7 @@ class Drop(StrEnum):
     GPUS = "gpus"
     SPOT = "spot"
     UNREACHABLE = "unreachable"
+    UNSCOPED = "unscoped"
     NO_TRAINER = "no_trainer"
     UNKNOWN_HARDWARE = "unknown_hardware"
     MEMORY = "memory"

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from broker.blobs import ObstoreBlobs
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.offer import GpuAsk, Offer
-from providers.gpus import Gpu, canonical
+from providers.gpus import Gpu
 from providers.lifetimes import Lifetimes
 from providers.local import LocalConfig, LocalProvider
+from providers.names import accelerator
 from providers.registry import ProvidersConfig, build
 from providers.sim_config import Faults, SimulatedConfig
 from providers.sim_market import offers
@@ -97,7 +98,7 @@ def test_a_share_is_a_share() -> None:
     ],
 )  # fmt: skip
 def test_devices_get_their_canonical_names(device: str, name: str) -> None:
-    assert canonical(device) == name
+    assert accelerator(device, None) == name
 
 
 async def test_this_machine_offers_its_gpus_at_the_configured_price(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""A cloud in two halves: its own API tells, lists and destroys; SkyPilot, behind `Launcher`, creates.
+
+SkyPilot's status reads its own database and cannot see what that has lost, so nothing but creation goes through it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.ids import Installation, InstanceName, attempt_of
+from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
+from broker.domain.job import Handle
+from broker.domain.offer import GpuAsk, Offer
+from providers.sieve import Sieve
+from providers.task import Task, task_of
+
+APPEAR_S = 2.0
+"""Between two listings while a launched machine is not shown yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purchase:
+    """An offer in SkyPilot's words."""
+
+    cloud: str
+    """SkyPilot's name: runpod, lambda, vast, aws."""
+    region: str
+    zone: str | None = None
+    instance_type: str
+    use_spot: bool
+    disk_gb: int = 100
+    docker_run: bool = False
+    """True: the image cannot be the machine, so the task runs it there (`docker run`)."""
+    catalog: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
+    """Rows to be in SkyPilot's catalog before the launch, by file (`runpod/vms.csv`); a row is keyed by its columns."""
+    config: Mapping[str, object] = field(default_factory=dict)
+    """SkyPilot configuration of this task alone, e.g. `{"vast": {"create_instance_kwargs": {"price": 0.2}}}`."""
+    pin: Mapping[str, str] = field(default_factory=dict)
+    """For the server plugin: which exact thing to buy, where SkyPilot itself would take the first that it finds."""
+    network_tier: str | None = None
+
+
+class Cloud(Protocol):
+    """The native half: one file a cloud."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def caps(self) -> Caps: ...
+    async def rows(self, sieve: Sieve) -> None:
+        """Puts everything that is for sale into `sieve`. Raises Rejected, Throttled, OutcomeUnknown."""
+        ...
+
+    async def list(self) -> Sequence[Observed]: ...
+    async def destroy(self, handle: Handle) -> None: ...
+    async def check(self) -> str | None: ...
+    def purchase(self, offer: Offer) -> Purchase: ...
+    async def confirm(self, handle: Handle) -> None:
+        """After launch: what must hold of the machine beyond what `list` reads back. Raises Rejected."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """The SkyPilot half, shared by all clouds of a daemon: see `providers.sky`."""
+
+    @property
+    def id(self) -> str:
+        """Of the API server that would carry out a launch asked for now; known before it is started."""
+        ...
+
+    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+        """Returns when the task has been started on every node. Raises the broker's ProviderErrors."""
+        ...
+
+    async def liveness(self, launched_by: str, name: InstanceName) -> Liveness: ...
+    async def cancel(self, name: InstanceName) -> None: ...
+    async def forget(self, name: InstanceName) -> None:
+        """Housekeeping once the cloud says absent: SkyPilot's own record of the cluster. Never raises."""
+        ...
+
+
+class CloudProvider:
+    """`ports.Provider` of one rented cloud."""
+
+    def __init__(self, cloud: Cloud, launcher: Launcher, *, installation: Installation, emulated: bool = False) -> None:
+        """`emulated`: the endpoints are an emulator's, so machines compute on a CPU and nothing costs money."""
+        self._cloud, self._launcher = cloud, launcher
+        self._installation = installation
+        self._emulated = emulated
+        self.dropped: Mapping[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self._cloud.name
+
+    @property
+    def caps(self) -> Caps:
+        return replace(self._cloud.caps, simulated=self._emulated)
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        sieve = Sieve(ask)
+        await self._cloud.rows(sieve)
+        self.dropped = sieve.dropped
+        if not self._emulated:
+            return sieve.offers
+        return [replace(offer, emulated_on="cpu", simulated=True) for offer in sieve.offers]
+
+    def launcher_id(self) -> str:
+        return self._launcher.id
+
+    async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
+        return await self._launcher.liveness(launched_by, name)
+
+    async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        if attempt_of(self._installation, name) is None:
+            raise Rejected(f"{name} is not a name of installation {self._installation}")
+        if boot.nodes > 1 and not self.caps.multi_node:
+            raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
+        if any(seen.handle.name == name for seen in await self._cloud.list()):
+            # SkyPilot adopts by name, but sets up again what may be running, and loops for ever on a partial set.
+            raise OutcomeUnknown(f"{name} stands at {self.name} already; it is not launched again")
+        purchase = self._cloud.purchase(offer)
+        await self._launcher.launch(name, purchase, task_of(boot, docker_run=purchase.docker_run))
+        handles = await self._handles(name, boot.nodes)
+        for handle in handles:
+            await self._cloud.confirm(handle)
+        return handles
+
+    async def _handles(self, name: InstanceName, nodes: int) -> Sequence[Handle]:
+        """The launched machines as the cloud itself lists them, which may lag."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self.caps.list_lag_s + 2 * APPEAR_S
+        while True:
+            seen = [o for o in await self._cloud.list() if o.handle.name == name]
+            if len(seen) >= nodes:
+                return [o.handle for o in seen]
+            if any(o.state is InstanceState.GONE for o in seen):
+                raise NoCapacity(f"{name}: {self.name} took the machine back before it was ready")
+            if loop.time() > patience:
+                raise OutcomeUnknown(f"{name}: launched, but {self.name} lists {len(seen)} of {nodes} machines")
+            await asyncio.sleep(APPEAR_S)
+
+    async def cancel(self, name: InstanceName) -> None:
+        await self._launcher.cancel(name)
+
+    async def list(self) -> Sequence[Observed]:
+        return await self._cloud.list()
+
+    async def destroy(self, handle: Handle) -> None:
+        if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
+            raise Rejected(f"{handle.name} at {handle.provider} is not a machine of installation {self._installation}")
+        try:
+            await self._cloud.destroy(handle)
+        finally:
+            await self._launcher.forget(handle.name)
+
+    async def check(self) -> str | None:
+        try:
+            return await self._cloud.check()
+        except ProviderError as e:
+            return str(e)
+
+    async def close(self) -> None:
+        await self._cloud.close()

@@ -1,0 +1,25 @@
+"""One name for one GPU, whatever a cloud or a driver calls it."""
+
+import re
+
+GB = 10**9
+_BY_NAME = (
+    (r"H100.*NVL", "h100-nvl"), (r"H100.*PCI", "h100-pcie"), (r"H100", "h100-sxm"), (r"H200", "h200-sxm"),
+    (r"B200", "b200"), (r"L40S", "l40s"), (r"RTX ?4090", "rtx4090"), (r"RTX ?A6000|\bA6000\b", "a6000"),
+    (r"A10G", "a10g"), (r"\bL4\b", "l4"),
+)  # fmt: skip
+
+
+def accelerator(name: str, memory_bytes: int | None) -> str:
+    """The hardware table's name; a plain slug for a GPU that it does not know.
+
+    An A100 is two products, told apart by memory (of one GPU), or by the name where that says it.
+    """
+    spelt = name.replace("_", " ")
+    if re.search(r"A100", spelt, re.I):
+        eighty = memory_bytes > 60 * GB if memory_bytes else bool(re.search(r"80 ?GB", spelt, re.I))
+        return ("a100-80gb-pcie" if re.search(r"PCI", spelt, re.I) else "a100-80gb-sxm") if eighty else "a100-40gb"
+    for pattern, known in _BY_NAME:
+        if re.search(pattern, spelt, re.I):
+            return known
+    return re.sub(r"[^a-z0-9]+", "-", spelt.lower().removeprefix("nvidia ")).strip("-")

@@ -1,0 +1,56 @@
+"""JSON over HTTP with a cloud's own API: one session, one time limit, and every answer told apart by what is known."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
+
+PATIENCE_S = 20.0
+
+
+class Rest:
+    """One cloud's API at `base`. `key_help`: where people get a key, for the message of a 401."""
+
+    def __init__(self, cloud: str, base: str, headers: Mapping[str, str], *, key_help: str) -> None:
+        self._cloud, self._base, self._headers, self._key_help = cloud, base.rstrip("/"), dict(headers), key_help
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None) -> Any:
+        """The decoded answer. Raises Rejected (4xx), Gone (404), Throttled (429), OutcomeUnknown (all else)."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=True)
+        what = f"{self._cloud}: {method} {path}"
+        try:
+            async with self._session.request(method, self._base + path, json=body, params=query) as response:
+                text = await response.text()
+        except (TimeoutError, aiohttp.ClientError, OSError) as e:
+            raise OutcomeUnknown(f"{what}: {type(e).__name__} {e}".rstrip()) from None
+        if response.status >= 300:
+            raise self.error(what, response.status, text, response.headers.get("Retry-After"))
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise OutcomeUnknown(f"{what}: the answer is not JSON: {text[:80]!r}") from None
+
+    def error(self, what: str, status: int, text: str, retry_after: str | None) -> ProviderError:
+        """What an HTTP status says about the request."""
+        said = " ".join(text.split())[:200]
+        match status:
+            case 401 | 403:
+                return Rejected(f"{self._cloud} refuses the key ({status}): {self._key_help}")
+            case 404:
+                return Gone(f"{what}: 404 {said}")
+            case 429:
+                after = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdigit() else 5.0
+                return Throttled(f"{what}: 429 too many requests", after_s=after)
+            case _ if 400 <= status < 500 and status != 408:
+                return Rejected(f"{what}: {status} {said}")
+        return OutcomeUnknown(f"{what}: {status} {said}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
