@@ -1,0 +1,91 @@
+"""Where the emulated APIs meet the machines behind them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """What a cloud was asked to boot."""
+
+    id: str
+    user: Literal["root", "ubuntu"]
+    public_keys: tuple[str, ...]
+    """Lines of `authorized_keys`."""
+    ip: str
+    """A loopback address (127.x.y.z) of this machine alone."""
+    ssh_port: int
+    startup: str = ""
+    """Shell script that the cloud runs inside at boot: RunPod's dockerArgs, decoded; Vast's onstart."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    imds: Mapping[str, str] | None = None
+    """AWS: what the instance metadata service says, by path; None where the cloud has none."""
+
+
+class Machine(Protocol):
+    """One machine; `spec` is what it was booted from."""
+
+    @property
+    def spec(self) -> MachineSpec: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def root(self) -> Path | None:
+        """Upper folder of its overlay: what was written on its disk, readable after its end. None: it has no disk."""
+        ...
+
+    async def ready(self) -> None:
+        """Returns when sshd answers and `startup` has run. Raises RuntimeError when it died before."""
+        ...
+
+    async def kill(self) -> None:
+        """Everything in it dies at once, by SIGKILL. Dead already is fine."""
+        ...
+
+
+class Machines(Protocol):
+    """Boots machines."""
+
+    async def boot(self, spec: MachineSpec) -> Machine:
+        """Returns soon; `Machine.ready` waits."""
+        ...
+
+    async def close(self) -> None:
+        """Kills what is left and frees what the machines held."""
+        ...
+
+
+class PaperMachine:
+    """A machine that exists on paper: ready at once, with nothing in it."""
+
+    root: Path | None = None
+
+    def __init__(self, spec: MachineSpec) -> None:
+        self.spec = spec
+        self.alive = True
+
+    async def ready(self) -> None:
+        if not self.alive:
+            raise RuntimeError(f"machine {self.spec.id} died before it was ready")
+
+    async def kill(self) -> None:
+        self.alive = False
+
+
+class PaperMachines:
+    """Boots nothing, for tests that need a cloud's API and no machine."""
+
+    def __init__(self) -> None:
+        self.booted: list[PaperMachine] = []
+
+    async def boot(self, spec: MachineSpec) -> PaperMachine:
+        machine = PaperMachine(spec)
+        self.booted.append(machine)
+        return machine
+
+    async def close(self) -> None:
+        for machine in self.booted:
+            await machine.kill()
