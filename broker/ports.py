@@ -67,6 +67,13 @@ class Provider(Protocol):
         """Asks for destruction; returning is no proof of absence. Raises Gone when it is absent already."""
         ...
 
+    async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
+        """argv of a process of this host that runs `command` (empty: a shell) beside the agent on that machine.
+
+        Raises Rejected when there is no way to it, Gone when it is absent.
+        """
+        ...
+
     async def check(self) -> str | None:
         """One read-only call: None when the credentials work, else what is missing and how to get it, in one line."""
         ...

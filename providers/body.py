@@ -50,6 +50,10 @@ class Body(Protocol):
         """All that were started and not destroyed; GONE once their program ended or they were preempted."""
         ...
 
+    def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
+        """See `ports.Provider.reach`. Raises Rejected, Gone."""
+        ...
+
     async def destroy(self, name: InstanceName) -> None:
         """Nothing of it runs when this returns. Raises Gone when there is nothing, OutcomeUnknown."""
         ...

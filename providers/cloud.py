@@ -13,6 +13,7 @@ from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
+from providers.reach import reaching
 from providers.sieve import Sieve
 from providers.task import Task, task_of
 
@@ -31,8 +32,6 @@ class Purchase:
     instance_type: str
     use_spot: bool
     disk_gb: int = 100
-    docker_run: bool = False
-    """True: the image cannot be the machine, so the task runs it there (`docker run`)."""
     catalog: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     """Rows to be in SkyPilot's catalog before the launch, by file (`runpod/vms.csv`); a row is keyed by its columns."""
     config: Mapping[str, object] = field(default_factory=dict)
@@ -49,6 +48,11 @@ class Cloud(Protocol):
     def name(self) -> str: ...
     @property
     def caps(self) -> Caps: ...
+    @property
+    def docker_run(self) -> bool:
+        """True: an image cannot be the machine, so the task runs it there (`docker run`)."""
+        ...
+
     async def rows(self, sieve: Sieve) -> None:
         """Puts everything that is for sale into `sieve`. Raises Rejected, Throttled, OutcomeUnknown."""
         ...
@@ -77,6 +81,10 @@ class Launcher(Protocol):
         ...
 
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness: ...
+    async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
+        """argv to which one word for the shell of node 0 may be appended. Raises Rejected when it knows no way."""
+        ...
+
     async def cancel(self, name: InstanceName) -> None: ...
     async def forget(self, name: InstanceName) -> None:
         """Housekeeping once the cloud says absent: SkyPilot's own record of the cluster. Never raises."""
@@ -124,7 +132,7 @@ class CloudProvider:
             # SkyPilot adopts by name, but sets up again what may be running, and loops for ever on a partial set.
             raise OutcomeUnknown(f"{name} stands at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer)
-        await self._launcher.launch(name, purchase, task_of(boot, docker_run=purchase.docker_run))
+        await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
         handles = await self._handles(name, boot.nodes)
         for handle in handles:
             await self._cloud.confirm(handle)
@@ -157,6 +165,10 @@ class CloudProvider:
             await self._cloud.destroy(handle)
         finally:
             await self._launcher.forget(handle.name)
+
+    async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
+        wanted = reaching(command, docker_run=self._cloud.docker_run, tty=tty)
+        return [*await self._launcher.ssh(handle.name, tty=tty), wanted]
 
     async def check(self) -> str | None:
         try:

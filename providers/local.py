@@ -118,6 +118,9 @@ class LocalProvider:
     async def cancel(self, name: InstanceName) -> None:
         """A create here takes no time worth ending."""
 
+    async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
+        return self._body.reach(handle.name, command)
+
     async def check(self) -> str | None:
         return None
 

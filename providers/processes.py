@@ -76,6 +76,16 @@ class RealBody:
     async def machines(self) -> Sequence[Observed]:
         return await asyncio.to_thread(self._list)
 
+    def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
+        """Beside the agent, in its working folder; the process is the machine's, and dies with it."""
+        folder = self._root / name
+        if not folder.exists():
+            raise Gone(f"{name} is absent")
+        plain = {key: os.environ[key] for key in _INHERITED if key in os.environ}
+        env = plain | {INSTANCE: name, INSTANCE_DIR: str(folder), "TERM": os.environ.get("TERM", "xterm")}
+        settings = [f"{key}={value}" for key, value in env.items()]
+        return ["env", "-i", "-C", str(folder / "work"), *settings, *(command or ("bash", "-i"))]
+
     async def destroy(self, name: InstanceName) -> None:
         await _to_its_end(self._destroy, name)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.domain.errors import AlreadyExists, BlobError, Gone
+from broker.domain.errors import AlreadyExists, BlobError, Gone, Rejected
 from broker.domain.ids import InstanceName
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
@@ -88,6 +88,9 @@ class VirtualBody:
             self._ticker.result()  # a fault of the simulation is not silence
         now = self._clock.monotonic()
         return [self._observe(instance, now) for instance in self._instances.values()]
+
+    def reach(self, name: InstanceName, command: Sequence[str]) -> Sequence[str]:
+        raise Rejected(f"{name} is a virtual machine: nothing runs there")
 
     async def destroy(self, name: InstanceName) -> None:
         instance = self._instances.pop(name, None)
