@@ -3,11 +3,12 @@
 import asyncio
 import builtins
 from collections.abc import Awaitable, Mapping, Sequence
+from datetime import timedelta
 from typing import Literal, Self, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import ObjectStore
+from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore
 
 from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_of, scheme_of
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
@@ -80,13 +81,26 @@ class ObstoreBlobs:
         except FileNotFoundError:
             raise BlobError(f"cannot copy {source}: it is absent; upload it again") from None
 
-    def access(self, job: JobId, attempt: AttemptId) -> StoreAccess:
+    @property
+    def scopes(self) -> bool:
+        return False
+
+    async def grant(self, job: JobId, attempt: AttemptId) -> StoreAccess:
         """What an instance is given to reach its own part.
 
         A folder is reached by its URL alone. memory:// cannot be given away: only a virtual machine, which lives in
         this process, meets the broker there. Elsewhere these are the broker's own options, not scoped to the attempt.
         """
         return StoreAccess(url=self._url, options={} if self.local else dict(self._options))
+
+    async def sign(self, key: str, *, for_s: float) -> str:
+        """Raises BlobError for a folder and for memory, which have no URLs, and where the credentials cannot sign."""
+        if isinstance(self._store, LocalStore | MemoryStore | HTTPStore):
+            raise BlobError(f"cannot sign {key}: {self._url} has no signed URLs; use s3://, gs:// or az://")
+        try:
+            return await obstore.sign_async(self._store, "GET", self._prefix + key, timedelta(seconds=for_s))
+        except BaseError as e:
+            raise BlobError(f"cannot sign {key} at {self._url}: {one_line(e)}") from None
 
     async def _read(self, key: str) -> bytes:
         found = await obstore.get_async(self._store, self._prefix + key)

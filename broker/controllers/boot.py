@@ -31,7 +31,7 @@ class Boot:
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
         await self._put_spec(attempt, job)
-        access = self.context.blobs.access(job.id, attempt.id)
+        access = await self.context.blobs.grant(job.id, attempt.id)
         if secrets:
             sealed = self.box.seal_for(attempt.id, Sealed(secrets=secrets))
             await self.context.blobs.put(keys.grant(attempt.id), Grant(sealed=sealed).model_dump_json().encode())

@@ -6,8 +6,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from moto.server import ThreadedMotoServer
+from yarl import URL
 
 from broker.blobs import ObstoreBlobs
 from broker.blobs.init import check_bucket
@@ -116,10 +118,11 @@ async def test_check_bucket_passes_and_leaves_nothing(place: tuple[str, dict[str
         assert list(Path(place[0].removeprefix("file://")).iterdir()) == []
 
 
-async def test_access_gives_what_opens_the_same_place(place: tuple[str, dict[str, str]]) -> None:
+async def test_a_grant_gives_what_opens_the_same_place(place: tuple[str, dict[str, str]]) -> None:
     blobs = ObstoreBlobs.open(place[0], HERE, options=place[1])
-    access = blobs.access(JobId("j" * 13), AttemptId("a" * 13))
+    access = await blobs.grant(JobId("j" * 13), AttemptId("a" * 13))
     assert not access.scoped
+    assert not blobs.scopes
     assert blobs.local == (not place[0].startswith("s3:"))
     if place[0] == "memory://":
         assert access.options == {}
@@ -127,6 +130,19 @@ async def test_access_gives_what_opens_the_same_place(place: tuple[str, dict[str
     await blobs.put("k/v", b"1")
     assert await ObstoreBlobs.open(access.url, HERE, options=access.options).get("k/v") == b"1"
     assert await Objects(connect(access.url, access.options), HERE).read("k/v") == b"1"
+
+
+async def test_a_signed_url_reads_one_object_where_the_store_has_urls(place: tuple[str, dict[str, str]]) -> None:
+    blobs = ObstoreBlobs.open(place[0], HERE, options=place[1])
+    await blobs.put("bundles/x", b"the trainer")
+    if blobs.local:
+        with pytest.raises(BlobError, match="cannot sign bundles/x"):
+            await blobs.sign("bundles/x", for_s=60)
+        return
+    url = await blobs.sign("bundles/x", for_s=60)
+    assert "X-Amz-Expires=60" in url
+    async with aiohttp.ClientSession() as session, session.get(URL(url, encoded=True)) as answer:
+        assert await answer.read() == b"the trainer"
 
 
 async def test_a_reader_never_sees_half_of_an_object(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -186,12 +202,12 @@ def test_an_option_that_the_store_cannot_take_is_named(option: str) -> None:
         ObstoreBlobs.open("s3://bucket", HERE, options={option: "1"})
 
 
-def test_environment_credentials_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_credentials_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     blobs = ObstoreBlobs.open("s3://bucket", HERE, options={"AWS_REGION": "us-east-1"})
-    access = blobs.access(JobId("j" * 13), AttemptId("a" * 13))
+    access = await blobs.grant(JobId("j" * 13), AttemptId("a" * 13))
     assert access.options == {
         "aws_access_key_id": "from-the-environment", "aws_secret_access_key": "hidden", "aws_region": "us-east-1",
     }  # fmt: skip
