@@ -216,6 +216,7 @@ def _service(config: DaemonConfig, context: Context, market: Market, box: Secret
         box=box,
         clock=context.clock,
         entropy=os.urandom,
+        reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
         settings=Settings(upload_bytes=config.upload_max_bytes, lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s)),
     )
 

@@ -6,7 +6,7 @@ from time import perf_counter
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api import admin, feeds, files, jobs
+from broker.api import admin, feeds, files, jobs, shell
 from broker.api.auth import Authenticator, Forbidden, Unauthenticated
 from broker.api.content import Content
 from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
@@ -41,6 +41,7 @@ def build_app(service: Service, auth: Authenticator, *, version: str) -> web.App
         return web.json_response(described, content_type=JSON)
 
     app.router.add_get("/openapi.json", openapi)
+    app.router.add_get(shell.PATH, shell.shell)
     return app
 
 

@@ -15,10 +15,12 @@ from pydantic_core import ErrorDetails
 from broker.api import models
 from broker.domain.errors import (
     BlobsUnavailable,
+    Gone,
     GpubrokerError,
     IdempotencyConflict,
     InvalidInput,
     Problem,
+    Rejected,
     StoreUnavailable,
 )
 
@@ -55,6 +57,8 @@ STATUS: Mapping[type[GpubrokerError], int] = {
     Corrupt: 502,
     StoreUnavailable: 503,
     BlobsUnavailable: 503,
+    Gone: 409,
+    Rejected: 409,
 }
 
 

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,7 +13,7 @@ from broker.api.auth import Caller
 from broker.api.inputs import Inputs
 from broker.api.problems import Conflict, NotFound
 from broker.decide.quote import quote
-from broker.domain.errors import InvalidInput, Problem
+from broker.domain.errors import InvalidInput, Problem, Rejected
 from broker.domain.ids import JobId, job_id
 from broker.domain.instance import Caps
 from broker.domain.job import (
@@ -21,6 +21,7 @@ from broker.domain.job import (
     TERMINAL_JOB_STATES,
     Attempt,
     Event,
+    Handle,
     Job,
     JobState,
     LedgerEntry,
@@ -89,6 +90,14 @@ class JobsPage:
     next: str | None
 
 
+Reach = Callable[[Handle, Sequence[str], bool], Awaitable[Sequence[str]]]
+"""(machine, command, terminal or not) -> argv that runs it there. Raises ProviderError."""
+
+
+async def _nowhere(handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
+    raise Rejected(f"{handle.provider} is not configured here, so there is no way to {handle.name}")
+
+
 class Service:
     """Needs only ports; `app` wires it. `entropy(n)`: n random bytes."""
 
@@ -103,6 +112,7 @@ class Service:
         clock: Clock,
         entropy: Callable[[int], bytes],
         settings: Settings,
+        reach: Reach = _nowhere,
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -112,6 +122,7 @@ class Service:
         self.clock = clock
         self.entropy = entropy
         self.settings = settings
+        self.reach = reach
         self._inputs = Inputs(store)
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, daemon, jobs, submit
+from broker.cli import admin, daemon, jobs, remote, submit
 from broker.cli.exits import MEANINGS
 
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
@@ -52,6 +52,8 @@ app.command("cancel")(jobs.cancel)
 app.command("cap")(jobs.cap)
 app.command("retry")(jobs.retry)
 app.command("artifacts")(jobs.artifacts)
+app.command("ssh")(remote.ssh)
+app.command("exec")(remote.execute)
 app.command("doctor")(daemon.doctor)
 tokens.command("new")(admin.token_new)
 tokens.command("ls")(admin.token_ls)

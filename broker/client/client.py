@@ -3,11 +3,13 @@
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote as escape
 
+import aiohttp
 from pydantic import BaseModel
 
 from broker.api import models
@@ -136,6 +138,12 @@ class Client:
                         last = message.id or last
                         attempt.retry_state.start_time = time.monotonic()
                     raise Unreachable(self.url, "the stream was cut")
+
+    def shell(
+        self, job: str, words: Sequence[str], *, tty: bool
+    ) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
+        """A program beside a job's agent (no words: a shell); the frames are those of `broker.api.terminal`."""
+        return self._http.socket(f"{_job(job)}/shell", params=plain({"word": list(words), "tty": int(tty)}))
 
     # --- files
 

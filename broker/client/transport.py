@@ -58,6 +58,22 @@ class Transport:
         except aiohttp.InvalidURL:
             raise Unreachable(self.url, "not an http:// or https:// address") from None
 
+    @asynccontextmanager
+    async def socket(self, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """A WebSocket. Raises ApiError when the daemon refuses, Unreachable when it goes away."""
+        if self._session is None:
+            raise RuntimeError("use the client with `async with`")
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            async with self._session.ws_connect(self.url + path, headers=headers, heartbeat=20.0, **request) as opened:
+                yield opened
+        except aiohttp.WSServerHandshakeError as e:
+            # The handshake's error drops the body, which says why; asked again without an upgrade it is an answer.
+            async with self.once("GET", path, **request):
+                raise Unreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
+        except BROKEN as e:
+            raise Unreachable(self.url, str(e) or type(e).__name__) from None
+
     async def read(self, method: str, path: str, **request: Any) -> bytes:
         """The answer's body. Everything sent this way is safe to repeat. Raises ApiError, Unreachable."""
         async for attempt in self.tries():

@@ -1,0 +1,44 @@
+"""`GET /v1/jobs/{job_id}/shell`: a program beside a job's agent, through the daemon, so that no key ever leaves it."""
+
+import logging
+import re
+
+from aiohttp import web
+
+from broker.api import terminal
+from broker.api.context import AUTH, SERVICE
+from broker.api.problems import Conflict, NotFound
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.ids import JobId
+from broker.domain.job import AttemptState
+
+log = logging.getLogger(__name__)
+PATH = "/v1/jobs/{job_id}/shell"
+REACHABLE = frozenset({AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING, AttemptState.TERMINATING})
+WORDS, WORD_CHARACTERS = 256, 8192
+
+
+async def shell(request: web.Request) -> web.WebSocketResponse:
+    """Query: `word` repeated is the command, none is a shell; `tty=1` gives it a terminal; see `terminal`."""
+    caller = await request.app[AUTH].caller(request.headers.get("Authorization"), "submit")
+    name, words = request.match_info["job_id"], tuple(request.query.getall("word", ()))
+    if not re.fullmatch(r"[a-z2-7]{13}", name):
+        raise NotFound("no such job; GET /v1/jobs lists yours")
+    if len(words) > WORDS or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words):
+        message = f"at most {WORDS} words of {WORD_CHARACTERS} characters; put a longer command into a file"
+        raise InvalidInput(Problem(field="word", message=message))
+    service, tty = request.app[SERVICE], request.query.get("tty") == "1"
+    job = await service.job(caller, JobId(name))
+    attempts = await service.attempts(job)
+    latest = attempts[-1] if attempts else None
+    if latest is None or latest.state not in REACHABLE or not latest.handles:
+        raise Conflict(f"job {job.id} has no machine now; it is {job.state.value}")
+    argv = await service.reach(latest.handles[0], words, tty)
+    log.info("%s opens %s on %s of job %s", caller.owner, words[:1] or "a shell", latest.name, job.id)
+    socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=4 * 1024**2)
+    if not socket.can_prepare(request).ok:
+        raise InvalidInput(Problem(field="Upgrade", message="this address speaks WebSocket; use `gpubroker exec JOB`"))
+    await socket.prepare(request)
+    await terminal.serve(argv, socket, tty=tty)
+    await socket.close()
+    return socket

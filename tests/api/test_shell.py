@@ -1,0 +1,95 @@
+"""A program beside a job's agent, over a WebSocket."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from broker.domain.ids import JobId
+from broker.domain.job import AttemptState, Handle
+from broker.ports import Change, Lane
+from tests.api.harness import SEEN, Running, spec
+from tests.api.test_files import admitted
+
+
+@pytest.fixture
+async def training(api: Running) -> tuple[str, dict[str, str]]:
+    """(a job whose machine is this one, its owner's headers)."""
+    headers = await api.token("ann")
+    ref = (await api.upload(headers, b"word,definition\na,b\nc,d\n" * 20))["ref"]
+    job = (await api.call("POST", "/v1/jobs", headers, 202, json=spec(ref)))["id"]
+    attempt = await admitted(api, job)
+
+    async def reach(handle: Handle, words: Sequence[str], tty: bool) -> Sequence[str]:
+        assert handle.id == "m1"
+        return list(words) or ["sh", "-i"]
+
+    api.service.reach = reach
+    store = api.service.store
+    for leased in await store.claim_attempts(Lane.LAUNCH, owner="t", lease_s=60, limit=9):
+        if leased.attempt.id == attempt:
+            handle = Handle(provider="simulated", id="m1", name=leased.attempt.name)
+            launching = replace(leased.attempt, state=AttemptState.BOOTING, handles=(handle,), create_sent_at=SEEN)
+            assert all(await store.apply([Change(attempt=(leased.attempt, launching))]))
+    return job, headers
+
+
+async def ran(
+    api: Running, job: str, headers: dict[str, str], *words: str, tty: bool = False, stdin: bytes = b""
+) -> tuple[int, bytes, bytes]:
+    """(exit code, output, errors)"""
+    parts = {1: b"", 2: b""}
+    url, params = f"{api.url}/v1/jobs/{job}/shell", [("word", w) for w in words] + [("tty", str(int(tty)))]
+    async with api.http.ws_connect(url, headers=headers, params=params) as socket:
+        if tty:
+            await socket.send_str(json.dumps({"resize": [31, 97]}))
+        if stdin:
+            await socket.send_bytes(stdin)
+        await socket.send_str(json.dumps({"eof": True}))
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                parts[message.data[0]] += message.data[1:]
+            else:
+                return json.loads(message.data)["exit"], parts[1], parts[2]
+    raise AssertionError("no exit code came")
+
+
+async def test_streams_and_the_exit_code_come_back(api: Running, training: tuple[str, dict[str, str]]) -> None:
+    job, headers = training
+    said = await ran(api, job, headers, "sh", "-c", "cat; echo wrong >&2; exit 3", stdin=b"some \x00 bytes")
+    assert said == (3, b"some \x00 bytes", b"wrong\n")
+
+
+async def test_a_terminal_has_the_size_of_the_client_s(api: Running, training: tuple[str, dict[str, str]]) -> None:
+    job, headers = training
+    code, out, _ = await ran(api, job, headers, "sh", "-c", "read x; test -t 0 && stty size", tty=True, stdin=b"now\r")
+    assert (code, out.splitlines()[-1]) == (0, b"31 97")
+
+
+async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    job, headers = training
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    script = f"trap 'echo gone > {fifo}; exit' HUP; echo up; while :; do sleep 0.05; done"
+    params = [("word", "sh"), ("word", "-c"), ("word", script)]
+    async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params=params) as socket:
+        assert (await socket.receive()).data == b"\x01up\n"
+    assert (await asyncio.to_thread(fifo.read_bytes)) == b"gone\n"
+
+
+async def test_it_is_the_owner_s_alone_and_wants_a_machine(api: Running, training: tuple[str, dict[str, str]]) -> None:
+    job, headers = training
+    other = await api.token("bob")
+    await api.call("GET", f"/v1/jobs/{job}/shell", other, 404)
+    await api.call("GET", f"/v1/jobs/{job}/shell", await api.token("ann", "read"), 403)
+    await api.call("GET", f"/v1/jobs/{JobId('a' * 13)}/shell", headers, 404)
+    await api.call("GET", f"/v1/jobs/{job}/shell", headers, 422)  # no WebSocket
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell"):
+            pass
+    assert refused.value.status == 401
