@@ -67,8 +67,9 @@ def main() -> None:
         start, cpu = time.perf_counter(), time.process_time()
         left = SPEC.cap_usd
         made = quote(
-            SPEC, WORK, offers, now=now, local_files=False, spent=Decimal(0), cap_left=left, excluded={}, caps=caps
-        )
+            SPEC, WORK, offers, now=now, local_files=False, scoped_store=True, spent=Decimal(0), cap_left=left,
+            excluded={}, caps=caps,
+        )  # fmt: skip
         tuple(made.lines[:100])
         return made, (time.perf_counter() - start) * 1000, (time.process_time() - cpu) * 1000
 

@@ -172,6 +172,7 @@ class Service:
             self.market.offers(),
             now=self.clock.now(),
             local_files=self.blobs.local or checked.local_model,
+            scoped_store=self.blobs.scopes,
             spent=ZERO,
             cap_left=cap,
             excluded=excluded,

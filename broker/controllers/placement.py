@@ -74,6 +74,7 @@ class Placement:
             self._offers(),
             now=context.clock.now(),
             local_files=context.blobs.local or _local_model(job),
+            scoped_store=context.blobs.scopes,
             spent=job.spent_usd,
             cap_left=cap_left,
             excluded=excluded,

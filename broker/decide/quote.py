@@ -41,6 +41,7 @@ LABELS = {
     Drop.GPUS: "have another number of GPUs",
     Drop.SPOT: "excluded by the spot policy",
     Drop.UNREACHABLE: "cannot reach files of this machine",
+    Drop.UNSCOPED: "on community hosts, which this blob store has no credentials for",
     Drop.NO_TRAINER: "lack the trainer",
     Drop.UNKNOWN_HARDWARE: "of unknown hardware",
     Drop.MEMORY: "need more memory",
@@ -94,6 +95,7 @@ class _Ask:
     spec: JobSpec
     workload: Workload
     local_files: bool
+    scoped_store: bool
     cap_left: Decimal
     cap_micros: int
     regions: frozenset[str]
@@ -109,7 +111,7 @@ _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "vcpus", "emul
 """All that `fit` looks at."""
 _MACHINE = attrgetter(
     "provider", "accelerator", "gpus", "gpu_memory_bytes", "vcpus", "spot", "emulated_on", "emulated_vcpus",
-    "billing_quantum_s", "reaches_local_files",
+    "billing_quantum_s", "reaches_local_files", "trust",
 )  # fmt: skip
 """All that `_kind` looks at: two offers that agree in it are one kind of machine."""
 
@@ -125,8 +127,14 @@ def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
         return Drop.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
     if want.spot == ("never" if offer.spot else "only"):
         return Drop.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
-    if ask.local_files and not (offer.reaches_local_files or caps.reaches_local_files):
+    here = offer.reaches_local_files or caps.reaches_local_files
+    if ask.local_files and not here:
         return Drop.UNREACHABLE, "its machine cannot reach the blob store or model folder on this machine; use a bucket"
+    if (offer.trust or caps.trust) == "community" and not (ask.scoped_store or here):
+        return Drop.UNSCOPED, (
+            "a community host would get the blob store's own credentials; let the daemon scope them "
+            "(docs/blob-store.md), or ask for other providers"
+        )
     if ask.spec.train is not None and not caps.has_trainer:
         return Drop.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
     return None
@@ -337,6 +345,7 @@ def quote(
     *,
     now: datetime,
     local_files: bool,
+    scoped_store: bool,
     spent: Decimal,
     cap_left: Decimal,
     excluded: Mapping[str, str],
@@ -345,6 +354,7 @@ def quote(
     """Every offer once, kept ones first by expected dollars to finish (a script: by price), ties by offer id.
 
     `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
+    `scoped_store`: what the blob store grants reaches no more than the attempt's own part.
     `spent`, `cap_left`: dollars of this job. `excluded`: reasons by offer id, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach.
     """
@@ -352,6 +362,7 @@ def quote(
         spec=spec,
         workload=workload,
         local_files=local_files,
+        scoped_store=scoped_store,
         cap_left=cap_left,
         cap_micros=int(cap_left * 1_000_000),
         regions=frozenset(spec.resources.regions),

@@ -52,6 +52,7 @@ def quoted(
     spent: Decimal = Decimal(0),
     excluded: Mapping[str, str] | None = None,
     local_files: bool = False,
+    scoped_store: bool = True,
     caps: Mapping[str, Caps] = CAPS,
 ) -> Quote:
     return quote(
@@ -60,6 +61,7 @@ def quoted(
         offers,
         now=NOW,
         local_files=local_files,
+        scoped_store=scoped_store,
         spent=spent,
         cap_left=cap_left,
         excluded=excluded or {},

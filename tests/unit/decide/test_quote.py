@@ -30,6 +30,13 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"resources": {"spot": "only"}}, Drop.SPOT, "on-demand; spot is 'only' in the spec"),
         ({"spot": True}, {"resources": {"spot": "never"}}, Drop.SPOT, "spot; spot is 'never' in the spec"),
         ({}, {"local_files": True}, Drop.UNREACHABLE, "cannot reach the blob store"),
+        ({"trust": "community"}, {"scoped_store": False}, Drop.UNSCOPED, "let the daemon scope them"),
+        (
+            {},
+            {"scoped_store": False, "caps": {"cloud": Caps(spot=True, trust="community")}},
+            Drop.UNSCOPED,
+            "a community host would get the blob store's own credentials",
+        ),
         (
             {},
             {"caps": {"cloud": Caps(spot=True, has_trainer=False)}},
@@ -58,6 +65,18 @@ def test_what_is_dropped_says_why(changes: dict[str, Any], arguments: dict[str, 
     assert made.best is None
     assert made.drops == {drop: 1}
     assert summary(made) == f"0 of 1 offers kept; dropped: 1 {LABELS[drop]}"
+
+
+def test_only_community_hosts_elsewhere_need_a_store_that_scopes() -> None:
+    market = [
+        offer(id="anybody", trust="community"),
+        offer(id="data-centre", trust="secure"),
+        offer(id="here", trust="community", reaches_local_files=True),
+        offer(id="unsaid"),
+    ]
+    unscoped, scoped = quoted(market, scoped_store=False), quoted(market)
+    assert [line.offer.id for line in unscoped.lines[: unscoped.kept]] == ["data-centre", "here", "unsaid"]
+    assert scoped.kept == len(market)
 
 
 def test_every_reason_has_its_words() -> None:
@@ -249,8 +268,8 @@ def test_the_order_of_the_market_does_not_matter(market: list[Offer], left: Deci
 def test_boot_time_of_the_provider_is_paid() -> None:
     def at(boot_s: float) -> Decimal:
         made = quote(
-            spec(), WORK, [offer()], now=NOW, local_files=False, spent=Decimal(0), cap_left=Decimal(100), excluded={},
-            caps={**CAPS, "cloud": Caps(spot=True, boot_s=boot_s)},
+            spec(), WORK, [offer()], now=NOW, local_files=False, scoped_store=True, spent=Decimal(0),
+            cap_left=Decimal(100), excluded={}, caps={**CAPS, "cloud": Caps(spot=True, boot_s=boot_s)},
         )  # fmt: skip
         assert made.best is not None
         assert made.best.usd_p50 is not None
