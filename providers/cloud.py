@@ -35,10 +35,12 @@ class Purchase:
     catalog: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     """Rows to be in SkyPilot's catalog before the launch, by file (`runpod/vms.csv`); a row is keyed by its columns."""
     config: Mapping[str, object] = field(default_factory=dict)
-    """SkyPilot configuration of this task alone, e.g. `{"vast": {"create_instance_kwargs": {"price": 0.2}}}`."""
+    """SkyPilot configuration of this launch alone, e.g. `{"vast": {"create_instance_kwargs": {"price": 0.2}}}`."""
     pin: Mapping[str, str] = field(default_factory=dict)
     """For the server plugin: which exact thing to buy, where SkyPilot itself would take the first that it finds."""
     network_tier: str | None = None
+    apart_s: float = 0.0
+    """Seconds that the cloud wants between two launches."""
 
 
 class Cloud(Protocol):
@@ -60,8 +62,8 @@ class Cloud(Protocol):
     async def list(self) -> Sequence[Observed]: ...
     async def destroy(self, handle: Handle) -> None: ...
     async def check(self) -> str | None: ...
-    def purchase(self, offer: Offer) -> Purchase: ...
-    async def confirm(self, handle: Handle) -> None:
+    def purchase(self, offer: Offer, boot: BootSpec) -> Purchase: ...
+    async def confirm(self, handle: Handle, purchase: Purchase) -> None:
         """After launch: what must hold of the machine beyond what `list` reads back. Raises Rejected."""
         ...
 
@@ -100,6 +102,8 @@ class CloudProvider:
         self._installation = installation
         self._emulated = emulated
         self.dropped: Mapping[str, int] = {}
+        self._turn = asyncio.Lock()
+        self._next_launch = 0.0
 
     @property
     def name(self) -> str:
@@ -131,12 +135,22 @@ class CloudProvider:
         if any(seen.handle.name == name for seen in await self._cloud.list()):
             # SkyPilot adopts by name, but sets up again what may be running, and loops for ever on a partial set.
             raise OutcomeUnknown(f"{name} stands at {self.name} already; it is not launched again")
-        purchase = self._cloud.purchase(offer)
+        purchase = self._cloud.purchase(offer, boot)
+        await self._apart(purchase.apart_s)
         await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
         handles = await self._handles(name, boot.nodes)
         for handle in handles:
-            await self._cloud.confirm(handle)
+            await self._cloud.confirm(handle, purchase)
         return handles
+
+    async def _apart(self, seconds: float) -> None:
+        """Waits until the cloud takes another launch."""
+        if not seconds:
+            return
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(self._next_launch - loop.time())
+            self._next_launch = loop.time() + seconds
 
     async def _handles(self, name: InstanceName, nodes: int) -> Sequence[Handle]:
         """The launched machines as the cloud itself lists them, which may lag."""

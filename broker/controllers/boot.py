@@ -8,7 +8,7 @@ from typing import Any
 from broker.controllers.context import Context
 from broker.decide.recovery import plan_after_oom
 from broker.domain.errors import AlreadyExists, Rejected
-from broker.domain.instance import BootSpec
+from broker.domain.instance import BootSpec, CloudOptions
 from broker.domain.job import Attempt, Job
 from broker.ports import Leased
 from broker.secrets import SecretBox, SecretsError
@@ -43,7 +43,8 @@ class Boot:
             "GPUBROKER_INSTALLATION": self.context.installation,
             "GPUBROKER_ATTEMPT": attempt.id,
         }
-        return BootSpec(env=env, secret_env=secret_env)
+        options = CloudOptions(**job.spec.resources.aws.model_dump())
+        return BootSpec(env=env, secret_env=secret_env, options=options)
 
     async def _secrets(self, job: Job) -> dict[str, str]:
         if not job.spec.secrets:

@@ -94,6 +94,19 @@ class TrainerBundle:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CloudOptions:
+    """What the job's owner asks of the machine's surroundings, where the cloud has such a thing (AWS)."""
+
+    vpc: str | None = None
+    """Its `Name` tag; None: the default one."""
+    subnets: tuple[str, ...] = ()
+    """Their `Name` tags; empty: any public one."""
+    encrypted_volume: bool = True
+    kms_key: str | None = None
+    """Of the volume; None: the account's default."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BootSpec:
     """What the instance needs to start the agent."""
 
@@ -102,5 +115,6 @@ class BootSpec:
     secret_env: dict[str, str] = field(default_factory=dict, repr=False)
     """Environment that must not be shown or logged: the attempt's key, store credentials."""
     nodes: int = 1
+    options: CloudOptions = CloudOptions()
     trainer: TrainerImage | TrainerBundle | None = None
     """How a rented machine gets the trainer; None where it is there already (local, simulated)."""

@@ -22,11 +22,32 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
 
+class AwsOptions(Config):
+    """Where on AWS, and on what disk. Buckets are the daemon's matter: see `blob_options`."""
+
+    vpc: Annotated[Text, Field(min_length=1, max_length=255)] | None = None
+    """`Name` tag of the VPC; absent: the region's default one."""
+    subnets: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=255)], ...], Field(max_length=16)] = ()
+    """`Name` tags of public subnets; empty: any of the VPC."""
+    encrypted_volume: bool = True
+    """Encrypt the machine's disk."""
+    kms_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9:/_-]{1,2048}$")] | None = None
+    """Key (id, ARN or alias) that the disk is encrypted with; absent: the account's default key for volumes."""
+
+    @model_validator(mode="after")
+    def _key_of_something(self) -> Self:
+        if self.kms_key and not self.encrypted_volume:
+            raise ValueError("kms_key encrypts the volume, but encrypted_volume is false; drop one of them")
+        return self
+
+
 class Resources(Config):
     """Limits on what may be bought; everything is allowed that is not excluded."""
 
     gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of GPUs; `auto` takes what the estimate needs."""
+    nodes: Annotated[int, Field(ge=1, le=16)] = 1
+    """Machines that train together; AWS and Lambda join several."""
     accelerators: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
     """Canonical names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`; empty: any."""
     providers: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
@@ -34,6 +55,7 @@ class Resources(Config):
     regions: Annotated[tuple[Annotated[Text, Field(max_length=64)], ...], Field(max_length=64)] = ()
     spot: Literal["allowed", "never", "only"] = "allowed"
     max_usd_per_hour: Usd | None = None
+    aws: AwsOptions = AwsOptions()
 
 
 class Retry(Config):
