@@ -7,6 +7,7 @@ import typer
 
 from broker.cli import admin, daemon, jobs, remote, submit
 from broker.cli.exits import MEANINGS
+from broker.cli.sweep import sweep
 
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
 app = typer.Typer(
@@ -54,6 +55,7 @@ app.command("retry")(jobs.retry)
 app.command("artifacts")(jobs.artifacts)
 app.command("ssh")(remote.ssh)
 app.command("exec")(remote.execute)
+app.command("sweep")(sweep)
 app.command("doctor")(daemon.doctor)
 tokens.command("new")(admin.token_new)
 tokens.command("ls")(admin.token_ls)

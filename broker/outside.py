@@ -1,0 +1,129 @@
+"""The sweep without a daemon: what stands in the clouds under our name, and who answers for it.
+
+With the database at hand this is the daemon's own judgement. Without it, only one thing can be known: whether some
+broker of this installation lives, by its lease in the blob store. While one does, nothing is touched; when none does,
+nobody answers for anything.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.decide.sweep import orphans
+from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
+from broker.domain.ids import Installation, attempt_of
+from broker.domain.instance import InstanceState, Observed
+from broker.ports import Blobs, Clock, Provider, Store
+from trainer.contract import keys
+
+LOOK_S = 5.0
+ABSENT_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One machine of ours. `orphan`: why nobody answers for it; empty: somebody does, or may."""
+
+    provider: str
+    observed: Observed
+    orphan: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    machines: tuple[Found, ...]
+    silent: Mapping[str, str]
+    """Clouds that did not answer, with what they said: nothing is known of them."""
+    judged_by: str
+
+
+async def survey(
+    installation: Installation,
+    providers: Mapping[str, Provider],
+    clock: Clock,
+    *,
+    store: Store | None,
+    blobs: Blobs,
+    watch_s: float,
+) -> Survey:
+    """`watch_s`: for so long the lease is watched where there is no database. Raises StoreUnavailable."""
+    seen: list[tuple[str, Observed]] = []
+    silent: dict[str, str] = {}
+    answers = await asyncio.gather(*(p.list() for p in providers.values()), return_exceptions=True)
+    for name, answer in zip(providers, answers, strict=True):
+        if isinstance(answer, ProviderError | TimeoutError | OSError):
+            silent[name] = str(answer) or type(answer).__name__
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            ours = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
+            seen += [(name, o) for o in ours if o.state is not InstanceState.GONE]
+    why, judged_by = await _judge(installation, seen, clock, store, blobs, watch_s)
+    machines = tuple(Found(provider=name, observed=o, orphan=why.get(o.handle.id, "")) for name, o in seen)
+    return Survey(machines=machines, silent=silent, judged_by=judged_by)
+
+
+async def _judge(
+    installation: Installation,
+    seen: Sequence[tuple[str, Observed]],
+    clock: Clock,
+    store: Store | None,
+    blobs: Blobs,
+    watch_s: float,
+) -> tuple[dict[str, str], str]:
+    """(why by machine id, who says so)"""
+    if not seen:
+        return {}, "nothing stands"
+    if store is not None:
+        ids = [a for _, o in seen if (a := attempt_of(installation, o.handle.name)) is not None]
+        found = orphans(installation, [o for _, o in seen], await store.attempts_by_id(ids))
+        return {one.observed.handle.id: one.why for one in found}, "the database"
+    if blobs.local:
+        return {}, "nobody: neither a database nor a shared blob store is at hand, so nothing is known"
+    try:
+        lives = await _lease_moves(blobs, clock, watch_s)
+    except BlobsUnavailable as e:
+        return {}, f"nobody: the blob store cannot be read, so nothing is known ({e})"
+    if lives:
+        return {}, "the lease in the blob store: a broker lives and answers for them"
+    gone = f"no broker has touched its lease for {watch_s:.0f} s"
+    return {o.handle.id: gone for _, o in seen}, "the lease in the blob store"
+
+
+async def _lease_moves(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
+    first = await blobs.get(keys.BROKER_LEASE)
+    until = clock.monotonic() + watch_s
+    while clock.monotonic() < until:
+        await clock.sleep(min(LOOK_S, watch_s))
+        if await blobs.get(keys.BROKER_LEASE) != first:
+            return True
+    return False
+
+
+async def destroy(found: Found, provider: Provider, clock: Clock) -> str | None:
+    """Until the cloud itself says absent, in two listings a list lag apart; else why not, in one line."""
+    until, absent_at = clock.monotonic() + ABSENT_S + provider.caps.list_lag_s, None
+    said = "the cloud still lists it"
+    while clock.monotonic() < until:
+        try:
+            if absent_at is None:
+                await _ask(provider, found)
+            listed = any(
+                o.handle.id == found.observed.handle.id and o.state is not InstanceState.GONE
+                for o in await provider.list()
+            )
+        except ProviderError as e:
+            said, listed = str(e), True
+        now = clock.monotonic()
+        absent_at = None if listed else (now if absent_at is None else absent_at)
+        if absent_at is not None and now - absent_at >= provider.caps.list_lag_s:
+            return None
+        await clock.sleep(min(LOOK_S, max(0.1, provider.caps.list_lag_s)))
+    return said
+
+
+async def _ask(provider: Provider, found: Found) -> None:
+    try:
+        await provider.destroy(found.observed.handle)
+    except Gone:
+        return
