@@ -45,25 +45,22 @@ async def standing(tmp_path: Path, blobs: ObstoreBlobs, clock: ManualClock) -> S
 
 
 async def test_without_a_database_only_a_still_lease_makes_orphans(tmp_path: Path, blobs: ObstoreBlobs) -> None:
-    clock = ManualClock()
+    clock, watching = ManualClock(), ManualClock()
     cloud = await standing(tmp_path, blobs, clock)
-    await blobs.put(keys.BROKER_LEASE, b"1")
-    moving = 0
+    await blobs.put(keys.BROKER_LEASE, b"0")
+    touches = 0
 
-    async def touch_then_sleep(seconds: float) -> None:
-        nonlocal moving
-        clock.advance(seconds)
-        if moving:
-            moving += 1
-            await blobs.put(keys.BROKER_LEASE, str(moving).encode())
+    async def pass_at_once(seconds: float) -> None:
+        watching.advance(seconds)
+        await blobs.put(keys.BROKER_LEASE, str(touches).encode())
 
-    clock.sleep = touch_then_sleep  # type: ignore[method-assign]
-    still = await outside.survey(HERE, {"simulated": cloud}, clock, store=None, blobs=blobs, watch_s=60)
+    watching.sleep = pass_at_once  # type: ignore[method-assign]
+    still = await outside.survey(HERE, {"simulated": cloud}, watching, store=None, blobs=blobs, watch_s=60)
     assert "no broker has touched its lease for 60 s" in still.machines[0].orphan
-    moving = 1
-    lives = await outside.survey(HERE, {"simulated": cloud}, clock, store=None, blobs=blobs, watch_s=60)
+    touches = 1
+    lives = await outside.survey(HERE, {"simulated": cloud}, watching, store=None, blobs=blobs, watch_s=60)
     assert lives.machines[0].orphan == ""
-    assert await outside.destroy(still.machines[0], cloud, clock) is None
+    assert await outside.destroy(still.machines[0], cloud, watching) is None
     assert await cloud.list() == []
 
 
