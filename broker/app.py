@@ -36,6 +36,7 @@ from broker.secrets import SecretBox, master_key
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
+from broker.trainer_source import TrainerSource, image_of
 from providers.registry import build
 from trainer.contract.rendezvous import Limits
 
@@ -122,6 +123,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
     except OSError as e:
         message = f"{config.home}: {e.strerror}; name a folder that this user can write"
         raise InvalidInput(Problem(field="home", message=message)) from None
+    image = image_of(config.trainer, os.environ)
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         dsn = config.database_url or await _embedded(stack, config.home)
@@ -150,7 +152,8 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             rhythm=_rhythm(config),
             limits=Limits(**config.limits.model_dump()),
         )
-        fleet = Fleet.build(context, box, market.offers, [LogNotifier()], report_only=report_only)
+        trainer = TrainerSource(blobs, image)
+        fleet = Fleet.build(context, box, market.offers, [LogNotifier()], trainer=trainer, report_only=report_only)
         service = _service(config, context, market, box)
         application = build_app(service, Authenticator(store, clock), version=version("gpubroker"))
         yield House(

@@ -1,12 +1,13 @@
 """The daemon's configuration: `$GPUBROKER_HOME/gpubroker.yaml`, overridden by `GPUBROKER_*` variables."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from broker.api.problems import of_validation
 from broker.domain.errors import InvalidInput, Problem
@@ -15,6 +16,8 @@ from trainer.contract.base import Config
 
 CONFIG_FILE = "gpubroker.yaml"
 CLIENT_FILE = "client.json"
+PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
+"""An image reference with a digest."""
 
 
 def default_home() -> Path:
@@ -48,6 +51,22 @@ class LimitsConfig(Config):
     drain_s: Annotated[float, Field(gt=0)] = 120.0
 
 
+class TrainerConfig(Config):
+    """Where rented machines get the trainer; see docs/images.md."""
+
+    image: str | None = None
+    """`registry/name@sha256:…`, as `make image` prints it; unset: the code is installed on the cloud's own image."""
+    registry_username: str | None = None
+    """For a private registry; the password comes by GPUBROKER_REGISTRY_PASSWORD only."""
+
+    @field_validator("image")
+    @classmethod
+    def _pinned(cls, image: str | None) -> str | None:
+        if image is not None and not PINNED.fullmatch(image):
+            raise ValueError("needs a digest, since tags move: registry/name@sha256:…, as `make image` prints it")
+        return image
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
@@ -63,6 +82,7 @@ class DaemonConfig(Config):
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
     providers: ProvidersConfig = ProvidersConfig()
     """Which clouds, each with its settings; see docs/providers.md."""
+    trainer: TrainerConfig = TrainerConfig()
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
     rhythm: RhythmConfig = RhythmConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -8,7 +8,8 @@ from broker.domain.instance import BootSpec, TrainerBundle, TrainerImage
 STOCK_IMAGE = "docker.io/pytorch/pytorch@sha256:6acf597eeb8e376a96580dde4952f37cc017fef732bb40bfc73f28f25e3f64b4"
 """What a machine is made of when the operator has no image: the trainer's torch, and the oldest CUDA built for it.
 
-Its tag is 2.13.0-cuda12.6-cudnn9-runtime (Python 3.12). Any driver that runs CUDA 12 runs it (minor version compatibility); a B200 needs an image of CUDA 12.8 or newer.
+Its tag is 2.13.0-cuda12.6-cudnn9-runtime (Python 3.12). Any driver that runs CUDA 12 runs it (minor version
+compatibility); a B200 needs an image of CUDA 12.8 or newer.
 """
 HUB = "docker.io"
 

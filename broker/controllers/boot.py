@@ -1,14 +1,14 @@
 """What an attempt's machine is given: its spec, its grant, and where the blob store is."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from broker.controllers.context import Context
 from broker.decide.recovery import plan_after_oom
 from broker.domain.errors import AlreadyExists, Rejected
-from broker.domain.instance import BootSpec, CloudOptions
+from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
 from broker.ports import Leased
 from broker.secrets import SecretBox, SecretsError
@@ -17,6 +17,10 @@ from trainer.contract.data import format_of
 from trainer.contract.rendezvous import AttemptSpec, DataFile, Grant, Sealed, World
 
 UPLOAD = "upload:"
+SELF_STOP_S = 1800.0
+"""How long a machine whose attempt is over waits for the broker to destroy it, before it shuts itself down."""
+
+TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +29,12 @@ class Boot:
 
     context: Context
     box: SecretBox
+    trainer: TrainerOf | None = None
+    """How a rented machine gets the trainer."""
 
     async def prepare(self, one: Leased) -> BootSpec:
-        """Raises Rejected when a secret is gone, BlobsUnavailable when the store cannot be written."""
+        """Raises Rejected when a secret is gone or the trainer cannot be handed out, BlobsUnavailable when the store
+        cannot be written."""
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
         await self._put_spec(attempt, job)
@@ -44,7 +51,13 @@ class Boot:
             "GPUBROKER_ATTEMPT": attempt.id,
         }
         options = CloudOptions(**job.spec.resources.aws.model_dump())
-        return BootSpec(env=env, secret_env=secret_env, options=options)
+        caps = self.context.provider_of(attempt).caps
+        trainer = None
+        if caps.agent_start_s is not None and self.trainer is not None:
+            trainer = await self.trainer()
+            env |= {"GPUBROKER_SELF_STOP": caps.self_stop, "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S))}
+        nodes = job.spec.resources.nodes
+        return BootSpec(env=env, secret_env=secret_env, nodes=nodes, trainer=trainer, options=options)
 
     async def _secrets(self, job: Job) -> dict[str, str]:
         if not job.spec.secrets:
@@ -99,7 +112,7 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
         resume_from=attempt.resume_from,
         env=spec.env,
         secrets=spec.secrets,
-        world=World(gpus_per_node=gpus),
+        world=World(nodes=spec.resources.nodes, gpus_per_node=gpus),
         limits=context.limits,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from broker.controllers.beats import Beats
 from broker.controllers.billing import Billing
-from broker.controllers.boot import Boot
+from broker.controllers.boot import Boot, TrainerOf
 from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
 from broker.controllers.interruption import Interruption
@@ -41,12 +41,13 @@ class Fleet:
         offers: Callable[[], Sequence[Offer]],
         notifiers: Sequence[Notifier],
         *,
+        trainer: TrainerOf | None = None,
         report_only: bool = False,
     ) -> "Fleet":
         inventory, launchers = Inventory(context), Launchers(context)
         looker = Looker(context, inventory, Beats(context))
         interruption = Interruption(context, looker)
-        launch = Launch(context, inventory, launchers, Boot(context=context, box=box))
+        launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer))
         return cls(
             context=context,
             launch=launch,
