@@ -1,11 +1,16 @@
-"""One name for one GPU, whatever a cloud or a driver calls it."""
+"""One name for one GPU, whatever a cloud or a driver calls it, and our own name in what SkyPilot makes of it."""
 
 import re
 
+from broker.domain.ids import Installation, InstanceName, attempt_of
+
 GB = 10**9
+_NODE = re.compile(r"(?P<cluster>.+)-[a-z0-9]+-(?:head|worker)")
+"""`<cluster>-<user hash>-head`: what SkyPilot calls the machines of a cluster (`make_cluster_name_on_cloud`)."""
 _BY_NAME = (
-    (r"H100.*NVL", "h100-nvl"), (r"H100.*PCI", "h100-pcie"), (r"H100", "h100-sxm"), (r"H200", "h200-sxm"),
-    (r"B200", "b200"), (r"L40S", "l40s"), (r"RTX ?4090", "rtx4090"), (r"RTX ?A6000|\bA6000\b", "a6000"),
+    (r"H100.*NVL", "h100-nvl"), (r"H100.*PCI", "h100-pcie"), (r"H100", "h100-sxm"), (r"\bH200 NVL", "h200-nvl"),
+    (r"\bH200", "h200-sxm"), (r"\bB200", "b200"), (r"L40S", "l40s"),
+    (r"RTX ?4090(?! ?(D\b|Laptop|Mobile))", "rtx4090"), (r"RTX ?A6000|\bA6000\b", "a6000"),
     (r"A10G", "a10g"), (r"\bL4\b", "l4"),
 )  # fmt: skip
 
@@ -23,3 +28,11 @@ def accelerator(name: str, memory_bytes: int | None) -> str:
         if re.search(pattern, spelt, re.I):
             return known
     return re.sub(r"[^a-z0-9]+", "-", spelt.lower().removeprefix("nvidia ")).strip("-")
+
+
+def instance_of(installation: Installation, name: str) -> InstanceName | None:
+    """Our name of a machine that SkyPilot named; None for one that is not of this installation."""
+    node = _NODE.fullmatch(name)
+    if node is None or attempt_of(installation, node["cluster"]) is None:
+        return None
+    return InstanceName(node["cluster"])

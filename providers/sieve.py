@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from broker.domain.offer import GIB, GpuAsk, Offer
 
 _MEMORY_GB = {
-    "h100-sxm": (79, 96), "h100-pcie": (79, 96), "h100-nvl": (93, 96), "h200-sxm": (138, 152), "b200": (178, 196),
+    "h100-sxm": (79, 96), "h100-pcie": (79, 96), "h100-nvl": (93, 102), "h200-sxm": (138, 152), "b200": (178, 196),
     "a100-80gb-sxm": (79, 87), "a100-80gb-pcie": (79, 87), "a100-40gb": (39, 44), "l40s": (44, 52),
     "rtx4090": (23, 52), "a6000": (47, 52), "a10g": (22, 26), "l4": (22, 26),
 }  # fmt: skip
