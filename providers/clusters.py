@@ -1,0 +1,36 @@
+"""SkyPilot's words for ours: the names of its clusters, and the columns of its catalogs."""
+
+from collections.abc import Mapping
+
+from broker.domain.ids import ID_LENGTH, Installation, InstanceName, attempt_of, name_prefix
+from broker.domain.offer import GIB, Offer
+
+_MIB = 1024**2
+_GPUS = {
+    "h100-sxm": "H100-SXM", "h100-pcie": "H100", "h100-nvl": "H100-NVL", "h200-sxm": "H200-SXM", "b200": "B200",
+    "a100-80gb-sxm": "A100-80GB-SXM", "a100-80gb-pcie": "A100-80GB", "a100-40gb": "A100", "l40s": "L40S",
+    "rtx4090": "RTX4090", "a6000": "RTXA6000", "a10g": "A10G", "l4": "L4",
+}  # fmt: skip
+
+
+def cluster_of(installation: Installation, label: str | None) -> InstanceName | None:
+    """Our name in SkyPilot's `<name>-<user hash>[-head|-worker]`; None for what is not this installation's."""
+    length = len(name_prefix(installation)) + ID_LENGTH
+    name = (label or "")[:length]
+    if attempt_of(installation, name) is None or (label or "")[length : length + 1] not in ("", "-"):
+        return None
+    return InstanceName(name)
+
+
+def gpu_columns(offer: Offer) -> Mapping[str, str]:
+    """What a machine is, in the columns that all catalogs of SkyPilot share."""
+    name = _GPUS.get(offer.accelerator, offer.accelerator.upper())
+    mib = offer.gpu_memory_bytes // _MIB
+    gpu = {"Name": name, "Manufacturer": "NVIDIA", "Count": offer.gpus, "MemoryInfo": {"SizeInMiB": mib}}
+    return {
+        "AcceleratorName": name,
+        "AcceleratorCount": f"{offer.gpus}.0",
+        "vCPUs": f"{offer.vcpus}.0",
+        "MemoryGiB": f"{offer.ram_bytes / GIB:g}",
+        "GpuInfo": str({"Gpus": [gpu], "TotalGpuMemoryInMiB": mib * offer.gpus}),
+    }
