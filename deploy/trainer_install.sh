@@ -1,22 +1,85 @@
 #!/usr/bin/env bash
 # The one recipe that makes a machine or an image able to run `python -m trainer`; the same lines serve both.
 #   deploy/trainer_install.sh [FOLDER]      FOLDER: where the virtual environment goes (default ~/.gpubroker-trainer)
-# Needs Python 3.11+ with venv. Run it again to bring an installation up to date.
+# Needs Python 3.11+ with venv, or uv to get one. Run it again to bring an installation up to date. A Python that has
+# the trainer's torch already is built upon, and where nothing is missing nothing is fetched.
 set -euo pipefail
+umask 022
 
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${1:-$HOME/.gpubroker-trainer}
-python=${PYTHON:-python3}
+torch=$(sed -n 's/^torch==//p' "$source/constraints-trainer.txt")
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    { echo "trainer_install.sh: $("$python" --version) is too old: set PYTHON to a Python of 3.11 or newer" >&2; exit 1; }
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-"$venv/bin/python" "$source/deploy/trainer_requirements.py" |
-    "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --progress-bar off \
-        --constraint "$source/constraints-trainer.txt" --requirement /dev/stdin
+new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+has_torch() {
+    "$1" -I -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != sys.argv[1])' \
+        "$torch" 2>/dev/null
+}
+
+# The Python to build on: one with torch before one without. Several may be there: SkyPilot brings its own.
+choose() {
+    local found="" candidate
+    for candidate in ${PYTHON:-python3 /usr/bin/python3 /usr/local/bin/python3 /opt/conda/bin/python3}; do
+        new_enough "$candidate" || continue
+        if has_torch "$candidate"; then
+            found=$candidate
+            break
+        fi
+        found=${found:-$candidate}
+    done
+    echo "$found"
+}
+
+make_venv() {
+    local python uv
+    python=$(choose)
+    if [ -z "$python" ]; then
+        uv=$(command -v uv || command -v "$HOME/.local/bin/uv") ||
+            { echo "trainer_install.sh: no Python of 3.11 or newer here: install one, or set PYTHON to it" >&2; exit 1; }
+        "$uv" venv --quiet --clear --seed --python 3.12 "$venv"
+    elif has_torch "$python"; then
+        "$python" -m venv --clear --without-pip --system-site-packages "$venv"
+        # Of a virtual environment only its own Python would be inherited, so its packages are named.
+        "$python" -c 'import sys, sysconfig
+if sys.prefix != sys.base_prefix: print(sysconfig.get_path("purelib"))' >"$(purelib)/below.pth"
+        "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip >/dev/null
+    else
+        "$python" -m venv --clear "$venv"
+    fi
+}
+
+purelib() {
+    "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+}
+
+pip() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --no-cache-dir --progress-bar off "$@"
+}
+
+# PyPI's torch is built for CUDA 13, which needs a driver of 580 or newer; an older one gets the build for CUDA 12.6.
+torch_index() {
+    local driver
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 | cut -d. -f1) || true
+    if [ "${driver:-580}" -lt 580 ]; then echo "--extra-index-url=https://download.pytorch.org/whl/cu126"; fi
+}
+
+{ "$venv/bin/python" -m pip --version >/dev/null 2>&1 && new_enough "$venv/bin/python"; } || make_venv
+requirements=$("$venv/bin/python" "$source/deploy/trainer_requirements.py")
+if ! pip --quiet --no-index --requirement /dev/stdin <<<"$requirements" 2>/dev/null; then
+    # CUDA's own packages belong to the torch that is there, or to the driver.
+    constraints=$(grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=' "$source/constraints-trainer.txt")
+    index=$(torch_index)
+    if [ -z "$index" ] && ! has_torch "$venv/bin/python"; then
+        constraints=$(cat "$source/constraints-trainer.txt")
+    fi
+    pip ${index:+"$index"} --constraint <(echo "$constraints") --requirement /dev/stdin <<<"$requirements"
+fi
 
 # Only the trainer's package: it imports nothing of the broker.
-site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$(purelib)
 rm -rf "$site/trainer"
 cp -R "$source/trainer" "$site/trainer"
 (cd / && "$venv/bin/python" -c 'import torch, trainer.contract; print("trainer ready: torch", torch.__version__)')
