@@ -1,0 +1,303 @@
+"""`Launcher` through SkyPilot: one pinned launch a name, carried out by an API server that the daemon may outlive."""
+
+import asyncio
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import yaml
+from pydantic import Field
+
+from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
+from broker.domain.ids import Installation, InstanceName
+from broker.domain.instance import Liveness
+from providers.cloud import Purchase
+from providers.sky_api import Failure, SkyApi
+from providers.sky_catalog import SkyCatalog
+from providers.sky_errors import meaning
+from providers.sky_facts import ASK
+from providers.sky_server import SkyServer, user_of
+from providers.task import Task
+from trainer.contract.base import Config
+
+LAUNCH_BYTES = 400 * 1024**2
+"""Memory of one launch in SkyPilot's worker, measured."""
+SETTLE_S = 10.0
+"""A request that a former daemon sent as it died is in a server's list by then."""
+CANCEL_S = 20.0
+
+
+class SkyConfig(Config):
+    """SkyPilot, through which rented machines are launched."""
+
+    url: str | None = None
+    """A SkyPilot API server of a team (0.14.1, with gpubroker's plugin); without it the daemon runs one of its own."""
+    token: Annotated[str, Field(repr=False)] = ""
+    """What the plugin of the server at `url` asks for (its `GPUBROKER_SKY_TOKEN`)."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Of the daemon's own server, on loopback; 0 takes a free one."""
+    launches: Annotated[int, Field(ge=1)] = 4
+    """At once; fewer while memory is short, since each takes about 0.4 GB."""
+    launch_deadline_s: Annotated[float, Field(gt=0)] = 900.0
+    """A launch that takes longer, counted from its start, is cancelled; what it left is looked up and destroyed."""
+    env: dict[str, str] = Field(default_factory=dict, repr=False)
+    """More environment for the daemon's own server, e.g. another endpoint of a cloud."""
+
+
+class SkyLauncher:
+    """See `providers.cloud.Launcher`."""
+
+    def __init__(
+        self,
+        config: SkyConfig,
+        *,
+        installation: Installation,
+        state: Path,
+        files: Mapping[str, bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`files`, `env`: the clouds' credentials for the daemon's own server, see `providers.credentials`."""
+        self._config, self._state = config, state
+        self._user = user_of(installation)
+        self._secrets = [config.token, *_words([*(files or {}).values(), *(v.encode() for v in (env or {}).values())])]
+        self._server: SkyServer | None = None
+        self._remote: SkyApi | None = None
+        if config.url is not None:
+            self._remote = SkyApi(config.url, token=config.token, user=self._user)
+        else:
+            self._server = SkyServer(
+                state, installation=installation, port=config.port, files=files or {}, env={**(env or {}), **config.env}
+            )
+        self._catalog = SkyCatalog(self._server.home if self._server else state)
+        self._slots = asyncio.Semaphore(config.launches)
+        self._under_way: Counter[str] = Counter()
+        self._running = 0
+        self._forgetting: dict[str, asyncio.Task[None]] = {}
+        self._one_forgotten = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        return self._server.id if self._server is not None else f"url.{self._config.url}"
+
+    async def warm(self) -> None:
+        """Starts the server, which takes about 10 s, before the first launch needs it. Raises as `launch`."""
+        await self._api()
+
+    # ------------------------------------------------------------------------------------------------------ launching
+
+    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+        """Whoever is cancelled here leaves the launch to the server, where `liveness` finds it and `cancel` ends it:
+        a daemon that is restarted picks up the machine."""
+        self._under_way[name] += 1
+        try:
+            async with self._catalog.holding(purchase.catalog), self._slot():
+                deadline = time.monotonic() + self._config.launch_deadline_s
+                await self._carry_out(name, purchase, task, deadline)
+        finally:
+            self._under_way -= Counter({name: 1})
+
+    async def _carry_out(self, name: InstanceName, purchase: Purchase, task: Task, deadline: float) -> None:
+        secrets = [*self._secrets, *task.secrets.values(), *(task.registry_login or ())[2:]]
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                api = await self._api()
+                request = await api.launch(_yaml(name, purchase, task), name, _config(purchase))
+                await api.result(request)
+        except Failure as e:
+            raise meaning(e, purchase.cloud, secrets) from None
+        except TimeoutError:
+            await self.cancel(name)
+            after = f"{self._config.launch_deadline_s:g} s"
+            raise OutcomeUnknown(
+                f"{purchase.cloud}: {name} was not up after {after}; the launch was cancelled"
+            ) from None
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """One of the launches at once; a second one also waits for memory."""
+        async with self._slots:
+            while self._running and psutil.virtual_memory().available < 2 * LAUNCH_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(1.0)
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
+
+    async def _api(self) -> SkyApi:
+        """A server that answers, is of our version and strips keys. Raises Rejected, OutcomeUnknown."""
+        if self._server is not None:
+            api = await self._server.ready()
+        else:
+            assert self._remote is not None
+            api = self._remote
+            if not await api.healthy():
+                raise OutcomeUnknown(f"SkyPilot's API server at {self._config.url} does not answer")
+        await api.require_plugin()
+        return api
+
+    # ---------------------------------------------------------------------------------------------------------- proof
+
+    async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
+        if self._under_way[name]:
+            return Liveness.ALIVE
+        if launched_by != self.id:
+            return self._of_another(launched_by)
+        if self._server is None:
+            assert self._remote is not None
+            return await self._listed(self._remote, name)
+        if not self._server.started:
+            return Liveness.DEAD  # it has never begun anything, and only this process can start it
+        found = await self._listed(self._server.api(), name)
+        if found is Liveness.UNKNOWN and await asyncio.to_thread(self._server.dead, launched_by):
+            return Liveness.DEAD
+        taken_over = self._server.adopted_at
+        if found is Liveness.DEAD and taken_over is not None and time.monotonic() < taken_over + SETTLE_S:
+            return Liveness.UNKNOWN
+        return found
+
+    def _of_another(self, launched_by: str) -> Liveness:
+        if self._server is not None and self._server.dead(launched_by):
+            return Liveness.DEAD
+        return Liveness.UNKNOWN
+
+    async def _listed(self, api: SkyApi, name: InstanceName) -> Liveness:
+        """What the server says: a launch is over when no request is unfinished and no worker acts on the name."""
+        try:
+            if await api.unfinished(name) or await api.launching(name):
+                return Liveness.ALIVE
+        except (Failure, ProviderError):
+            return Liveness.UNKNOWN
+        return Liveness.DEAD
+
+    # -------------------------------------------------------------------------------------------------- housekeeping
+
+    async def cancel(self, name: InstanceName) -> None:
+        with suppress(Failure, ProviderError, TimeoutError):
+            async with asyncio.timeout(CANCEL_S):
+                api = self._live()
+                if api is not None and (requests := await api.unfinished(name)):
+                    await api.cancel(requests)
+
+    async def forget(self, name: InstanceName) -> None:
+        """In the background, one at a time; SkyPilot's `down` acts on machines of this very name only."""
+        if name not in self._forgetting and self._live() is not None:
+            task = self._forgetting[name] = asyncio.create_task(self._purge(name))
+            task.add_done_callback(lambda _: self._forgetting.pop(name, None))
+
+    async def _purge(self, name: InstanceName) -> None:
+        async with self._one_forgotten:
+            with suppress(Failure, ProviderError, TimeoutError):
+                async with asyncio.timeout(self._config.launch_deadline_s):
+                    api = self._live()
+                    if api is not None and not self._under_way[name] and not await api.unfinished(name):
+                        await api.purge(name)
+
+    def _live(self) -> SkyApi | None:
+        if self._server is None:
+            return self._remote
+        return self._server.api() if self._server.started else None
+
+    async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
+        """Raises Rejected when no machine of that name was launched here, OutcomeUnknown when it cannot be learned."""
+        api = self._live()
+        try:
+            way = await api.way_in(name) if api is not None else {}
+        except Failure as e:
+            raise OutcomeUnknown(f"{name}: {e}") from None
+        if not way:
+            raise Rejected(f"{name}: SkyPilot has no address of this machine; it is gone, or not up yet")
+        return _argv(way, self._key_file(str(way["key"])), tty=tty)
+
+    def _key_file(self, key: str) -> Path:
+        """The key that opens all machines of this installation, for ssh to read."""
+        path = self._state / "ssh-key"
+        if not path.exists() or path.read_text() != key:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fresh = path.with_suffix(f".{os.getpid()}")
+            with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+                file.write(key)
+            os.replace(fresh, path)
+        return path
+
+    async def close(self) -> None:
+        """The server and its launches go on; the next daemon adopts it."""
+        for task in [*self._forgetting.values()]:
+            task.cancel()
+        await asyncio.gather(*self._forgetting.values(), return_exceptions=True)
+        if self._remote is not None:
+            await self._remote.close()
+        if self._server is not None:
+            await self._server.close()
+
+    async def stop(self) -> None:
+        """Ends the daemon's own server as well, with whatever it launches."""
+        await self.close()
+        if self._server is not None:
+            await self._server.stop()
+
+
+def _yaml(name: InstanceName, purchase: Purchase, task: Task) -> str:
+    """The task as SkyPilot reads it: pinned to one thing in one place, without autostop, storage or files."""
+    place = "/".join(part for part in (purchase.cloud, purchase.region, purchase.zone) if part)
+    resources: dict[str, object] = {
+        "infra": place,
+        "instance_type": purchase.instance_type,
+        "use_spot": purchase.use_spot,
+        "disk_size": purchase.disk_gb,
+    }
+    if task.image:
+        resources["image_id"] = task.image
+    if purchase.network_tier:
+        resources["network_tier"] = purchase.network_tier
+    secrets = dict(task.secrets)
+    if task.registry_login:
+        names = ("SKYPILOT_DOCKER_SERVER", "SKYPILOT_DOCKER_USERNAME", "SKYPILOT_DOCKER_PASSWORD")
+        secrets |= dict(zip(names, task.registry_login, strict=True))
+    document = {
+        "name": name,
+        "num_nodes": task.nodes,
+        "resources": resources,
+        "envs": dict(task.env),
+        "secrets": secrets,
+        "setup": task.setup,
+        "run": task.run,
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _config(purchase: Purchase) -> dict[str, Any]:
+    config: dict[str, Any] = {cloud: dict(given) for cloud, given in purchase.config.items() if isinstance(given, dict)}
+    if purchase.pin:
+        kwargs = dict(config.setdefault(purchase.cloud, {}).get("create_instance_kwargs", {}))
+        config[purchase.cloud]["create_instance_kwargs"] = kwargs | {ASK: purchase.pin["ask"]}
+    return config
+
+
+def _argv(way: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
+    options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "IdentitiesOnly=yes", "LogLevel=ERROR"]
+    options += ["BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15"]
+    if way.get("proxy"):
+        options.append(f"ProxyCommand={way['proxy']}")
+    flags = [word for option in options for word in ("-o", option)]
+    return [
+        "ssh",
+        "-tt" if tty else "-T",
+        "-i",
+        str(key),
+        "-p",
+        str(way["port"]),
+        *flags,
+        f"{way['user']}@{way['host']}",
+    ]
+
+
+def _words(texts: Sequence[bytes]) -> list[str]:
+    """What in credentials may be a secret: every word of some length."""
+    return [word for text in texts for word in re.findall(r"[^\s\"',=]{12,}", text.decode("utf-8", "replace"))]
