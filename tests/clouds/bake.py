@@ -9,7 +9,6 @@ import argparse
 import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -26,6 +25,8 @@ CHECKOUT = Path(__file__).parent.parent.parent
 ENCLOSE = Path(__file__).with_name("enclose.py")
 PROVISION = Path(__file__).with_name("bake_inside.sh")
 SUITE = "bookworm"
+EDITION = 1
+"""Raised when this file bakes something else than before; the other inputs are part of the recipe themselves."""
 BASE = 2_000_000
 """User id outside of a machine's root."""
 PACKAGES = (
@@ -53,8 +54,8 @@ def trainer_requirements() -> str:
 
 def recipe() -> str:
     """Changes with all that decides what is baked."""
-    digest = hashlib.sha256(f"{SUITE} {BASE} {PACKAGES} {trainer_requirements()}".encode())
-    for file in (Path(__file__), PROVISION, CHECKOUT / "constraints-trainer.txt"):
+    digest = hashlib.sha256(f"{EDITION} {SUITE} {BASE} {PACKAGES} {trainer_requirements()}".encode())
+    for file in (PROVISION, CHECKOUT / "constraints-trainer.txt"):
         digest.update(file.read_bytes())
     digest.update((importlib.metadata.distribution("skypilot").read_text("RECORD") or "").encode())
     return digest.hexdigest()[:16]
@@ -87,12 +88,12 @@ def need_debootstrap() -> None:
 
 def index_settings() -> dict[str, str]:
     """uv's environment for the indexes that pip is configured with here, as `make venv` uses them."""
-    spec = importlib.util.spec_from_file_location("install", CHECKOUT / ".ci" / "install.py")
-    assert spec is not None and spec.loader is not None
-    install = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(install)
-    install.PYTHON = Path(sys.executable)
-    merged: dict[str, str] = install.uv_environment(install.pip_settings())
+    code = "import json, install; print(json.dumps(install.uv_environment(install.pip_settings())))"
+    env = os.environ | {"PYTHONPATH": str(CHECKOUT / ".ci")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, env=env, capture_output=True, text=True, check=True
+    )
+    merged: dict[str, str] = json.loads(done.stdout)
     return {k: v for k, v in merged.items() if k.startswith("UV_") or k == "SSL_CERT_FILE" or k.endswith("_proxy")}
 
 
@@ -114,8 +115,8 @@ def enclosed(root: Path, argv: Sequence[str], env: Mapping[str, str], binds: Map
     """
     life_r, life_w = os.pipe()
     bound = [[str(outside), inside, read_only] for inside, (outside, read_only) in binds.items()]
-    config = {"root": str(root), "network": "host", "binds": bound, "argv": list(argv), "env": dict(env)}
-    config["life"] = life_r
+    config = {"root": str(root), "network": "host", "binds": bound, "argv": list(argv), "env": dict(env),
+              "life": life_r}  # fmt: skip
     try:
         done = subprocess.run([sys.executable, "-I", ENCLOSE, json.dumps(config)], pass_fds=[life_r], text=True,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
