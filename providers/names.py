@@ -1,12 +1,8 @@
-"""One name for one GPU, whatever a cloud or a driver calls it, and our own name in what SkyPilot makes of it."""
+"""One name for one GPU, whatever a cloud or a driver calls it."""
 
 import re
 
-from broker.domain.ids import Installation, InstanceName, attempt_of
-
 GB = 10**9
-_NODE = re.compile(r"(?P<cluster>.+)-[a-z0-9]+-(?:head|worker)")
-"""`<cluster>-<user hash>-head`: what SkyPilot calls the machines of a cluster (`make_cluster_name_on_cloud`)."""
 _BY_NAME = (
     (r"H100.*NVL", "h100-nvl"), (r"H100.*PCI", "h100-pcie"), (r"H100", "h100-sxm"), (r"\bH200 NVL", "h200-nvl"),
     (r"\bH200", "h200-sxm"), (r"\bB200", "b200"), (r"L40S", "l40s"),
@@ -28,11 +24,3 @@ def accelerator(name: str, memory_bytes: int | None) -> str:
         if re.search(pattern, spelt, re.I):
             return known
     return re.sub(r"[^a-z0-9]+", "-", spelt.lower().removeprefix("nvidia ")).strip("-")
-
-
-def instance_of(installation: Installation, name: str) -> InstanceName | None:
-    """Our name of a machine that SkyPilot named; None for one that is not of this installation."""
-    node = _NODE.fullmatch(name)
-    if node is None or attempt_of(installation, node["cluster"]) is None:
-        return None
-    return InstanceName(node["cluster"])

@@ -2,11 +2,9 @@
 
 import pytest
 
-from broker.domain.ids import Installation
-from providers.names import accelerator, instance_of
+from providers.names import accelerator
 
 MIB = 1024**2
-OURS = "gb-abcd-aaaaaaaaaaaaa"
 
 
 @pytest.mark.parametrize(
@@ -40,21 +38,3 @@ OURS = "gb-abcd-aaaaaaaaaaaaa"
 )
 def test_accelerator(spelt: str, mib: int | None, name: str) -> None:
     assert accelerator(spelt, mib and mib * MIB) == name
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"),
-    [
-        (f"{OURS}-1a2b3c4d-head", OURS),
-        (f"{OURS}-1a2b3c4d-worker", OURS),
-        (OURS, None),
-        (f"{OURS}-head", None),
-        (f"{OURS}-1a2b3c4d-head2", None),
-        ("gb-wxyz-aaaaaaaaaaaaa-1a2b3c4d-head", None),
-        ("gb-abcd-aaaaaaaaaaaa-1a2b3c4d-head", None),
-        ("my-gb-abcd-aaaaaaaaaaaaa-1a2b3c4d-head", None),
-        ("", None),
-    ],
-)
-def test_our_name_in_skypilots(name: str, ours: str | None) -> None:
-    assert instance_of(Installation("abcd"), name) == ours
