@@ -57,6 +57,10 @@ class Beats:
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
+    def shown(self, attempt: AttemptId) -> bool:
+        """True when the last `refresh` found a beat of it, however old."""
+        return attempt in self._watched
+
     async def latest(self, attempt: AttemptId) -> Watch | None:
         """The watch with its beat read; None while there is no beat."""
         watch = self._watched.get(attempt)

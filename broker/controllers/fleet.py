@@ -45,9 +45,10 @@ class Fleet:
         report_only: bool = False,
     ) -> "Fleet":
         inventory, launchers = Inventory(context), Launchers(context)
-        looker = Looker(context, inventory, Beats(context))
+        beats = Beats(context)
+        looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
-        launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer))
+        launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer), beats, offers)
         return cls(
             context=context,
             launch=launch,

@@ -1,21 +1,26 @@
 """Intended attempts are created once, by name; what a lost reply left behind is looked up and adopted."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from broker.controllers.beats import Beats
 from broker.controllers.boot import Boot
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import event
+from broker.controllers.events import event, moved
+from broker.controllers.forsale import ForSale, Offers
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import Tasks
-from broker.decide.lifecycle import AttemptEvent
+from broker.decide.launch import LaunchLook, judge_launching, outdated
+from broker.decide.lifecycle import AttemptEvent, Effect
+from broker.decide.liveness import mismatch
 from broker.decide.step import after_attempt, step
-from broker.domain.errors import BlobError, NoCapacity, ProviderError, Rejected, Throttled
-from broker.domain.job import AttemptState, Handle, LedgerEntry, LedgerKind, Reason
+from broker.domain.errors import BlobError, BlobsUnavailable, NoCapacity, ProviderError, Rejected, Throttled
+from broker.domain.instance import Observed
+from broker.domain.job import Attempt, AttemptState, Handle, LedgerEntry, LedgerKind, Reason
 from broker.ports import Change, Lane, Leased
 
 CREATE_LOOK_S = 5.0
@@ -27,11 +32,15 @@ class Launch:
 
     name = "launch"
 
-    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers, boot: Boot) -> None:
+    def __init__(
+        self, context: Context, inventory: Inventory, launchers: Launchers, boot: Boot, beats: Beats, offers: Offers
+    ) -> None:
         self._context = context
         self._inventory = inventory
         self._launchers = launchers
         self._boot = boot
+        self._beats = beats
+        self._for_sale = ForSale(offers)
         self._creates = Tasks()
         self.every_s = context.rhythm.poll_s
 
@@ -57,7 +66,8 @@ class Launch:
         await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
         await self._send([one for one in intended if one not in later])
         launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
-        await each(context, self.name, launching, self._look_up)
+        store_ok = await self._read_beats(launching)
+        await each(context, self.name, launching, lambda one: self._look_up(one, store_ok))
         return bool(leased)
 
     # ------------------------------------------------------------------------------------------------------ intended
@@ -77,34 +87,41 @@ class Launch:
                     self._launchers.end(one.attempt.name)
         for (one, change), ok in zip(intents, held, strict=True):
             if ok and change.attempt and _sends(change):
-                self._creates.start(self._create(Leased(attempt=change.attempt[1], job=one.job)))
+                self._start(Leased(attempt=change.attempt[1], job=one.job))
 
     async def _intent(self, one: Leased) -> Change:
         if (why := self._never_sent(one)) is not None:
-            return self._never_mind(one, why)
+            return self._never_mind(one, *why)
         attempt = one.attempt
         sent = step(attempt, AttemptEvent.LEASE_TAKEN, self._context.clock.now()).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
         return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)
 
-    def _never_sent(self, one: Leased) -> AttemptEvent | None:
-        """Why an intended attempt is not created after all."""
+    def _never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
+        """Why an intended attempt is not created after all, also in words."""
         if one.job.stop_requested:
-            return AttemptEvent.STOP
+            return AttemptEvent.STOP, AttemptEvent.STOP.value
         age_s = (self._context.clock.now() - one.attempt.created_at).total_seconds()
-        return AttemptEvent.QUOTE_EXPIRED if age_s > self._context.rhythm.quote_ttl_s else None
+        if age_s > self._context.rhythm.quote_ttl_s:
+            return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old"
+        bought = one.attempt.line.offer
+        change = outdated(bought, self._for_sale.get(bought.id))
+        return None if change is None else (AttemptEvent.QUOTE_EXPIRED, change)
 
-    def _never_mind(self, one: Leased, why: AttemptEvent) -> Change:
+    def _never_mind(self, one: Leased, why: AttemptEvent, words: str) -> Change:
         """Ends an attempt that nothing was created for."""
         now = self._context.clock.now()
-        ended = step(one.attempt, why, now).attempt
+        ended = replace(step(one.attempt, why, now).attempt, detail=words)
         reason = ended.reason or Reason.STOPPED
-        job = after_attempt(one.job, ended, reason, "", now)
+        job = after_attempt(one.job, ended, reason, words, now)
         given_back = LedgerEntry(
             job_id=job.id, attempt_id=ended.id, kind=LedgerKind.RELEASE, usd=one.attempt.reserved_usd, note=why.value
         )
-        told = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {why.value}", attempt=ended)
+        told = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {words}", attempt=ended)
         return Change(attempt=(one.attempt, ended), job=(one.job, job), ledger=(given_back,), events=(told,))
+
+    def _start(self, one: Leased) -> None:
+        self._launchers.carry(one.attempt.name, self._creates.start(self._create(one)))
 
     async def _create(self, one: Leased) -> None:
         attempt = one.attempt
@@ -117,12 +134,14 @@ class Launch:
             await self._refused(one, AttemptEvent.NO_CAPACITY, str(e))
         except Rejected as e:
             await self._refused(one, AttemptEvent.REJECTED, str(e))
-        except (ProviderError, BlobError, TimeoutError) as e:
+        except (ProviderError, BlobError) as e:
             await self._answer(one, partial(self._unknown, why=str(e)))
+        except TimeoutError:
+            await self._launchers.ask(attempt)
+            why = f"no answer within {provider.caps.boot_deadline_s:g} s"
+            await self._answer(one, partial(self._unknown, why=why))
         else:
             await self._answer(one, partial(self._created, handles=tuple(handles)))
-        finally:
-            self._launchers.end(attempt.name)
 
     async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
         """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
@@ -156,51 +175,91 @@ class Launch:
 
     # ----------------------------------------------------------------------------------------------------- launching
 
-    async def _look_up(self, one: Leased) -> None:
-        """A create whose reply never came: adopt what the cloud shows; create again only when that is proven safe."""
+    async def _read_beats(self, launching: Sequence[Leased]) -> bool:
+        """False: the blob store cannot be read, so nothing is known of agents that launchers start."""
+        if all(self._context.provider_of(one.attempt).caps.agent_start_s is None for one in launching):
+            return True
+        try:
+            await self._beats.refresh()
+        except BlobsUnavailable:
+            return False
+        return True
+
+    async def _look_up(self, one: Leased, store_ok: bool) -> None:
+        """A create that has not answered: adopt what the cloud shows, or end what went wrong; create again only when
+        that is proven safe."""
         attempt, context = one.attempt, self._context
         provider = context.provider_of(attempt)
         signal = _signal(one)
         if signal is not None:
-            await self._give_up(one, signal)
+            await self._break_off(one, signal, ())
             return
         try:
             await self._inventory.refresh(provider.name)
         except ProviderError:
             await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
             return
-        seen = self._inventory.seen(provider.name, attempt.name)
-        if seen:
-            await context.store.apply([self._created(one, tuple(o.handle for o in seen))])
-            return
-        sent = attempt.create_sent_at or context.clock.now()
-        if (context.clock.now() - sent).total_seconds() > provider.caps.boot_deadline_s:
-            await self._give_up(one, AttemptEvent.DEADLINE)
-            return
-        dead = await self._launchers.dead_since(attempt)
-        if dead is not None and self._inventory.absent_since(provider.name, attempt.name, dead):
+        look = await self._look(attempt, store_ok)
+        told = judge_launching(attempt, look, provider.caps, context.clock.now())
+        if told is None:
+            await self._wait_on(one, look.seen)
+        elif told is AttemptEvent.CREATED:
+            await context.store.apply([self._created(one, tuple(o.handle for o in look.seen))])
+        elif told is AttemptEvent.ABSENT:
             await self._again(one)
-            return
-        await context.store.release([], [attempt], due_in_s=min(CREATE_LOOK_S, context.rhythm.look_s))
+        else:
+            await self._break_off(one, told, look.seen)
+
+    async def _look(self, attempt: Attempt, store_ok: bool) -> LaunchLook:
+        provider = attempt.line.offer.provider
+        dead = await self._launchers.dead_since(attempt)
+        return LaunchLook(
+            seen=self._inventory.seen(provider, attempt.name),
+            beating=self._beats.shown(attempt.id) and not self._launchers.carries(attempt.name),
+            store_ok=store_ok,
+            dead_s=None if dead is None else self._context.clock.monotonic() - dead,
+            absent=dead is not None and self._inventory.absent_since(provider, attempt.name, dead),
+        )
+
+    async def _wait_on(self, one: Leased, seen: Sequence[Observed]) -> None:
+        """What stands there already is recorded: whoever ends this attempt destroys it, shown by then or not."""
+        due_s = min(CREATE_LOOK_S, self._context.rhythm.look_s)
+        known = _handles(one.attempt, seen)
+        if known == one.attempt.handles:
+            await self._context.store.release([], [one.attempt], due_in_s=due_s)
+        else:
+            noted = replace(one.attempt, handles=known)
+            await self._context.store.apply([Change(attempt=(one.attempt, noted), due_in_s=due_s)])
 
     async def _again(self, one: Leased) -> None:
         """The same name and the first `create_sent_at`: no second machine, and no second left uncharged."""
         attempt = one.attempt
         self._launchers.begin(attempt.name)
-        sent = replace(attempt, launched_by=self._context.provider_of(attempt).launcher_id())
+        sent = step(attempt, AttemptEvent.ABSENT, self._context.clock.now()).attempt
+        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
         try:
             (held,) = await self._context.store.apply([Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)])
         except BaseException:
             self._launchers.end(attempt.name)
             raise
         if held:
-            self._creates.start(self._create(Leased(attempt=sent, job=one.job)))
+            self._start(Leased(attempt=sent, job=one.job))
         else:
             self._launchers.end(attempt.name)
 
-    async def _give_up(self, one: Leased, why: AttemptEvent) -> None:
-        ended = step(one.attempt, why, self._context.clock.now()).attempt
-        await self._context.store.apply([Change(attempt=(one.attempt, replace(ended, detail=why.value)))])
+    async def _break_off(self, one: Leased, why: AttemptEvent, seen: Sequence[Observed]) -> None:
+        """Waits for the launch no longer: what stands there is destroyed, and its launcher is told to stop."""
+        offer = one.attempt.line.offer
+        decision = step(one.attempt, why, self._context.clock.now())
+        detail = (mismatch(offer, tuple(seen)) if why is AttemptEvent.MISMATCH else None) or why.value
+        ended = replace(decision.attempt, detail=detail, handles=_handles(one.attempt, seen))
+        told = () if why in _SIGNALS else (moved(one.job, ended),)
+        (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), events=told)])
+        if held and Effect.CANCEL in decision.effects:
+            await self._launchers.stop(one.attempt)
+
+
+_SIGNALS = frozenset({AttemptEvent.STOP, AttemptEvent.CAP})
 
 
 def _sends(change: Change) -> bool:
@@ -211,3 +270,8 @@ def _signal(one: Leased) -> AttemptEvent | None:
     if one.job.stop_requested:
         return AttemptEvent.STOP
     return AttemptEvent.CAP if one.attempt.cap_near else None
+
+
+def _handles(attempt: Attempt, seen: Sequence[Observed]) -> tuple[Handle, ...]:
+    """The recorded machines and those that are shown."""
+    return tuple({h.id: h for h in (*attempt.handles, *(o.handle for o in seen))}.values())

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import event
+from broker.controllers.events import moved
 from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, judge, mismatch
 from broker.decide.step import reason_of, step
-from broker.domain.job import Attempt, AttemptState, Job
+from broker.domain.job import Attempt, AttemptState
 from broker.ports import Change, Lane, Leased
 
 
@@ -46,27 +46,12 @@ class LivenessController:
 
     def _move(self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent) -> Change:
         reason = reason_of(seen.final, attempt.reason) if seen.final else None
-        moved = step(attempt, told, self._context.clock.now(), reason=reason).attempt
+        now = step(attempt, told, self._context.clock.now(), reason=reason).attempt
         if told is AttemptEvent.MISMATCH:
-            moved = replace(moved, detail=mismatch(attempt.line.offer, seen.seen) or "")
+            now = replace(now, detail=mismatch(attempt.line.offer, seen.seen) or "")
         elif told is not AttemptEvent.FIRST_BEAT:
-            moved = replace(moved, detail=seen.final.message if seen.final else told.value)
-        if not moved.handles:
-            moved = replace(moved, handles=tuple(o.handle for o in seen.seen))
-        kind, message = _news(one.job, moved)
-        due = self._context.rhythm.look_s if moved.state is AttemptState.TRAINING else 0.0
-        return Change(
-            attempt=(one.attempt, moved), events=(event(one.job, kind, message, attempt=moved),), due_in_s=due
-        )
-
-
-def _news(job: Job, attempt: Attempt) -> tuple[str, str]:
-    """(kind, message) of the event for a move."""
-    offer = attempt.line.offer
-    where = f"attempt {attempt.number} at {offer.cloud} {offer.region}"
-    if attempt.state is AttemptState.TRAINING:
-        resumed = attempt.beat.resumed_from if attempt.beat else None
-        return "attempt.training", f"{where} is up" + (f", resuming from step {resumed}" if resumed else "")
-    reason = attempt.reason.value if attempt.reason else "ended"
-    at = f" at step {attempt.beat.step}" if attempt.beat and attempt.beat.step else ""
-    return f"attempt.{reason}", f"{where}: {reason}{at}" + (f" ({attempt.detail})" if attempt.detail else "")
+            now = replace(now, detail=seen.final.message if seen.final else told.value)
+        if not now.handles:
+            now = replace(now, handles=tuple(o.handle for o in seen.seen))
+        due = self._context.rhythm.look_s if now.state is AttemptState.TRAINING else 0.0
+        return Change(attempt=(one.attempt, now), events=(moved(one.job, now),), due_in_s=due)

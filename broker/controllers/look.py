@@ -6,9 +6,8 @@ from dataclasses import replace
 from broker.controllers.beats import Beats, Watch, read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
-from broker.decide.liveness import Observation
+from broker.decide.liveness import TAKEN_AWAY, Observation
 from broker.domain.ids import AttemptId
-from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt
 
 
@@ -34,7 +33,7 @@ class Looker:
         since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and self._inventory.absent_since(provider, attempt.name, since)
         final = None
-        if absent or _final_is_likely(watch) or any(o.state is InstanceState.GONE for o in seen):
+        if absent or _final_is_likely(watch) or any(o.state in TAKEN_AWAY for o in seen):
             final = await read_final(self._context, attempt.id)
         observation = Observation(
             beat=watch.beat if watch else None,

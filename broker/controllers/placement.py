@@ -1,13 +1,14 @@
 """Queued jobs: quote every offer, choose, and admit an attempt with its reservation, in one transaction."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event
+from broker.controllers.forsale import Offers
 from broker.decide.billing import least_usd, reservation
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
@@ -18,9 +19,6 @@ from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.offer import Offer, Quote, QuoteLine
 from broker.ports import Change
 from trainer.contract import keys
-
-Offers = Callable[[], Sequence[Offer]]
-
 
 _NUMBER = re.compile(r"[\d.,]+")
 

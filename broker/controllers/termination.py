@@ -77,6 +77,8 @@ class Termination:
                 continue
             except ProviderError as e:
                 failed = f"destroy of {handle.id} at {provider.name}: {e}"
+        if not launcher_dead:
+            await self._launchers.stop(attempt)
         if not failed and not launcher_dead and self._takes_long(attempt):
             failed = (
                 f"launcher {attempt.launched_by!r} of {attempt.name} at {provider.name} cannot be proven dead, so the "

@@ -23,10 +23,11 @@ class AttemptEvent(StrEnum):
     REJECTED = "definitely rejected"
     MISMATCH = "wrong machine"
     DEADLINE = "boot deadline passed"
+    SETUP_FAILED = "launcher dead, machine without a beat"
     FIRST_BEAT = "first beat"
     NOTICE = "preemption notice"
     FINAL = "final.json written"
-    GONE = "cloud says gone"
+    GONE = "cloud says gone or stopped"
     HUNG = "silent or stuck while the cloud says running"
     GRACE_OVER = "grace over"
     DESTROY_ERROR = "destroy failed"
@@ -38,6 +39,7 @@ class Effect(StrEnum):
 
     CREATE = "commit create_sent_at, then create(name)"
     RECORD_HANDLES = "store handles"
+    CANCEL = "cancel(name)"
     DRAIN = "desired = drain"
     DESTROY = "destroy"
     BACK_OFF = "back off"
@@ -73,6 +75,11 @@ def _end(reason: Reason | None = None, *effects: Effect) -> Rule:
     return Rule(next=A.TERMINATING, effects=(Effect.DESTROY, *effects), reason=reason)
 
 
+def _break_off(reason: Reason) -> Rule:
+    """A launch that is not waited for any longer: its launcher is told so."""
+    return _end(reason, Effect.CANCEL)
+
+
 _DRAIN = (Effect.DRAIN, Effect.NOTIFY)
 
 ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
@@ -83,10 +90,13 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.LAUNCHING, E.OUTCOME_UNKNOWN): Rule(next=A.LAUNCHING),
     (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
     (A.LAUNCHING, E.REJECTED): _end(Reason.REJECTED),
-    (A.LAUNCHING, E.STOP): _end(Reason.STOPPED),
-    (A.LAUNCHING, E.CAP): _end(Reason.CAPPED),
-    (A.LAUNCHING, E.DEADLINE): _end(Reason.INFRASTRUCTURE),
-    (A.LAUNCHING, E.GONE): _end(Reason.PREEMPTED),
+    (A.LAUNCHING, E.ABSENT): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
+    (A.LAUNCHING, E.STOP): _break_off(Reason.STOPPED),
+    (A.LAUNCHING, E.CAP): _break_off(Reason.CAPPED),
+    (A.LAUNCHING, E.MISMATCH): _break_off(Reason.MISMATCH),
+    (A.LAUNCHING, E.DEADLINE): _break_off(Reason.INFRASTRUCTURE),
+    (A.LAUNCHING, E.SETUP_FAILED): _break_off(Reason.INFRASTRUCTURE),
+    (A.LAUNCHING, E.GONE): _break_off(Reason.PREEMPTED),
     (A.LAUNCHING, E.FINAL): _end(),
     (A.BOOTING, E.STOP): _end(Reason.STOPPED),
     (A.BOOTING, E.CAP): _end(Reason.CAPPED),
@@ -110,15 +120,15 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
 }
 
 _LATE = frozenset(E) - {E.LEASE_TAKEN, E.ABSENT}
+_ANSWERS = frozenset({E.CREATED, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.SETUP_FAILED})
+"""What comes of a launch, and may come after a look-up has shown the machine."""
 
 ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
     A.INTENDED: frozenset({E.CAP}),
     # A beat can overtake the reply of the create; the inventory will show the machine.
-    A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.MISMATCH, E.HUNG}),
-    A.BOOTING: frozenset({E.CREATED, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.LEASE_TAKEN, E.HUNG}),
-    A.TRAINING: frozenset(
-        {E.CREATED, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.LEASE_TAKEN, E.FIRST_BEAT, E.DEADLINE, E.MISMATCH}
-    ),
+    A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
+    A.BOOTING: _ANSWERS | {E.LEASE_TAKEN, E.HUNG},
+    A.TRAINING: _ANSWERS | {E.LEASE_TAKEN, E.FIRST_BEAT, E.DEADLINE, E.MISMATCH},
     A.DRAINING: _LATE - {E.FINAL, E.GONE, E.GRACE_OVER, E.QUOTE_EXPIRED, E.DESTROY_ERROR},
     A.TERMINATING: _LATE - {E.DESTROY_ERROR, E.QUOTE_EXPIRED},
     A.ENDED: _LATE | {E.ABSENT},

@@ -2,12 +2,21 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 
 from broker.decide.lifecycle import AttemptEvent
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState
-from broker.domain.offer import Offer
+from broker.domain.money import show
+from broker.domain.offer import GIB, Offer
 from trainer.contract.rendezvous import Beat, Final
+
+TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
+"""A machine that we did not stop and that has stopped was taken away; unlike a gone one it bills until destroyed."""
+MEMORY_SHARE = 0.9
+"""Of the offer's memory: a driver keeps some of it for itself."""
+PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")
+"""A bill above the offer by more than rounding is another machine than the one that was bought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +51,7 @@ class Observation:
 def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
     """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]
-    if InstanceState.GONE in states:
+    if not TAKEN_AWAY.isdisjoint(states):
         return Liveness.DEAD
     beating = seen.beat_age_s is not None and seen.beat_age_s < patience.lost_s
     if beating:
@@ -60,8 +69,13 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
             return f"asked for {offer.accelerator}, got {machine.accelerator}"
         if machine.gpus is not None and machine.gpus != offer.gpus:
             return f"asked for {offer.gpus} GPUs, got {machine.gpus}"
+        if machine.gpu_memory_bytes is not None and machine.gpu_memory_bytes < MEMORY_SHARE * offer.gpu_memory_bytes:
+            return f"asked for {offer.gpu_memory_bytes / GIB:.0f} GiB a GPU, got {machine.gpu_memory_bytes / GIB:.0f}"
         if machine.spot is not None and machine.spot != offer.spot:
             return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other"
+        price = machine.usd_per_hour
+        if price is not None and price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD:
+            return f"asked for {show(offer.usd_per_hour)}/h, billed {show(price)}/h"
     return None
 
 

@@ -108,8 +108,13 @@ def _may_retry(job: Job, reason: Reason) -> bool:
 
 
 def back_off_s(reason: Reason, used: int) -> float:
-    """Seconds before the next quote: at once after the first preemption, then doubling up to five minutes."""
-    base = 1.0 if reason in (Reason.PREEMPTED, Reason.QUOTE_EXPIRED, Reason.NO_CAPACITY) else 5.0
+    """Seconds before the next quote: none after an expired one, else doubling up to five minutes.
+
+    Nothing was bought on an expired quote, and there is no newer price to expire by until the market was asked again.
+    """
+    if reason is Reason.QUOTE_EXPIRED:
+        return 0.0
+    base = 1.0 if reason in (Reason.PREEMPTED, Reason.NO_CAPACITY) else 5.0
     return min(300.0, base * 2.0 ** min(used, 16))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from broker.domain.ids import AttemptId, Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
-from broker.domain.job import Attempt
+from broker.domain.job import Attempt, AttemptState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,12 @@ def orphans(
             found.append(Orphan(observed=machine, attempt=None, why="no attempt of ours has this name"))
         elif not attempt.live:
             found.append(Orphan(observed=machine, attempt=attempt, why="its attempt has ended"))
-        elif attempt.handles and machine.handle.id not in {h.id for h in attempt.handles}:
+        elif not _known(attempt, machine):
             found.append(Orphan(observed=machine, attempt=attempt, why="a second machine under one name"))
     return tuple(found)
+
+
+def _known(attempt: Attempt, machine: Observed) -> bool:
+    """While a launch goes on its machines appear one by one; the recorded ones need not be all."""
+    recorded = {handle.id for handle in attempt.handles}
+    return attempt.state is AttemptState.LAUNCHING or not recorded or machine.handle.id in recorded

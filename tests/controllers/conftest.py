@@ -10,6 +10,7 @@ from broker.clock import SystemClock
 from broker.ports import Store
 from broker.store.memory import MemoryStore
 from broker.store.postgres import PostgresStore
+from providers.simulated import SimulatedProvider
 from tests.controllers.house import House, config, new_state
 
 
@@ -29,9 +30,9 @@ async def house(store: Store) -> AsyncIterator[Callable[..., House]]:
     """Builds a house with the given market."""
     states = []
 
-    def build(**market: Any) -> House:
+    def build(cloud: type[SimulatedProvider] = SimulatedProvider, **market: Any) -> House:
         states.append(new_state())
-        return House(store=store, config=config(**market), state=states[-1])
+        return House(store=store, config=config(**market), state=states[-1], cloud=cloud)
 
     yield build
     for state in states:

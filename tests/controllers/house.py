@@ -3,7 +3,7 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -18,7 +18,7 @@ from broker.controllers.loop import run_forever
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import Attempt, Event, Job, JobState
-from broker.domain.offer import Workload
+from broker.domain.offer import Offer, Workload
 from broker.domain.spec import JobSpec
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, Store
@@ -45,12 +45,15 @@ class House:
     rhythm: Rhythm = QUICK
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
+    cloud: type[SimulatedProvider] = SimulatedProvider
+    for_sale: Sequence[Offer] | None = None
+    """Instead of what the market says."""
 
     def __post_init__(self) -> None:
         self.clock = SystemClock()
         self.blobs: Blobs = ObstoreBlobs.open(f"file://{self.state}/blobs", INSTALLATION)
         self.body = VirtualBody(self.blobs, self.clock, self.config.virtual, seed=self.config.seed)
-        self.provider = SimulatedProvider(
+        self.provider = self.cloud(
             self.config, self.body, installation=INSTALLATION, state=self.state / "simulated", clock=self.clock
         )
         self.market = Market({"simulated": self.provider}, self.clock, MarketRhythm())
@@ -61,7 +64,10 @@ class House:
             providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
             patience=self.patience,
         )  # fmt: skip
-        return Fleet.build(context, SecretBox(bytes(32)), self.market.offers, ())
+        return Fleet.build(context, SecretBox(bytes(32)), self._offers, ())
+
+    def _offers(self) -> Sequence[Offer]:
+        return self.market.offers() if self.for_sale is None else self.for_sale
 
     @asynccontextmanager
     async def running(self, *owners: str) -> AsyncIterator["House"]:
@@ -107,6 +113,9 @@ class House:
 
     async def state_of(self, job: JobId, *states: JobState, within_s: float = 30.0) -> Job:
         return await self.until(job, lambda j: j.state in states, within_s=within_s)
+
+    async def stop(self, job: JobId) -> None:
+        await self.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message="stop"))
 
     async def events(self, job: JobId) -> list[Event]:
         return list(await self.store.events(job, after=0, limit=1000))

@@ -1,5 +1,6 @@
 """Unknown is never taken for dead, and a false death is never declared."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -7,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import Observation, Patience, judge, liveness, mismatch
+from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, judge, liveness, mismatch
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import AttemptState, Handle
+from broker.domain.offer import GIB
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, Final, Outcome
 
@@ -42,13 +44,13 @@ observations = st.builds(
 def test_death_is_only_declared_by_the_cloud(seen: Observation) -> None:
     states = {o.state for o in seen.seen}
     dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
-    assert not dead or InstanceState.GONE in states or (seen.absent and not states)
+    assert not dead or TAKEN_AWAY & states or (seen.absent and not states)
 
 
 @given(observations)
 def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) -> None:
     fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.lost_s
-    if fresh and InstanceState.GONE not in {o.state for o in seen.seen}:
+    if fresh and not TAKEN_AWAY & {o.state for o in seen.seen}:
         assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
 
 
@@ -70,6 +72,9 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"final": Final(attempt="x", outcome=Outcome.COMPLETED)}, AttemptState.TRAINING, AttemptEvent.FINAL),
         ({"seen": (machine(InstanceState.GONE),)}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"seen": (machine(), machine(InstanceState.GONE))}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STOPPED),)}, AttemptState.BOOTING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 4000.0}, AttemptState.TRAINING, None),
         ({"absent": True, "beat": BEAT, "beat_age_s": 60.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
@@ -96,7 +101,14 @@ def test_booting_has_a_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"), [({"accelerator": "t4"}, "t4"), ({"gpus": 2}, "1 GPUs, got 2"), ({"spot": False}, "spot")]
+    ("changes", "word"),
+    [
+        ({"accelerator": "t4"}, "t4"),
+        ({"gpus": 2}, "1 GPUs, got 2"),
+        ({"spot": False}, "spot"),
+        ({"gpu_memory_bytes": 43 * GIB}, "asked for 48 GiB a GPU, got 43"),
+        ({"usd_per_hour": Decimal("0.365")}, "asked for $0.3600/h, billed $0.3650/h"),
+    ],
 )
 def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
     found = mismatch(build.offer(), (machine(**changes),))
@@ -107,3 +119,4 @@ def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
 def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:
     assert mismatch(build.offer(), (machine(),)) is None
     assert mismatch(build.offer(), (machine(accelerator="l40s", gpus=1, spot=True),)) is None
+    assert mismatch(build.offer(), (machine(gpu_memory_bytes=44 * GIB, usd_per_hour=Decimal("0.364")),)) is None

@@ -1,0 +1,67 @@
+"""What a look at a launching attempt amounts to, and whether what was quoted may still be bought."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.liveness import TAKEN_AWAY, mismatch
+from broker.domain.instance import Caps, Observed
+from broker.domain.job import Attempt
+from broker.domain.money import show
+from broker.domain.offer import Offer
+
+PRICE_RISE = Decimal("1.02")
+"""Between quote and purchase; more than this is another offer, and the job is quoted again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchLook:
+    """All that one look showed while create has not answered."""
+
+    seen: tuple[Observed, ...] = ()
+    beating: bool = False
+    """The agent has beaten, however long ago, and no answer of create is on its way to this process."""
+    store_ok: bool = True
+    """The beats can be read; without them nothing is known of an agent."""
+    dead_s: float | None = None
+    """Seconds since this process first knew the launcher dead; None: it may live."""
+    absent: bool = False
+    """Proven, since the launcher's death."""
+
+
+def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetime) -> AttemptEvent | None:
+    """The event that a look amounts to; ABSENT: nothing stands there and nothing will, so create may be called again.
+
+    None: wait. Where the launcher starts the agent (`caps.agent_start_s`), a machine alone is not adopted: a launcher
+    that dies in between leaves one that bills and never trains.
+    """
+    if look.seen and caps.agent_start_s is None:
+        return AttemptEvent.CREATED
+    if any(machine.state in TAKEN_AWAY for machine in look.seen):
+        return AttemptEvent.GONE
+    if mismatch(attempt.line.offer, look.seen):
+        return AttemptEvent.MISMATCH
+    if look.beating and look.seen:
+        return AttemptEvent.CREATED
+    if (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s:
+        return AttemptEvent.DEADLINE
+    if look.dead_s is None:
+        return None
+    if look.absent:
+        # A machine that was there and is not any more was taken away.
+        return AttemptEvent.GONE if attempt.handles else AttemptEvent.ABSENT
+    waited = look.store_ok and look.dead_s > (caps.agent_start_s or 0.0)
+    return AttemptEvent.SETUP_FAILED if look.seen and waited else None
+
+
+def outdated(bought: Offer, latest: Offer | None) -> str | None:
+    """Why an offer is not bought as it was quoted, in one line; None: it still stands, or has become cheaper."""
+    if latest is None:
+        return f"{bought.id} is no longer offered"
+    if latest.available is False:
+        return f"{bought.id} has been sold out since it was quoted"
+    if latest.usd_per_hour > bought.usd_per_hour * PRICE_RISE:
+        was, now = show(bought.usd_per_hour), show(latest.usd_per_hour)
+        return f"the price of {bought.id} went from {was}/h to {now}/h since it was quoted"
+    return None

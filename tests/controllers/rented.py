@@ -1,0 +1,78 @@
+"""A cloud behind a launcher that sets machines up, as SkyPilot does: no agent runs until the launcher is through."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker.domain.errors import OutcomeUnknown
+from broker.domain.ids import InstanceName
+from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
+from broker.domain.job import Handle
+from broker.domain.offer import Offer
+from providers.simulated import SimulatedProvider
+
+
+class Rented(SimulatedProvider):
+    """Machines are listed, and bill, as soon as create is called. A launch goes on when its caller has gone."""
+
+    agent_start_s = 0.3
+    deadline_s = 300.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.set_up = asyncio.Event()
+        """Set: launches get through."""
+        self.launches: dict[InstanceName, asyncio.Task[Sequence[Handle]]] = {}
+        self.bare: dict[InstanceName, Observed] = {}
+        """Machines on which no agent runs yet."""
+        self.shown: dict[InstanceName, dict[str, Any]] = {}
+        """What listings say of a machine instead of the truth."""
+        self.called: list[tuple[str, InstanceName]] = []
+
+    @property
+    def caps(self) -> Caps:
+        return replace(super().caps, agent_start_s=self.agent_start_s, boot_deadline_s=self.deadline_s)
+
+    async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        self.called.append(("create", name))
+        handle = Handle(provider=self.name, id=name, name=name, region=offer.region)
+        self.bare[name] = Observed(handle=handle, state=InstanceState.RUNNING)
+        self.launches[name] = asyncio.create_task(self._launch(name, offer, boot))
+        await asyncio.wait([self.launches[name]])
+        if self.launches[name].cancelled():
+            raise OutcomeUnknown(f"the launcher of {name} died")
+        return self.launches[name].result()
+
+    async def _launch(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        await self.set_up.wait()
+        handles = await super().create(name, offer, boot)
+        self.bare.pop(name, None)
+        return handles
+
+    async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
+        return Liveness.ALIVE if name in self.launches and not self.launches[name].done() else Liveness.DEAD
+
+    def kill(self, name: InstanceName) -> None:
+        self.launches[name].cancel()
+
+    async def cancel(self, name: InstanceName) -> None:
+        self.called.append(("cancel", name))
+        if name in self.launches:
+            self.kill(name)
+
+    async def list(self) -> Sequence[Observed]:
+        listed = [*self.bare.values(), *await super().list()]
+        return [replace(o, **self.shown.get(o.handle.name, {})) for o in listed]
+
+    async def destroy(self, handle: Handle) -> None:
+        self.called.append(("destroy", handle.name))
+        self.shown.pop(handle.name, None)
+        if self.bare.pop(handle.name, None) is None:
+            await super().destroy(handle)
+
+    async def close(self) -> None:
+        for launch in self.launches.values():
+            launch.cancel()
+        await asyncio.gather(*self.launches.values(), return_exceptions=True)
+        await super().close()

@@ -1,0 +1,184 @@
+"""Clouds whose launcher sets machines up: adopted by a beat, destroyed at once when wrong, never left half set up."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from broker.controllers.context import Rhythm
+from broker.domain.ids import InstanceName, JobId, attempt_id, instance_name
+from broker.domain.instance import InstanceState
+from broker.domain.job import AttemptState, JobState, Reason
+from tests.controllers.house import INSTALLATION, QUICK, House
+from tests.controllers.rented import Rented
+
+Build = Callable[..., House]
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+
+
+def cloud_of(broker: House) -> Rented:
+    assert isinstance(broker.provider, Rented)
+    return broker.provider
+
+
+def name_of(job: JobId, number: int = 1) -> InstanceName:
+    return instance_name(INSTALLATION, attempt_id(job, number))
+
+
+async def standing(broker: House, job: JobId, number: int = 1) -> None:
+    """Until the machine is there, bare, and has been noted."""
+
+    async def noted() -> bool:
+        attempts = await broker.attempts(job)
+        return len(attempts) >= number and bool(attempts[number - 1].handles)
+
+    await broker.eventually(noted)
+
+
+async def test_a_machine_is_not_adopted_before_its_agent_runs(house: Build) -> None:
+    broker = house(Rented)
+    async with broker.running():
+        job = await broker.submit()
+        await standing(broker, job)
+        assert (await broker.attempts(job))[0].state is AttemptState.LAUNCHING
+        cloud_of(broker).set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        assert [call for call, _ in cloud_of(broker).called].count("create") == 1
+        assert await cloud_of(broker).list() == []
+
+
+async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build) -> None:
+    broker = house(Rented)
+    async with broker.running():
+        job = await broker.submit()
+        await standing(broker, job)
+        cloud_of(broker).kill(name_of(job))
+        cloud_of(broker).set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        first, second = await broker.attempts(job)
+        assert (first.reason, second.reason) == (Reason.INFRASTRUCTURE, Reason.COMPLETED)
+        assert first.detail == "launcher dead, machine without a beat"
+        assert await cloud_of(broker).list() == []
+
+
+async def test_a_second_broker_adopts_what_the_launcher_of_a_dead_one_has_set_up(house: Build) -> None:
+    broker = house(Rented)
+    await broker.market.step()
+    job = await broker.submit()
+    first = asyncio.create_task(broker.fleet("first").run())
+    await standing(broker, job)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    async with broker.running("second"):
+        cloud_of(broker).set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
+        assert [call for call, _ in cloud_of(broker).called].count("create") == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        ({"accelerator": "t4"}, Reason.MISMATCH),
+        ({"usd_per_hour": Decimal(99)}, Reason.MISMATCH),
+        ({"gpu_memory_bytes": 1}, Reason.MISMATCH),
+        ({"state": InstanceState.STOPPED}, Reason.PREEMPTED),
+        ({"state": InstanceState.GONE}, Reason.PREEMPTED),
+    ],
+)
+async def test_a_wrong_or_lost_machine_is_given_back_before_it_is_set_up(
+    house: Build, shown: dict[str, object], reason: Reason
+) -> None:
+    """Its launcher is told, and the call that waits for it holds no slot."""
+    broker = house(Rented)
+    broker.rhythm = replace(QUICK, creates=1)
+    cloud = cloud_of(broker)
+    async with broker.running():
+        job = await broker.submit()
+        cloud.shown[name_of(job)] = shown
+        await standing(broker, job, 2)
+        first = (await broker.attempts(job))[0]
+        assert (first.state, first.reason) == (AttemptState.ENDED, reason)
+        assert ("cancel", name_of(job)) in cloud.called
+        assert [o.handle.name for o in await cloud.list()] == [name_of(job, 2)]
+        cloud.set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+
+
+async def test_a_stopped_launch_is_cancelled_and_destroyed(house: Build) -> None:
+    broker = house(Rented)
+    async with broker.running():
+        job = await broker.submit()
+        await standing(broker, job)
+        await broker.stop(job)
+        await broker.state_of(job, JobState.CANCELLED)
+        assert ("cancel", name_of(job)) in cloud_of(broker).called
+        assert await cloud_of(broker).list() == []
+
+
+async def test_a_create_that_takes_too_long_is_cancelled(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rented, "deadline_s", 0.3)
+    broker = house(Rented)
+    async with broker.running():
+        job = await broker.submit(retry={"max": 0})
+        done = await broker.state_of(job, JobState.FAILED)
+        assert done.reason == "boot deadline passed"
+        assert ("cancel", name_of(job)) in cloud_of(broker).called
+        assert await cloud_of(broker).list() == []
+
+
+async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(house: Build) -> None:
+    """The only slot is taken, so that the second job's intent waits while the market moves."""
+    broker = house(Rented)
+    broker.rhythm = replace(QUICK, creates=1)
+    market = broker.market
+    async with broker.running():
+        await standing(broker, await broker.submit())
+        job = await broker.submit()
+        await broker.until(job, lambda j: j.state is JobState.ACTIVE)
+        (waiting,) = await broker.attempts(job)
+        dear = [
+            replace(o, usd_per_hour=o.usd_per_hour + 1) if o.id == waiting.line.offer.id else o for o in market.offers()
+        ]
+        broker.for_sale = tuple(dear)
+        cloud_of(broker).set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        first, second = await broker.attempts(job)
+        was = waiting.line.offer.usd_per_hour
+        assert first.reason is Reason.QUOTE_EXPIRED
+        assert first.create_sent_at is None
+        assert f"from ${was:.4f}/h to ${was + 1:.4f}/h" in first.detail
+        assert second.line.offer.id != first.line.offer.id
+        found = await broker.store.job(job)
+        assert found is not None
+        assert found.retries_used == 0
+
+
+async def test_a_machine_that_its_cloud_has_stopped_is_noticed_within_20_s_and_destroyed(house: Build) -> None:
+    """At the rhythm that a daemon has: an eviction without notice, after which the machine still bills."""
+    broker = house(Rented, virtual={"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    broker.rhythm = Rhythm()
+    cloud = cloud_of(broker)
+    cloud.set_up.set()
+    async with broker.running():
+        job = await broker.submit()
+
+        async def trains() -> bool:
+            return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+
+        await broker.eventually(trains)
+        cloud.shown[name_of(job)] = {"state": InstanceState.STOPPED}
+        await broker.eventually(lambda: _ended(broker, job), within_s=20)
+        (first, *_) = await broker.attempts(job)
+        assert first.reason is Reason.PREEMPTED
+        assert ("destroy", name_of(job)) in cloud.called
+
+
+async def _ended(broker: House, job: JobId) -> bool:
+    return not (await broker.attempts(job))[0].live

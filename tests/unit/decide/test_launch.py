@@ -1,0 +1,87 @@
+"""A machine whose launcher sets it up is adopted by its agent's beat only, and nothing is bought unlike its quote."""
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.launch import LaunchLook, judge_launching, outdated
+from broker.decide.lifecycle import AttemptEvent, Rule, attempt_rule
+from broker.domain.instance import Caps, InstanceState, Observed
+from broker.domain.job import AttemptState, Handle
+from tests.unit.decide import build
+
+SET_UP = Caps(spot=True, boot_deadline_s=600, agent_start_s=30)
+BY_ITSELF = Caps(spot=True, boot_deadline_s=600)
+HANDLE = Handle(provider="simulated", id="i-1", name=build.attempt().name)
+
+
+def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Observed:
+    return Observed(handle=HANDLE, state=state, **changes)
+
+
+def verdict(caps: Caps = SET_UP, at: float = 10, handles: tuple[Handle, ...] = (), **look: Any) -> AttemptEvent | None:
+    attempt = build.attempt(AttemptState.LAUNCHING, handles=handles)
+    return judge_launching(attempt, LaunchLook(**look), caps, build.at(at))
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        ({"seen": (machine(),)}, None),
+        ({"seen": (machine(),), "beating": True}, AttemptEvent.CREATED),
+        ({"beating": True}, None),
+        ({"seen": (machine(),), "dead_s": 29.0}, None),
+        ({"seen": (machine(),), "dead_s": 31.0}, AttemptEvent.SETUP_FAILED),
+        ({"seen": (machine(),), "dead_s": 31.0, "store_ok": False}, None),
+        ({"seen": (machine(),), "dead_s": 31.0, "beating": True}, AttemptEvent.CREATED),
+        ({"seen": (machine(InstanceState.STOPPED),)}, AttemptEvent.GONE),
+        ({"seen": (machine(), machine(InstanceState.GONE)), "beating": True}, AttemptEvent.GONE),
+        ({"seen": (machine(accelerator="t4"),), "beating": True}, AttemptEvent.MISMATCH),
+        ({"seen": (machine(),), "at": 601}, AttemptEvent.DEADLINE),
+        ({"seen": (machine(),), "at": 601, "beating": True}, AttemptEvent.CREATED),
+        ({"dead_s": 99.0}, None),
+        ({"dead_s": 0.0, "absent": True}, AttemptEvent.ABSENT),
+        ({"dead_s": 0.0, "absent": True, "handles": (HANDLE,)}, AttemptEvent.GONE),
+        ({"seen": (machine(),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
+        ({"seen": (machine(InstanceState.GONE),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
+        ({"dead_s": 99.0, "caps": BY_ITSELF}, None),
+    ],
+)
+def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | None) -> None:
+    assert verdict(**look) is expected
+
+
+@given(
+    st.builds(
+        LaunchLook,
+        seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
+        beating=st.booleans(),
+        store_ok=st.booleans(),
+        dead_s=st.none() | st.floats(0, 1000),
+        absent=st.booleans(),
+    ),
+    st.sampled_from([SET_UP, BY_ITSELF]),
+    st.floats(0, 1000),
+)
+def test_create_is_repeated_only_after_proven_death_and_absence(look: LaunchLook, caps: Caps, at: float) -> None:
+    told = judge_launching(build.attempt(AttemptState.LAUNCHING), look, caps, build.at(at))
+    assert told is not AttemptEvent.ABSENT or (look.dead_s is not None and look.absent)
+    assert told is not AttemptEvent.CREATED or look.beating or caps is BY_ITSELF
+    assert told is None or isinstance(attempt_rule(AttemptState.LAUNCHING, told), Rule)
+
+
+def test_what_was_quoted_is_bought_while_it_stands() -> None:
+    assert outdated(build.offer(), build.offer()) is None
+    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal("0.20"), available=True)) is None
+    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal("0.3672"))) is None
+
+
+def test_what_changed_since_the_quote_is_named_with_both_prices() -> None:
+    risen = outdated(build.offer(), build.offer(usd_per_hour=Decimal("0.3673")))
+    assert risen is not None
+    assert "from $0.3600/h to $0.3673/h" in risen
+    assert "sold out" in (outdated(build.offer(), build.offer(available=False)) or "")
+    assert "no longer offered" in (outdated(build.offer(), None) or "")
