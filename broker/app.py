@@ -8,9 +8,10 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
-from broker.ports import Store, Token
+from broker.ports import Provider, Store, Token
 from broker.preflight.models import HubClient
 from broker.secrets import SecretBox, master_key
 from broker.store.embedded import EmbeddedPostgres
@@ -46,6 +47,7 @@ LOCAL_OWNER = "local"
 """Whose token client.json holds: the operator of this machine."""
 REPORT_ONLY = "sweep-report-only"
 FIRST_MIGRATION = "0001_first.sql"
+CHECK_S = 30.0
 DRAIN_S = 2.0
 """How long a stopping daemon lets its HTTP answers finish."""
 
@@ -219,9 +221,21 @@ def _service(config: DaemonConfig, context: Context, market: Market, box: Secret
         box=box,
         clock=context.clock,
         entropy=os.urandom,
+        check_providers=partial(_check_providers, context.providers),
         reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
         settings=Settings(upload_bytes=config.upload_max_bytes, lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s)),
     )
+
+
+async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str | None]:
+    async def ask(provider: Provider) -> str | None:
+        try:
+            async with asyncio.timeout(CHECK_S):
+                return await provider.check()
+        except TimeoutError:
+            return f"no answer within {CHECK_S:.0f} s; check the network"
+
+    return dict(zip(providers, await asyncio.gather(*map(ask, providers.values())), strict=True))
 
 
 # --------------------------------------------------------------------------------------------------------- the network

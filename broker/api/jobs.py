@@ -1,5 +1,6 @@
 """Handlers: quotes and jobs."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field
@@ -7,6 +8,8 @@ from pydantic import AwareDatetime, BeforeValidator, Field
 from broker.api import models, views
 from broker.api.context import SERVICE, JobRef
 from broker.api.openapi import Api, Call
+from broker.api.service import Service
+from broker.decide.hardware import matches
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Job, JobState
 from broker.domain.spec import JobSpec, Name
@@ -54,7 +57,8 @@ class RetryQuery(Config):
 
 class OffersQuery(Config):
     provider: Name | None = None
-    accelerator: Name | None = None
+    accelerator: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    """Repeated: any of them; `a100` names all its variants."""
     limit: Annotated[int, Field(ge=1, le=5000)] = 500
 
 
@@ -130,14 +134,39 @@ async def get_ledger(call: Call, job_id: JobRef) -> models.LedgerList:
 @api.op("GET", "/v1/offers", scope="read")
 async def list_offers(call: Call, query: OffersQuery) -> models.OfferList:
     """What is for sale now, cheapest first."""
+    market = call.request.app[SERVICE].market
     found = [
         o
-        for o in call.request.app[SERVICE].market.offers()
-        if query.provider in (None, o.provider) and query.accelerator in (None, o.accelerator)
+        for o in market.offers()
+        if query.provider in (None, o.provider)
+        and (not query.accelerator or any(matches(name, o.accelerator) for name in query.accelerator))
     ]
     found.sort(key=lambda o: (o.usd_per_hour, o.id))
     shown = tuple(models.OfferView.model_validate(o) for o in found[: query.limit])
-    return models.OfferList(items=shown, total=len(found))
+    sources = tuple(models.ProviderStatusView.model_validate(s) for s in market.status())
+    return models.OfferList(items=shown, total=len(found), providers=sources)
+
+
+@api.op("GET", "/v1/providers", scope="read")
+async def list_providers(call: Call) -> models.ProviderList:
+    """Every configured provider: what it sells, and when it last answered."""
+    return _providers(call.request.app[SERVICE], {})
+
+
+@api.op("POST", "/v1/providers/check", scope="admin")
+async def check_providers(call: Call) -> models.ProviderList:
+    """Ask each provider one read-only question: do its credentials work, and if not, what is missing?"""
+    service = call.request.app[SERVICE]
+    return _providers(service, await service.check_providers())
+
+
+def _providers(service: Service, problems: Mapping[str, str | None]) -> models.ProviderList:
+    caps = service.market.caps()
+    views = []
+    for status in service.market.status():
+        known = {"problem": problems.get(status.name), "self_stop": caps[status.name].self_stop}
+        views.append(models.ProviderView(**models.ProviderStatusView.model_validate(status).model_dump(), **known))
+    return models.ProviderList(items=tuple(views))
 
 
 def _key(call: Call) -> str | None:

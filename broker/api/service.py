@@ -27,7 +27,7 @@ from broker.domain.job import (
     LedgerEntry,
 )
 from broker.domain.money import ZERO, show
-from broker.domain.offer import Offer, Quote, Workload
+from broker.domain.offer import Offer, ProviderStatus, Quote, Workload
 from broker.domain.spec import JobSpec
 from broker.ports import Blobs, Clock, JobFilter, Store, Upload
 from broker.secrets import SecretBox
@@ -46,6 +46,10 @@ class Market(Protocol):
 
     def caps(self) -> Mapping[str, Caps]:
         """By configured provider."""
+        ...
+
+    def status(self) -> Sequence[ProviderStatus]:
+        """Every configured provider, in the order of the configuration."""
         ...
 
 
@@ -98,6 +102,14 @@ async def _nowhere(handle: Handle, command: Sequence[str], tty: bool) -> Sequenc
     raise Rejected(f"{handle.provider} is not configured here, so there is no way to {handle.name}")
 
 
+CheckProviders = Callable[[], Awaitable[Mapping[str, str | None]]]
+"""What is wrong with each provider's credentials, in one line; None: nothing."""
+
+
+async def _unasked() -> Mapping[str, str | None]:
+    return {}
+
+
 class Service:
     """Needs only ports; `app` wires it. `entropy(n)`: n random bytes."""
 
@@ -113,6 +125,7 @@ class Service:
         entropy: Callable[[int], bytes],
         settings: Settings,
         reach: Reach = _nowhere,
+        check_providers: CheckProviders = _unasked,
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -123,6 +136,7 @@ class Service:
         self.entropy = entropy
         self.settings = settings
         self.reach = reach
+        self.check_providers = check_providers
         self._inputs = Inputs(store)
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from broker.api.models import ProviderView
 from broker.blobs.init import check_bucket
 from broker.cli import words
 from broker.client import connection
@@ -73,21 +74,28 @@ async def _daemon(found: connection.Connection | None) -> list[Check]:
         return [
             *checks,
             Check(name="token", ok=True, detail=f"{me.owner} ({', '.join(me.scopes)})"),
-            await _market(client),
+            *await _providers(client, ask="admin" in me.scopes),
         ]
 
 
-async def _market(client: Client) -> Check:
+async def _providers(client: Client, *, ask: bool) -> list[Check]:
+    """One line a provider: what it sells; with `ask` (an admin's) also whether its credentials work."""
     try:
-        offers = await client.offers()
+        found = await (client.check_providers() if ask else client.providers())
     except ClientError as e:
-        return Check(name="offers", ok=False, detail=str(e), fix="see the daemon's log")
-    by_provider: dict[str, int] = {}
-    for offer in offers.items:
-        by_provider[offer.provider] = by_provider.get(offer.provider, 0) + 1
-    text = ", ".join(f"{count} of {name}" for name, count in sorted(by_provider.items()))
-    fix = f"configure providers in {CONFIG_FILE}; a cloud's refusal is in the daemon's log"
-    return Check(name="offers", ok=bool(offers.total), detail=text or "nothing is for sale", fix=fix)
+        return [Check(name="providers", ok=False, detail=str(e), fix="see the daemon's log")]
+    if not found.items:
+        fix = f"configure providers in {CONFIG_FILE}; see docs/providers.md"
+        return [Check(name="providers", ok=False, detail="none is configured", fix=fix)]
+    return [_provider(status, asked=ask) for status in found.items]
+
+
+def _provider(status: ProviderView, *, asked: bool) -> Check:
+    said = status.problem or status.error
+    detail = said or f"{'credentials work, ' if asked else ''}{status.offers} offers"
+    if said is None and status.self_stop == "none":
+        detail += "; its machines cannot stop themselves: run `gpubroker sweep` from a second machine as a net"
+    return Check(name=status.name, ok=said is None, detail=detail)
 
 
 async def _machine() -> list[Check]:

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from broker.cli import submission, words
+from broker.cli import offersview, submission, words
 from broker.cli.jobs import follow
 from broker.cli.output import Output
 from broker.cli.shell import Json, client, command
@@ -67,19 +66,20 @@ async def submit(
 @command
 async def offers(
     provider: Annotated[str | None, typer.Option(help="Only this provider's.")] = None,
-    accelerator: Annotated[str | None, typer.Option(help="Only this GPU, e.g. l40s.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", "-g", help="Only these, comma-separated: H100,A100-80GB,L40S,RTX4090.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=5000)] = 500,
     as_json: Json = False,
 ) -> None:
-    """List what is for sale now, cheapest first."""
+    """List what is for sale now, cheapest first, with the age and the source of each price."""
     out = Output(as_json=as_json)
     async with client() as c:
-        found = await c.offers(provider=provider, accelerator=accelerator)
+        found = await c.offers(provider=provider, accelerators=_gpus(gpu or []), limit=limit)
     out.document(found)
-    table = Table()
-    for name in ("cloud", "region", "type", "GPU", "market", "$/h", "available"):
-        table.add_column(name, justify="right" if name == "$/h" else "left")
-    for o in found.items:
-        free = {True: "yes", False: "no", None: "unknown"}[o.available]
-        price = words.money(o.usd_per_hour)
-        table.add_row(words.cloud(o), o.region, o.instance_type, words.gpu(o), words.market(o), price, free)
-    out.say(table, f"{len(found.items)} of {found.total} offers")
+    offersview.show(out, found)
+
+
+def _gpus(said: list[str]) -> list[str]:
+    """`H100,RTX4090` and `RTX 4090` in the words of the API."""
+    return [name.strip().lower().replace(" ", "") for text in said for name in text.split(",") if name.strip()]

@@ -64,10 +64,19 @@ class Client:
     async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
         return await self._call("POST", "/v1/quotes", models.QuoteView, json=spec, params=plain({"limit": limit}))
 
-    async def offers(self, *, provider: str | None = None, accelerator: str | None = None) -> models.OfferList:
+    async def offers(
+        self, *, provider: str | None = None, accelerators: Sequence[str] = (), limit: int = 500
+    ) -> models.OfferList:
         """What is for sale now, cheapest first."""
-        params = plain({"provider": provider, "accelerator": accelerator})
+        params = plain({"provider": provider, "accelerator": list(accelerators), "limit": limit})
         return await self._call("GET", "/v1/offers", models.OfferList, params=params)
+
+    async def providers(self) -> models.ProviderList:
+        return await self._call("GET", "/v1/providers", models.ProviderList)
+
+    async def check_providers(self) -> models.ProviderList:
+        """As `providers`, with what is wrong with their credentials; asks the clouds."""
+        return await self._call("POST", "/v1/providers/check", models.ProviderList)
 
     async def submit(self, spec: Mapping[str, Any], *, key: str) -> models.JobView:
         """Durable when it returns; the same key with the same spec gives the same job."""

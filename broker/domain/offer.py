@@ -91,6 +91,21 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProviderStatus:
+    """What the market knows of one provider: a cloud that is down is a line, not an error."""
+
+    name: str
+    offers: int = 0
+    """For sale now."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Rows of its last answer that were left out, by reason."""
+    seen_at: datetime | None = None
+    """Of its last answer; None: none yet."""
+    error: str | None = None
+    """Why the latest question got no answer, in one line; None: it did."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryNeed:
     """Peak bytes of one device by category. `source`: the evidence behind it; `margin`: share added for it."""
 

@@ -1,13 +1,14 @@
 """The latest offers of every provider."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from broker.domain.errors import ProviderError
+from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.instance import Caps
-from broker.domain.offer import GpuAsk, Offer
+from broker.domain.offer import GpuAsk, Offer, ProviderStatus
 from broker.ports import Clock, Provider
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class MarketRhythm:
     poll_s: float = 30.0
+    limit_s: float = 60.0
+    """How long one provider may take; its last offers stand meanwhile."""
     stale_s: float = 600.0
     """Offers that could not be refreshed for so long are no longer for sale."""
 
@@ -30,22 +33,55 @@ class Market:
         self._clock = clock
         self._rhythm = rhythm
         self._latest: dict[str, Sequence[Offer]] = {}
+        self._status = {name: ProviderStatus(name=name) for name in providers}
         self._for_sale: tuple[Offer, ...] = ()
         self.every_s = rhythm.poll_s
 
     async def step(self) -> bool:
-        for name, provider in self._providers.items():
-            try:
-                self._latest[name] = tuple(await provider.offers(GpuAsk()))
-            except ProviderError as e:
+        """All providers side by side: a cloud that is down, slow or broken is a line of `status`, and stops nobody."""
+        await asyncio.gather(*map(self._poll, self._providers))
+        self._sell()
+        return False
+
+    async def _poll(self, name: str) -> None:
+        provider, status = self._providers[name], self._status[name]
+        try:
+            offers = tuple(await self._ask(provider))
+        except ProviderError as e:
+            if status.error != str(e):
                 log.warning("offers of %s: %s: %s", name, type(e).__name__, e)
+            self._status[name] = replace(status, error=str(e))
+            return
+        self._latest[name] = offers
+        self._status[name] = ProviderStatus(name=name, dropped=dict(provider.dropped), seen_at=self._clock.now())
+        self._sell()  # what came early is not kept waiting for a slow cloud
+
+    async def _ask(self, provider: Provider) -> Sequence[Offer]:
+        try:
+            async with asyncio.timeout(self._rhythm.limit_s):
+                return await provider.offers(GpuAsk())
+        except ProviderError:
+            raise
+        except TimeoutError:
+            raise OutcomeUnknown(f"no prices within {self._rhythm.limit_s:g} s") from None
+        except Exception as e:
+            log.exception("offers of %s failed", provider.name)
+            raise OutcomeUnknown(f"{type(e).__name__} while asking for prices; see the daemon's log") from e
+
+    def _sell(self) -> None:
         oldest = self._clock.now() - timedelta(seconds=self._rhythm.stale_s)
         self._for_sale = tuple(o for offers in self._latest.values() for o in offers if o.seen_at >= oldest)
-        return False
 
     def offers(self) -> Sequence[Offer]:
         """What can be bought as far as we know; the same objects until the next poll."""
         return self._for_sale
+
+    def status(self) -> Sequence[ProviderStatus]:
+        """Every provider, in the order of the configuration."""
+        counts = dict.fromkeys(self._providers, 0)
+        for offer in self._for_sale:
+            counts[offer.provider] += 1
+        return [replace(status, offers=counts[name]) for name, status in self._status.items()]
 
     def caps(self) -> Mapping[str, Caps]:
         return {name: provider.caps for name, provider in self._providers.items()}

@@ -19,7 +19,7 @@ from broker.checks import Checks
 from broker.clock import SystemClock
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
-from broker.domain.offer import GpuAsk, Offer
+from broker.domain.offer import GpuAsk, Offer, ProviderStatus
 from broker.ports import Blobs, Clock, Store, Token
 from broker.secrets import SecretBox
 from providers.sim_config import SimulatedConfig
@@ -41,6 +41,11 @@ class FixedMarket:
 
     def offers(self) -> Sequence[Offer]:
         return self.items
+
+    def status(self) -> Sequence[ProviderStatus]:
+        return [
+            ProviderStatus(name="simulated", offers=len(self.items), dropped={"price 0 or less": 2}, seen_at=SEEN),
+        ]
 
     def caps(self) -> Mapping[str, Caps]:
         return {"simulated": Caps(spot=True, trust="own", reaches_local_files=True, simulated=True)}
