@@ -127,8 +127,11 @@ class Blobs(Protocol):
         """True when `grant` limits what it hands out to the attempt's own part."""
         ...
 
-    async def grant(self, job: JobId, attempt: AttemptId) -> "StoreAccess":
-        """What an instance is given to reach its own part; renewed before `expires_at`. Raises BlobsUnavailable."""
+    async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> "StoreAccess":
+        """What an instance is given to reach its own part; renewed before `expires_at`. Raises BlobsUnavailable.
+
+        `origin`: the job whose checkpoints this one starts from, to be read as well.
+        """
         ...
 
     async def sign(self, key: str, *, for_s: float) -> str:

@@ -60,6 +60,13 @@ class SecretBox:
         """The Fernet key that an attempt's machine is given at launch."""
         return self._derive(b"gpubroker attempt " + attempt_id.encode())
 
+    def open_for(self, attempt_id: str, sealed: str) -> Sealed:
+        """What `seal_for` sealed. Raises SecretsError when another master key sealed it."""
+        try:
+            return Sealed.model_validate_json(Fernet(self.attempt_key(attempt_id)).decrypt(sealed))
+        except (InvalidToken, ValueError):
+            raise SecretsError(f"the grant of attempt {attempt_id} does not open with this master key") from None
+
     def seal_for(self, attempt_id: str, content: Sealed) -> str:
         """`Grant.sealed`: opens with the attempt's key only."""
         return Fernet(self.attempt_key(attempt_id)).encrypt(content.model_dump_json().encode()).decode()

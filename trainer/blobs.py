@@ -6,11 +6,13 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
 from obstore.store import ObjectStore, from_url
+
+from trainer.contract.rendezvous import READER
 
 SMALL_TIMEOUT_S = 20.0
 LARGE_TIMEOUT_S = 3600.0
@@ -43,24 +45,36 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
 class Objects:
     """Reads and writes below `<installation>/`, and remembers when the store last answered."""
 
-    def __init__(self, store: ObjectStore, installation: str) -> None:
+    def __init__(self, store: ObjectStore, installation: str, reader: ObjectStore | None = None) -> None:
+        """`reader`: the same place, for reading and listing, where `store` may only write."""
         self._store = store
+        self._reader = reader or store
         self._prefix = f"{installation}/"
         self.answered_at = time.monotonic()
 
-    def renew(self, store: ObjectStore) -> None:
-        """Uses `store` (the same place with renewed credentials) from the next call on."""
-        self._store = store
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, str], installation: str) -> Self:
+        """By URL and a grant's options. Raises StoreError."""
+        store, reader = _pair(url, options)
+        return cls(store, installation, reader)
+
+    def renew(self, url: str, options: Mapping[str, str]) -> None:
+        """Uses renewed credentials of the same place from the next call on. Raises StoreError."""
+        self._store, self._reader = _pair(url, options)
 
     async def read(self, key: str) -> bytes | None:
         """The object's content, None when there is none. Raises StoreError."""
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
-                got = await obstore.get_async(self._store, self._prefix + key)
+                got = await obstore.get_async(self._reader, self._prefix + key)
                 data = bytes(await got.bytes_async())
         except FileNotFoundError:
             self._answered()
             return None
+        except PermissionDeniedError as e:
+            if await self._absent(key):
+                return None
+            raise StoreError(f"cannot read {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
             raise StoreError(f"cannot read {key}: {_line(e)}") from None
         self._answered()
@@ -105,7 +119,7 @@ class Objects:
         digest, seen = hashlib.sha256(), 0
         try:
             async with asyncio.timeout(LARGE_TIMEOUT_S):
-                got = await obstore.get_async(self._store, self._prefix + key)
+                got = await obstore.get_async(self._reader, self._prefix + key)
                 with path.open("wb") as file:
                     async for piece in got.stream(min_chunk_size=CHUNK):
                         seen += len(piece)
@@ -115,6 +129,10 @@ class Objects:
                         file.write(piece)
         except FileNotFoundError:
             raise BadContent(f"{key} is absent") from None
+        except PermissionDeniedError as e:
+            if await self._absent(key):
+                raise BadContent(f"{key} is absent") from None
+            raise StoreError(f"cannot download {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
             raise StoreError(f"cannot download {key}: {_line(e)}") from None
         self._answered()
@@ -127,7 +145,7 @@ class Objects:
         found: list[str] = []
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S * 3):
-                async for batch in obstore.list(self._store, self._prefix + prefix):
+                async for batch in obstore.list(self._reader, self._prefix + prefix):
                     found += [meta["path"].removeprefix(self._prefix) for meta in batch]
         except FileNotFoundError:
             return []
@@ -147,8 +165,27 @@ class Objects:
             raise StoreError(f"cannot delete {key}: {_line(e)}") from None
         self._answered()
 
+    async def _absent(self, key: str) -> bool:
+        """S3 and GCS call an absent object forbidden when one may list its folder only: the listing tells."""
+        try:
+            async with asyncio.timeout(SMALL_TIMEOUT_S):
+                folder = self._prefix + key.rpartition("/")[0]
+                listed = await obstore.list_with_delimiter_async(self._reader, folder)
+        except (BaseError, OSError, TimeoutError):
+            return False
+        self._answered()
+        return all(meta["path"] != self._prefix + key for meta in listed["objects"])
+
     def _answered(self) -> None:
         self.answered_at = time.monotonic()
+
+
+def _pair(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, ObjectStore]:
+    """(to write to, to read from)"""
+    own = {name: value for name, value in options.items() if not name.startswith(READER)}
+    reading = {name.removeprefix(READER): value for name, value in options.items() if name.startswith(READER)}
+    store = connect(url, own)
+    return store, connect(url, {**own, **reading}) if reading else store
 
 
 def _line(error: BaseException) -> str:

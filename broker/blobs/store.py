@@ -5,12 +5,16 @@ import builtins
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore
 
 from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_of, scheme_of
+from broker.blobs.grants import GrantSettings, issuer_of, unscoped_warning, without_credentials
+from broker.blobs.issuer import Issuer
+from broker.blobs.scope import Scope
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.ports import BlobInfo, StoreAccess
@@ -26,21 +30,38 @@ class ObstoreBlobs:
     A remote `put(if_absent=True)` whose reply was lost finds its own first try: compare the content when it matters.
     """
 
-    def __init__(self, store: ObjectStore, url: str, installation: Installation, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        url: str,
+        installation: Installation,
+        options: Mapping[str, str],
+        issuer: Issuer | str,
+    ) -> None:
+        """`issuer`: of credentials for attempts, or why there is none."""
         self._store = store
+        self._issuer = issuer
         self._url = url
         self._prefix = f"{installation}/"
         self._options = dict(options)
         self._folder = folder_of(url)
 
     @classmethod
-    def open(cls, url: str, installation: Installation, *, options: Mapping[str, str] | None = None) -> Self:
+    def open(
+        cls,
+        url: str,
+        installation: Installation,
+        *,
+        options: Mapping[str, str] | None = None,
+        grants: GrantSettings | None = None,
+    ) -> Self:
         """`url`: file:///folder, memory://, s3://bucket/prefix, gs://..., az://...; `options`: obstore's settings.
 
         Sends nothing yet; a folder is created. Raises InvalidInput.
         """
         settled = options_of(url, options)
-        return cls(connect(url, settled), url, installation, settled)
+        store = connect(url, settled)
+        return cls(store, url, installation, settled, issuer_of(url, settled, grants or GrantSettings()))
 
     @property
     def local(self) -> bool:
@@ -83,15 +104,27 @@ class ObstoreBlobs:
 
     @property
     def scopes(self) -> bool:
-        return False
+        return not isinstance(self._issuer, str) and self._issuer.scoped
 
-    async def grant(self, job: JobId, attempt: AttemptId) -> StoreAccess:
-        """What an instance is given to reach its own part.
+    @property
+    def unscoped(self) -> str | None:
+        """What `doctor` warns of; None when there is nothing to warn of."""
+        return unscoped_warning(self._url, self._issuer)
+
+    async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> StoreAccess:
+        """What an instance is given to reach its own part. Raises BlobsUnavailable.
 
         A folder is reached by its URL alone. memory:// cannot be given away: only a virtual machine, which lives in
-        this process, meets the broker there. Elsewhere these are the broker's own options, not scoped to the attempt.
+        this process, meets the broker there. A store without an issuer hands out the broker's own options.
         """
-        return StoreAccess(url=self._url, options={} if self.local else dict(self._options))
+        if isinstance(self._issuer, str):
+            return StoreAccess(url=self._url, options={} if self.local else dict(self._options))
+        parts = urlsplit(self._url)
+        root = "/".join([*filter(None, [parts.path.strip("/")]), self._prefix])
+        scope = Scope(bucket=parts.netloc, root=root, job=job, attempt=attempt, origin=origin)
+        issued = await self._issuer.issue(scope)
+        options = without_credentials(self._options) | dict(issued.options)
+        return StoreAccess(url=self._url, options=options, scoped=self._issuer.scoped, expires_at=issued.expires_at)
 
     async def sign(self, key: str, *, for_s: float) -> str:
         """Raises BlobError for a folder and for memory, which have no URLs, and where the credentials cannot sign."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.controllers.context import Context
+from broker.controllers.grants import Granting
 from broker.decide.recovery import plan_after_oom
 from broker.domain.errors import AlreadyExists, Rejected
 from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
@@ -14,7 +15,7 @@ from broker.ports import Leased
 from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
 from trainer.contract.data import format_of
-from trainer.contract.rendezvous import AttemptSpec, DataFile, Grant, Sealed, World
+from trainer.contract.rendezvous import AttemptSpec, DataFile, World
 
 UPLOAD = "upload:"
 SELF_STOP_S = 1800.0
@@ -38,10 +39,7 @@ class Boot:
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
         await self._put_spec(attempt, job)
-        access = await self.context.blobs.grant(job.id, attempt.id)
-        if secrets:
-            sealed = self.box.seal_for(attempt.id, Sealed(secrets=secrets))
-            await self.context.blobs.put(keys.grant(attempt.id), Grant(sealed=sealed).model_dump_json().encode())
+        access, _ = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
         secret_env = {"GPUBROKER_ATTEMPT_KEY": self.box.attempt_key(attempt.id).decode()}
         if access.options:
             secret_env["GPUBROKER_STORE_OPTIONS"] = json.dumps(dict(access.options))
@@ -56,6 +54,7 @@ class Boot:
         if caps.agent_start_s is not None and self.trainer is not None:
             trainer = await self.trainer()
             env |= {"GPUBROKER_SELF_STOP": caps.self_stop, "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S))}
+            env |= {"GPUBROKER_NOTICES": "imds" if caps.notice_s else "off"}
         nodes = job.spec.resources.nodes
         return BootSpec(env=env, secret_env=secret_env, nodes=nodes, trainer=trainer, options=options)
 

@@ -25,6 +25,8 @@ class Rhythm:
     billing_s: float = 15.0
     sweep_s: float = 60.0
     market_s: float = 30.0
+    grants_s: float = 15.0
+    """Between two looks for credentials that are to be renewed."""
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200

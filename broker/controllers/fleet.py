@@ -9,6 +9,7 @@ from broker.controllers.billing import Billing
 from broker.controllers.boot import Boot, TrainerOf
 from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
+from broker.controllers.grants import Granting, Grants
 from broker.controllers.interruption import Interruption
 from broker.controllers.inventory import Inventory
 from broker.controllers.launch import Launch
@@ -61,6 +62,7 @@ class Fleet:
                 Billing(context, (looker, launchers, interruption)),
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),
+                Grants(context, Granting(context=context, box=box)),
                 Outbox(context, notifiers),
             ),
         )

@@ -11,7 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from yarl import URL
 
-from broker.blobs import ObstoreBlobs
+from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.init import check_bucket
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, InvalidInput
 from broker.domain.ids import AttemptId, Installation, JobId
@@ -206,7 +206,9 @@ async def test_environment_credentials_are_handed_over(monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    blobs = ObstoreBlobs.open("s3://bucket", HERE, options={"AWS_REGION": "us-east-1"})
+    blobs = ObstoreBlobs.open(
+        "s3://bucket", HERE, options={"AWS_REGION": "us-east-1"}, grants=GrantSettings(scope=False)
+    )
     access = await blobs.grant(JobId("j" * 13), AttemptId("a" * 13))
     assert access.options == {
         "aws_access_key_id": "from-the-environment", "aws_secret_access_key": "hidden", "aws_region": "us-east-1",

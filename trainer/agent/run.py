@@ -23,7 +23,7 @@ from trainer.agent.script_tree import ScriptTree
 from trainer.agent.ship import Shipper
 from trainer.agent.state import AttemptState
 from trainer.agent.tether import adopt_orphans
-from trainer.blobs import Objects, StoreError, connect
+from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
 from trainer.contract.rendezvous import AttemptSpec, ExitCode, Final, Outcome, Sealed
@@ -46,7 +46,7 @@ class Agent:
 
     def __init__(self, env: Environment, echo: Callable[[str], None] | None = None) -> None:
         self._env = env
-        self._objects = Objects(connect(env.blobs, env.store_options), env.installation)
+        self._objects = Objects.open(env.blobs, env.store_options, env.installation)
         self._state = AttemptState(env=env, run=RunFolder(root=env.workdir / "run"))
         self._log = LogBuffer(Redactor({}), echo=echo)
         self._beater = Beater(self._objects, self._state)
@@ -92,8 +92,7 @@ class Agent:
         self._grant_seq, self._sealed = got[0].seq, got[1]
         self._log.redact = self._beater.redact = Redactor(self._sealed.secrets)
         if self._sealed.store_options:
-            options = {**self._env.store_options, **self._sealed.store_options}
-            self._objects.renew(connect(self._env.blobs, options))
+            self._objects.renew(self._env.blobs, {**self._env.store_options, **self._sealed.store_options})
 
     async def _train(self, spec: AttemptSpec) -> tuple[Outcome, str, int]:
         assert spec.train is not None

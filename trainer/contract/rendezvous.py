@@ -114,6 +114,11 @@ class Desired(Document):
         return (self.epoch, self.seq) > (other.epoch, other.seq) and strength[self.want] >= strength[other.want]
 
 
+READER = "reader."
+"""Store options that start with it are for reading and listing, the others then for writing and deleting: for stores
+whose credentials have one permission for all they reach."""
+
+
 class Grant(Document):
     """`attempts/<attempt>/grant.json`: `sealed` opens with the attempt's key (Fernet) to a `Sealed` as JSON."""
 
