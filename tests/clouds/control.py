@@ -1,0 +1,190 @@
+"""The door for tests: what the clouds do next, as methods and as `POST /_ctl/<method>` with a JSON object."""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from decimal import Decimal
+from typing import Any
+
+from aiohttp import web
+
+from tests.clouds.bill import Bill
+from tests.clouds.faults import Fault, Faults
+from tests.clouds.lambda_api import LambdaApi
+from tests.clouds.runpod_api import RunPodApi
+from tests.clouds.state import CloudName, Rented, World
+from tests.clouds.vast_api import VastApi
+
+DOORS = frozenset(
+    {
+        "capacity", "price", "preempt", "kill", "status", "sell_instead", "fail", "heal", "list_lag", "teardown",
+        "hold_boots", "release_boots",
+    }
+)  # fmt: skip
+
+
+class Control:
+    """Acts on all clouds. `what` is a Lambda type, a RunPod GPU id, or a Vast GPU name or offer id."""
+
+    def __init__(self, world: World, faults: Faults, lambdas: LambdaApi, runpod: RunPodApi, vast: VastApi) -> None:
+        self._world, self._faults = world, faults
+        self._lambda, self._runpod, self._vast = lambdas, runpod, vast
+
+    # --------------------------------------------------------------------------------------------------------- market
+
+    def capacity(self, cloud: CloudName, what: str, free: int, where: str | None = None) -> None:
+        """So many are to be had from now on: machines at Lambda and Vast, GPUs at RunPod; `where`: in one place."""
+        match cloud:
+            case "lambda":
+                row = self._lambda.types[what]
+                row.free = dict.fromkeys(row.free if where is None else [where], free) | (
+                    {} if where is None else {name: n for name, n in row.free.items() if name != where}
+                )
+            case "runpod":
+                for pool in self._runpod.pools:
+                    if pool.gpu == what and where in {None, pool.data_center}:
+                        pool.free = free
+            case "vast":
+                for n, offer in enumerate(self._vast_offers(what)):
+                    offer.rented = n >= free
+
+    def price(
+        self, cloud: CloudName, what: str, usd_per_hour: float, spot: bool = False, at_next_sale: bool = False
+    ) -> None:
+        """A new price (RunPod: of one GPU; spot: the lowest bid); `at_next_sale`: once somebody is about to buy."""
+
+        def change() -> None:
+            match cloud:
+                case "lambda":
+                    self._lambda.types[what].cents = round(usd_per_hour * 100)
+                case "runpod":
+                    for pool in self._runpod.pools:
+                        if pool.gpu == what:
+                            setattr(pool, "floor" if spot else "price", usd_per_hour)
+                case "vast":
+                    for offer in self._vast_offers(what):
+                        setattr(offer, "min_bid" if spot else "dph_base", usd_per_hour)
+
+        if at_next_sale:
+            self._world.at_next_sale(cloud, change)
+        else:
+            change()
+
+    def _vast_offers(self, what: str) -> Sequence[Any]:
+        return [offer for offer in self._vast.offers.values() if what in {offer.gpu, str(offer.id)}]
+
+    def sell_instead(self, cloud: CloudName, what: str) -> None:
+        """The next buyer gets this, whatever it asked for (Vast: an offer's id), at the price it asked for."""
+        match cloud:
+            case "lambda":
+                self._lambda.sell_instead = what
+            case "runpod":
+                self._runpod.sell_instead = what
+            case "vast":
+                self._vast.sell_instead = int(what)
+
+    # ------------------------------------------------------------------------------------------------------- machines
+
+    async def preempt(self, machine_id: str, notice_s: float = 0.0) -> None:
+        """Takes a machine away: RunPod's is EXITED, Vast's stopped, and both stay ours; Lambda's is terminated."""
+        rented = self._rented(machine_id)
+        if notice_s > 0:
+            self._world.spawn(self._preempt_later(rented, notice_s))
+        else:
+            await self._take(rented)
+
+    async def _preempt_later(self, rented: Rented, notice_s: float) -> None:
+        await asyncio.sleep(notice_s)
+        await self._take(rented)
+
+    async def _take(self, rented: Rented) -> None:
+        match rented.cloud:
+            case "lambda":
+                await self._world.destroy(rented, "terminated", "evicted")
+            case "runpod":
+                await self._world.stop(rented, "EXITED", "evicted")
+            case "vast":
+                rented.facts["state"] = "stopped"
+                await self._world.stop(rented, "stopped", "evicted")
+
+    async def kill(self, machine_id: str) -> None:
+        """The machine dies; its cloud has not noticed, and goes on billing."""
+        machine = self._rented(machine_id).machine
+        if machine is not None:
+            await machine.kill()
+
+    def status(self, machine_id: str, status: str) -> None:
+        """The cloud says so of a machine, e.g. a word that nobody knows."""
+        self._rented(machine_id).status = status
+
+    def hold_boots(self) -> None:
+        """Machines are created and do not come up, until `release_boots`."""
+        self._world.boots.clear()
+
+    def release_boots(self) -> None:
+        self._world.boots.set()
+
+    def _rented(self, machine_id: str) -> Rented:
+        return self._world.rented[machine_id]
+
+    # ---------------------------------------------------------------------------------------------------------- calls
+
+    def fail(self, **fault: Any) -> None:
+        """Arms a `Fault` for the next calls; see there for the fields."""
+        self._faults.arm(Fault(**fault))
+
+    def heal(self) -> None:
+        """Nothing more that was armed happens; calls that hang break."""
+        self._faults.disarm()
+
+    def list_lag(self, cloud: CloudName, seconds: int) -> None:
+        self._world.list_lag_s[cloud] = seconds
+
+    def teardown(self, cloud: CloudName, seconds: int) -> None:
+        self._world.teardown_s[cloud] = seconds
+
+    # ----------------------------------------------------------------------------------------------------------- HTTP
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return [web.get("/_ctl/state", self._state), web.post("/_ctl/{door}", self._door)]
+
+    async def _door(self, request: web.Request) -> web.Response:
+        door = request.match_info["door"]
+        if door not in DOORS:
+            return web.json_response({"error": f"there is no {door}; there are {sorted(DOORS)}"}, status=404)
+        try:
+            done = getattr(self, door)(**(await request.json() if request.can_read_body else {}))
+            if inspect.isawaitable(done):
+                await done
+        except (TypeError, KeyError, ValueError) as e:
+            return web.json_response({"error": f"{type(e).__name__}: {e}"}, status=400)
+        return web.json_response({})
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return web.json_response(self.state(), dumps=_dumps)
+
+    def state(self) -> dict[str, Any]:
+        """Machines, events, calls, violations and the bill."""
+        bill = Bill(self._world.events, self._world.now())
+        machines = [
+            {
+                "id": r.id, "cloud": r.cloud, "name": r.name, "status": r.status, "gpu": r.gpu, "gpus": r.gpus,
+                "spot": r.spot, "usd_per_hour": r.usd_per_hour, "ip": r.spec.ip, "ssh_port": r.spec.ssh_port,
+                "ours": r.gone_at is None, "alive": r.machine is not None and r.machine.alive,
+            }
+            for r in self._world.rented.values()
+        ]  # fmt: skip
+        return {
+            "machines": machines,
+            "events": [asdict(event) for event in self._world.events],
+            "calls": [asdict(call) for call in self._world.calls],
+            "violations": self._world.violations,
+            "bill": bill.by_name(),
+            "open": list(bill.open()),
+        }
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, default=lambda other: str(other) if isinstance(other, Decimal) else other.isoformat())

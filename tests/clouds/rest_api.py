@@ -1,0 +1,94 @@
+"""What Lambda's and Vast's emulators share: JSON calls, each checked against the schema file on the way in and out."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.clouds.faults import Faults
+from tests.clouds.schema import Schema
+from tests.clouds.state import CloudName, World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """A call that the schema allows."""
+
+    query: Mapping[str, Any] = field(default_factory=dict)
+    body: Any = None
+    path: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refusal(Exception):
+    """The API answers with an error."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+Act = Callable[[Ask], Awaitable[Any]]
+
+
+class JsonApi:
+    """A cloud's calls by name; the subclass has the behaviour."""
+
+    def __init__(self, cloud: CloudName, world: World, faults: Faults) -> None:
+        self.cloud: CloudName = cloud
+        self.world, self.faults = world, faults
+        self.schema = Schema(cloud)
+
+    def error(self, refusal: Refusal) -> web.Response:
+        """An error in the cloud's own shape."""
+        raise NotImplementedError
+
+    def handle(self, call: str, act: Act) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """The handler of one call."""
+
+        async def handler(request: web.Request) -> web.Response:
+            async def carry_out() -> web.Response:
+                try:
+                    answer = await act(await self._ask(request, call))
+                except Refusal as refusal:
+                    return self.error(refusal)
+                for problem in self.schema.answered(call, answer):
+                    self.world.violate(self.cloud, problem)
+                return web.json_response(answer)
+
+            if not self.authorised(request):
+                return self.error(Refusal(401, "auth", "the key is wrong"))
+            return await self.faults.around(request, self.cloud, call, carry_out)
+
+        return handler
+
+    def authorised(self, request: web.Request) -> bool:
+        return request.headers.get("Authorization") == f"Bearer {self.world.api_key}"
+
+    async def unknown(self, request: web.Request) -> web.Response:
+        """A path that is not in the schema."""
+        self.world.violate(self.cloud, f"no such call: {request.method} {request.path}")
+        return self.error(Refusal(404, "not-found", "there is no such call"))
+
+    async def _ask(self, request: web.Request, call: str) -> Ask:
+        text = await request.text()
+        try:
+            body = json.loads(text) if text else None
+        except ValueError:
+            body = text
+        query = {name: _value(text) for name, text in request.query.items() if name != "api_key"}
+        problems = self.schema.asked(call, query=query, body=body)
+        for problem in problems:
+            self.world.violate(self.cloud, problem)
+        if problems:
+            raise Refusal(400, "invalid-parameters", "; ".join(problems))
+        return Ask(query=query, body=body, path=dict(request.match_info))
+
+
+def _value(text: str) -> Any:
+    """Query values are JSON where they can be read so."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

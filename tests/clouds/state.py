@@ -1,0 +1,216 @@
+"""What an emulated account owns: machines rented, a log of all that costs money, and calls that no cloud would take."""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
+
+from tests.clouds.machine import Machine, Machines, MachineSpec
+
+CloudName = Literal["lambda", "runpod", "vast"]
+Kind = Literal["created", "running", "price", "evicted", "stopped", "resumed", "destroyed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """From `at` on the machine costs `usd_per_hour` for computing and `storage_usd_per_hour` for keeping its disk."""
+
+    at: datetime
+    cloud: CloudName
+    id: str
+    name: str
+    kind: Kind
+    usd_per_hour: Decimal
+    storage_usd_per_hour: Decimal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of an API, as it came in."""
+
+    at: datetime
+    cloud: CloudName
+    call: str
+    status: int
+
+
+@dataclass(kw_only=True, eq=False)
+class Rented:
+    """One machine of the account."""
+
+    id: str
+    cloud: CloudName
+    name: str
+    gpu: str
+    """The GPU that was sold, in the cloud's words."""
+    gpus: int
+    spot: bool
+    usd_per_hour: Decimal
+    """While it computes."""
+    storage_usd_per_hour: Decimal = Decimal(0)
+    """While it exists, computing or not."""
+    status: str
+    """In the cloud's own words."""
+    created_at: datetime
+    spec: MachineSpec
+    machine: Machine | None = None
+    gone_at: datetime | None = None
+    """When it was destroyed; it may be listed for a while longer."""
+    request: Mapping[str, Any]
+    """What was asked for, whole: the place to look for secrets that should not have come."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What its cloud says of it besides."""
+    turn: int = 0
+    """Counts stops, resumes and the end: a boot that finishes in another turn than it began comes too late."""
+
+
+class World:
+    """The account with all clouds; every change of state goes through here, so that the bill misses nothing."""
+
+    def __init__(
+        self, machines: Machines, *, api_key: str = "test-key", now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self.machines, self.api_key, self.now = machines, api_key, now
+        self.rented: dict[str, Rented] = {}
+        self.events: list[Event] = []
+        self.calls: list[Call] = []
+        self.violations: list[str] = []
+        self.list_lag_s: Counter[str] = Counter()
+        """By cloud: for so long a new machine is not listed yet, and a destroyed one still is."""
+        self.teardown_s: Counter[str] = Counter()
+        """By cloud: for so long a destroyed machine is listed as being terminated."""
+        self.boots = asyncio.Event()
+        """Cleared: machines stay as the cloud creates them, and none comes up."""
+        self.boots.set()
+        self._before_sale: dict[str, list[Callable[[], None]]] = {}
+        self._net = secrets.randbelow(240) + 10
+        self._made = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ------------------------------------------------------------------------------------------------------- renting
+
+    def address(self) -> tuple[str, int]:
+        """A loopback address of its own, and a number that no other machine of this world has."""
+        self._made += 1
+        return f"127.{self._net}.{self._made // 250}.{self._made % 250 + 1}", self._made
+
+    def at_next_sale(self, cloud: CloudName, change: Callable[[], None]) -> None:
+        """Calls `change` when the next create call has come in and before it is carried out."""
+        self._before_sale.setdefault(cloud, []).append(change)
+
+    def sale(self, cloud: CloudName) -> None:
+        """A create call has come in."""
+        for change in self._before_sale.pop(cloud, []):
+            change()
+
+    async def rent(self, rented: Rented, *, billed_from: Literal["created", "running"], running: str) -> None:
+        """Enters the machine and boots it; it is `running` (in the cloud's words) once it is up."""
+        self.rented[rented.id] = rented
+        self._log(rented, "created", computing=billed_from == "created")
+        self.spawn(self._boot(rented, running))
+
+    async def _boot(self, rented: Rented, running: str) -> None:
+        turn = rented.turn
+        await self.boots.wait()
+        if rented.turn != turn:
+            return
+        machine = rented.machine = await self.machines.boot(rented.spec)
+        try:
+            await machine.ready()
+        except RuntimeError as e:
+            rented.facts["boot_failed"] = str(e)
+            return
+        if rented.turn == turn:
+            rented.status = running
+            self._log(rented, "running", computing=True)
+        elif rented.machine is machine:
+            await machine.kill()
+
+    async def stop(self, rented: Rented, status: str, kind: Literal["evicted", "stopped"]) -> None:
+        """Nothing runs in it any more; it stays ours, and its disk may go on costing money."""
+        if rented.gone_at is not None:
+            return
+        rented.turn += 1
+        rented.status = status
+        self._log(rented, kind, computing=False)
+        if rented.machine is not None:
+            await rented.machine.kill()
+
+    async def resume(self, rented: Rented, *, starting: str, running: str) -> None:
+        """A stopped machine comes up again, with an empty disk here."""
+        rented.turn += 1
+        rented.status = starting
+        self._log(rented, "resumed", computing=False)
+        self.spawn(self._boot(rented, running))
+
+    async def destroy(
+        self, rented: Rented, status: str, *, kind: Literal["evicted", "destroyed"] = "destroyed"
+    ) -> None:
+        """Ends it and its costs. Destroyed already is fine."""
+        if rented.gone_at is not None:
+            return
+        rented.turn += 1
+        rented.gone_at = self.now()
+        rented.status = status
+        self._log(rented, kind, computing=False, stored=False)
+        if rented.machine is not None:
+            await rented.machine.kill()
+
+    def reprice(self, rented: Rented, usd_per_hour: Decimal) -> None:
+        """From now on it computes at another rate."""
+        computing = self.events_of(rented.id)[-1].usd_per_hour > 0
+        rented.usd_per_hour = usd_per_hour
+        self._log(rented, "price", computing=computing)
+
+    def _log(self, rented: Rented, kind: Kind, *, computing: bool, stored: bool = True) -> None:
+        event = Event(
+            at=rented.gone_at or self.now(), cloud=rented.cloud, id=rented.id, name=rented.name, kind=kind,
+            usd_per_hour=rented.usd_per_hour if computing else Decimal(0),
+            storage_usd_per_hour=rented.storage_usd_per_hour if stored else Decimal(0),
+        )  # fmt: skip
+        self.events.append(event)
+
+    # ------------------------------------------------------------------------------------------------------- looking
+
+    def listed(self, cloud: CloudName) -> Sequence[Rented]:
+        """What a listing shows now, lag included; the destroyed ones only while they linger."""
+        now, lag = self.now(), timedelta(seconds=self.list_lag_s[cloud])
+        linger = lag + timedelta(seconds=self.teardown_s[cloud])
+        return [
+            r for r in self.rented.values()
+            if r.cloud == cloud and r.created_at + lag <= now and (r.gone_at is None or now < r.gone_at + linger)
+        ]  # fmt: skip
+
+    def owned(self, cloud: CloudName, machine_id: str) -> Rented | None:
+        """A machine that was not destroyed, whatever listings show."""
+        rented = self.rented.get(machine_id)
+        return rented if rented is not None and rented.cloud == cloud and rented.gone_at is None else None
+
+    def named(self, prefix: str) -> Sequence[Rented]:
+        """Every machine ever made whose name begins so (SkyPilot adds a suffix to the cluster's name)."""
+        return [r for r in self.rented.values() if r.name.startswith(prefix)]
+
+    def events_of(self, machine_id: str) -> Sequence[Event]:
+        return [e for e in self.events if e.id == machine_id]
+
+    def violate(self, cloud: str, what: str) -> None:
+        """The caller did what the real API does not know: the test fails in the end."""
+        self.violations.append(f"{cloud}: {what}")
+
+    # ------------------------------------------------------------------------------------------------------- the end
+
+    def spawn(self, work: Any) -> None:
+        """Runs a coroutine beside the calls, until it is done or the world is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.machines.close()
