@@ -87,6 +87,8 @@ class JobSpec(Config):
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
     init_from: Annotated[str, Field(pattern=r"^job/[a-z2-7]{13}$")] | None = None
     """`job/<id>`: continue from the last checkpoint of another job."""
+    keep_on_failure: Annotated[int, Field(ge=0, le=86_400)] = 0
+    """Seconds for which a machine on which the job failed is kept, to look at it with `gpubroker ssh`; it bills."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
