@@ -20,7 +20,7 @@ from aiohttp import web
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.service import Service, Settings
-from broker.blobs import ObstoreBlobs
+from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.checks import Checks
 from broker.clock import SystemClock
 from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
@@ -135,7 +135,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         installation, was_here = await _installation(store, config.home)
         report_only = _only_report(config.home, new=new_database and was_here)
         box = SecretBox(master_key(config.home / "master.key", os.environ))
-        blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options)
+        blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants_of(config))
         providers = build(
             config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs
         )
@@ -206,6 +206,11 @@ def _only_report(home: Path, *, new: bool) -> bool:
     if mark.exists():
         log.warning("the database is new to this home: the sweep only reports orphans until you remove %s", mark)
     return mark.exists()
+
+
+def grants_of(config: DaemonConfig) -> GrantSettings:
+    """How credentials for attempts are made."""
+    return GrantSettings(**config.grants.model_dump())
 
 
 def _rhythm(config: DaemonConfig) -> Rhythm:

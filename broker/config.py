@@ -67,6 +67,17 @@ class TrainerConfig(Config):
         return image
 
 
+class GrantsConfig(Config):
+    """Credentials that each attempt gets for the blob store; see docs/blob-store.md."""
+
+    scope: bool = True
+    """False: every instance gets the daemon's own, and community hosts are refused."""
+    life_s: Annotated[int, Field(ge=900, le=43_200)] = 3600
+    """Renewed at half of it. At least as long as the slowest cloud takes to boot."""
+    role_arn: str | None = None
+    sts_endpoint: str | None = None
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
@@ -80,6 +91,7 @@ class DaemonConfig(Config):
     """`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; without it a folder in the home."""
     blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
+    grants: GrantsConfig = GrantsConfig()
     providers: ProvidersConfig = ProvidersConfig()
     """Which clouds, each with its settings; see docs/providers.md."""
     trainer: TrainerConfig = TrainerConfig()

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import DaemonConfig, LimitsConfig, RhythmConfig
+from broker.config import DaemonConfig, GrantsConfig, LimitsConfig, RhythmConfig
 
 DOCUMENTS = [Path("README.md"), Path("CONTRIBUTING.md"), *sorted(Path("docs").glob("*.md"))]
 
 
 def test_every_setting_of_the_daemon_is_documented() -> None:
     text = Path("docs/configuration.md").read_text()
-    for model in (DaemonConfig, RhythmConfig, LimitsConfig):
+    for model in (DaemonConfig, GrantsConfig, RhythmConfig, LimitsConfig):
         for name in set(model.model_fields) - {"home", "rhythm", "limits"}:
             assert f"`{name}`" in text, name
 
