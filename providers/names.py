@@ -1,6 +1,7 @@
 """One name for one GPU, whatever a cloud or a driver calls it."""
 
 import re
+from functools import lru_cache
 
 GB = 10**9
 _BY_NAME = (
@@ -11,6 +12,7 @@ _BY_NAME = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def accelerator(name: str, memory_bytes: int | None) -> str:
     """The hardware table's name; a plain slug for a GPU that it does not know.
 

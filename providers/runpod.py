@@ -55,7 +55,6 @@ _STATES = {
 _KINDS = {"INTERRUPTABLE": True, "BID": True, "BACKGROUND": True, "RESERVED": False}
 _PODS = "query { myself { pods { id name desiredStatus costPerHr gpuCount podType machine { gpuDisplayName } } } }"
 _REFUSED = ("unauthorized", "unauthenticated", "forbidden", "invalid api key", "401", "403")
-_ABSENT = ("not found", "does not exist", "no pod")
 
 
 class RunpodConfig(Config):
