@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from trainer.contract.base import Config
 
 LAUNCH_BYTES = 400 * 1024**2
 """Memory of one launch in SkyPilot's worker, measured."""
+TOOLS = ("rsync", "ssh")
+"""Programs that SkyPilot reaches machines with."""
 SETTLE_S = 10.0
 """A request that a former daemon sent as it died is in a server's list by then."""
 CANCEL_S = 20.0
@@ -133,6 +136,9 @@ class SkyLauncher:
     async def _api(self) -> SkyApi:
         """A server that answers, is of our version and strips keys. Raises Rejected, OutcomeUnknown."""
         if self._server is not None:
+            missing = [tool for tool in TOOLS if shutil.which(tool, path=self._config.env.get("PATH")) is None]
+            if missing:
+                raise Rejected(f"SkyPilot needs {' and '.join(missing)} on this machine: install it, e.g. by apt-get")
             api = await self._server.ready()
         else:
             assert self._remote is not None

@@ -11,10 +11,11 @@ from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Reje
 from providers.sky_api import Failure
 
 _CAPACITY = re.compile(
-    r"insufficient.?capacity|InsufficientInstanceCapacity|not enough capacity|no longer any instances available|"
-    r"no instances? (currently )?available|does not have the resources|SpotMaxPriceTooLow|MaxSpotInstanceCountExceeded|"
-    r"capacity-not-available|no_such_ask|no such ask|ask contract .*(gone|not)|could not find an offer|"
-    r"is \w+ before it was ready|out of stock|InsufficientHostCapacity|UnfulfillableCapacity",
+    r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"
+    r"not enough capacity|no longer any instances available|no instances? (currently )?available|out of stock|"
+    r"does not have the resources|SpotMaxPriceTooLow|bid_too_low|the bid is below|MaxSpotInstanceCountExceeded|"
+    r"capacity-not-available|no_such_ask|4(04|10) Client Error[^;]*/asks/|could not find an offer|"
+    r"is \w+ before it was ready",
     re.I,
 )
 _FIXES = (
@@ -26,7 +27,10 @@ _FIXES = (
         "check the key with `gpubroker doctor`",
     ),
     (r"insufficient.*(credit|balance|funds)|negative balance", "pay in at the cloud"),
-    (r"image|manifest|docker pull|registry", "check trainer.image and its login"),
+    (
+        r"manifest unknown|image .*(not found|unknown|denied)|pull access denied|toomanyrequests|failed to pull",
+        "check trainer.image and its login",
+    ),
     (r"invalid region|invalid zone|instance type .*not found|not supported", "the cloud sells no such thing any more"),
 )
 _REFUSES = {

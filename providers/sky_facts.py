@@ -4,6 +4,8 @@ SKY_VERSION = "0.14.1"
 PLUGIN = "providers.sky_plugin.GpuBroker"
 PLUGIN_VERSION = "1"
 """Goes up with every change of the plugin: a server with another one is not adopted."""
+CLOUDS = ("aws", "lambda", "runpod", "vast")
+"""SkyPilot's names of what we buy from."""
 
 LOCK = "GPUBROKER_SKY_SERVER"
 """Variable with the server's id: it marks every process of a server, and names the file that each holds an flock on."""

@@ -33,6 +33,7 @@ from providers.sky_facts import DEAD, LAUNCHING, LOCK, PLUGIN, PLUGIN_VERSION, S
 START_S = 120.0
 """A server that does not answer for so long after its start, or later, is taken away."""
 KILL_S = 15.0
+TRIES = 3
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 _CONFIG = {"aws": {"remote_identity": "NO_UPLOAD"}}
@@ -106,12 +107,15 @@ class SkyServer:
             if self._running is not None and not await self._answers(START_S):
                 await asyncio.to_thread(self._take_away, self._running)
                 await self._forget()
-            if self._running is None:
+            for _ in range(TRIES):
+                if self._running is not None:
+                    return self.api()
                 await asyncio.to_thread(self._reap_others)
                 await asyncio.to_thread(self._start)
-                if not await self._answers(START_S):
-                    raise OutcomeUnknown(f"SkyPilot's API server does not start: see {self._state / 'server.log'}")
-            return self.api()
+                if not await self._answers(START_S):  # somebody may have taken a port that was free
+                    await asyncio.to_thread(self._take_away, self._running)
+                    await self._forget()
+            raise OutcomeUnknown(f"SkyPilot's API server does not start: see {self._state / 'server.log'}")
 
     def api(self) -> SkyApi:
         """Of the server that runs, without a look at its health."""
@@ -230,8 +234,10 @@ class SkyServer:
             return False
         return True
 
-    def _take_away(self, running: Running) -> None:
+    def _take_away(self, running: Running | None) -> None:
         """Ends a server and everything that it started. Raises OutcomeUnknown when something does not go."""
+        if running is None:
+            return
         with suppress(ProcessLookupError, PermissionError):
             if _mark_of(running.keeper) == running.id:
                 os.kill(running.keeper, signal.SIGTERM)
@@ -307,8 +313,17 @@ def _lives(pid: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """One that is free together with the second that follows from it."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with socket.create_server(("127.0.0.1", _queue_port(port))):
+                return port
+
+
+def _queue_port(port: int) -> int:
+    """`get_queue_manager_port` of `sky/server/requests/queues/mp_queue.py`."""
+    return 50000 + (11 + port - 46580) % 10000
 
 
 def _write(path: Path, content: bytes) -> None:

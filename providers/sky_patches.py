@@ -1,0 +1,346 @@
+"""What our plugin changes in SkyPilot, each change one row of `PATCHES`.
+
+Account keys never reach a machine, a purchase is the one that was quoted, and what a launch does can be proven from
+outside. A SkyPilot that is not exactly the one they were written for is refused.
+"""
+
+import fcntl
+import functools
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sky
+from sky.utils import annotations, registry, status_lib
+
+from providers.sky_facts import ASK, CLOUDS, LAUNCHING, LOCK, SKY_VERSION, STATE
+
+Replacement = Callable[..., Any]
+
+
+class Patch:
+    """One attribute of SkyPilot, replaced by what `make` returns for the original; twice is once."""
+
+    def __init__(self, module: str, attribute: str, parameters: str | None, make: Callable[[Any], Any]) -> None:
+        """`parameters`: names that the original must have, in order; None for a plain value."""
+        self.module, self.attribute, self._parameters, self._make = module, attribute, parameters, make
+
+    def apply(self) -> None:
+        """Raises RuntimeError with one line when SkyPilot is not what the patch was written for."""
+        path = self.attribute.split(".")
+        holder: Any = importlib.import_module(self.module)
+        for part in path[:-1]:
+            holder = getattr(holder, part, None)
+        original = getattr(holder, path[-1], None)
+        if getattr(original, "gpubroker", False):
+            return
+        if original is None:
+            raise RuntimeError(
+                f"gpubroker: {self.module}.{self.attribute} is not in this SkyPilot: install {SKY_VERSION}"
+            )
+        if self._parameters is not None:
+            found = " ".join(inspect.signature(original).parameters)
+            if found != self._parameters:
+                raise RuntimeError(
+                    f"gpubroker: {self.module}.{self.attribute}({found}) is not SkyPilot {SKY_VERSION}'s"
+                )
+        replacement = self._make(original)
+        if callable(replacement):
+            functools.update_wrapper(replacement, original)
+            replacement.gpubroker = True
+        static = isinstance(inspect.getattr_static(holder, path[-1]), staticmethod)
+        setattr(holder, path[-1], staticmethod(replacement) if static else replacement)
+
+
+# -------------------------------------------------------------------------------------------------------- one launch
+
+
+def state_folder() -> Path:
+    return Path(os.environ.get(STATE) or "~/.sky/gpubroker").expanduser()
+
+
+@contextmanager
+def _launching(cluster: str) -> Iterator[None]:
+    """A shared flock on the cluster's name while a worker acts on it, which a request's status does not tell:
+    a cancelled one is marked before its worker has stopped."""
+    folder = state_folder() / LAUNCHING
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / cluster).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+def _launch_under_lock(original: Replacement) -> Replacement:
+    """Holds the name's lock, and says why a cloud refused where SkyPilot says only that nothing was left to try."""
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        cluster = kwargs.get("cluster_name")
+        if cluster is None:
+            return original(*args, **kwargs)
+        _causes.clear()
+        with _launching(cluster):
+            try:
+                return original(*args, **kwargs)
+            except sky.exceptions.ResourcesUnavailableError as e:
+                if _causes:
+                    e.args = ("; ".join(dict.fromkeys(_causes)), *e.args[1:])
+                raise
+
+    return launch
+
+
+_causes: list[str] = []
+"""Of the launch under way in this process: a worker carries out one at a time."""
+
+
+def _remembered(original: Replacement) -> Replacement:
+    """SkyPilot tells this function alone what a cloud said."""
+
+    def update_blocklist_on_error(
+        blocked_resources: Any, launchable_resources: Any, region: Any, zones: Any, error: Exception
+    ) -> None:
+        _causes.append(f"{type(error).__name__}: {error}")
+        original(blocked_resources, launchable_resources, region, zones, error)
+
+    return update_blocklist_on_error
+
+
+# ------------------------------------------------------------------------------------------------------- account keys
+
+
+def _no_credentials(original: Replacement) -> Replacement:
+    """Machines get no credential file of any cloud, and with them goes SkyPilot's own SSH key of all machines."""
+
+    def get_cloud_credential_file_mounts(*args: Any, **kwargs: Any) -> dict[str, str]:
+        return {}
+
+    return get_cloud_credential_file_mounts
+
+
+def _no_instance_role(original: Replacement) -> Replacement:
+    """SkyPilot would create and attach a role with all rights on EC2 and S3, which anybody on the machine can use."""
+
+    def _configure_iam_role(iam: Any) -> dict[str, str]:
+        return {}
+
+    return _configure_iam_role
+
+
+def _plain_aws_machine(original: Replacement) -> Replacement:
+    """No role where we asked for none, and a machine that shuts down is gone."""
+
+    def bootstrap_instances(*args: Any, **kwargs: Any) -> Any:
+        config = original(*args, **kwargs)
+        if not config.node_config.get("IamInstanceProfile"):
+            config.node_config.pop("IamInstanceProfile", None)
+        config.node_config["InstanceInitiatedShutdownBehavior"] = "terminate"
+        return config
+
+    return bootstrap_instances
+
+
+# --------------------------------------------------------------------------------------------------------------- Vast
+
+
+class _GuardedVast:
+    """Vast's SDK as SkyPilot uses it, buying the ask that was quoted and writing no key to the machine."""
+
+    def __init__(self, sdk: Any, ask: str | None = None) -> None:
+        self._sdk, self._ask = sdk, ask
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sdk, name)
+
+    def search_offers(self, **kwargs: Any) -> Any:
+        """The ask itself: whether it still stands is what the create call answers."""
+        return self._sdk.search_offers(**kwargs) if self._ask is None else [{"id": int(self._ask)}]
+
+    def create_instance(self, **kwargs: Any) -> Any:
+        key = self._sdk.client.api_key
+        kwargs["onstart_cmd"] = kwargs.get("onstart_cmd", "").replace(f'echo "{key}" > ~/.vast_api_key;', "")
+        if self._ask is not None:
+            kwargs["cancel_unavail"] = True
+        if key in json.dumps(kwargs, default=str):
+            raise RuntimeError("gpubroker: the account key would have reached the machine; nothing was created")
+        return self._sdk.create_instance(**kwargs)
+
+
+def _guarded_vast(original: Replacement) -> Replacement:
+    def vast() -> Any:
+        sdk = original()
+        if getattr(sdk, "client", None) is None:
+            raise RuntimeError("gpubroker: SkyPilot's Vast needs vastai-sdk 1.0 or newer: pip install 'vastai-sdk>=1'")
+        return _GuardedVast(sdk, _ask[-1] if _ask else None)
+
+    return vast
+
+
+_ask: list[str] = []
+"""The ask of the launch under way in this process."""
+
+
+def _pinned_launch(original: Replacement) -> Replacement:
+    """Takes the ask out of the creation's arguments; without one SkyPilot would buy the first that it finds."""
+
+    def launch(*args: Any, create_instance_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        wanted = dict(create_instance_kwargs or {})
+        ask = wanted.pop(ASK, None)
+        if ask is None:
+            return original(*args, create_instance_kwargs=wanted, **kwargs)
+        _ask.append(str(ask))
+        try:
+            return original(*args, create_instance_kwargs=wanted, **kwargs)
+        finally:
+            _ask.pop()
+
+    return launch
+
+
+# ------------------------------------------------------------------------------------------- states SkyPilot knows not
+
+
+def _known_states(
+    cloud: str, known: dict[str, Any], gone: frozenset[str]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(query_instances that knows no unknown state, _filter_instances that does not wait for what has ended)."""
+
+    def querying(original: Replacement) -> Replacement:
+        def query_instances(
+            cluster_name: str,
+            cluster_name_on_cloud: str,
+            provider_config: dict[str, Any] | None = None,
+            non_terminated_only: bool = True,
+            retry_if_missing: bool = False,
+        ) -> dict[str, tuple[Any, str | None]]:
+            listed = importlib.import_module(f"sky.provision.{cloud}.instance")
+            instances = listed._filter_instances(cluster_name_on_cloud, None)
+            return {i: (known.get(one["status"], status_lib.ClusterStatus.INIT), None) for i, one in instances.items()}
+
+        return query_instances
+
+    def filtering(original: Replacement) -> Replacement:
+        def _filter_instances(
+            cluster_name_on_cloud: str, status_filters: list[str] | None, head_only: bool = False
+        ) -> dict[str, Any]:
+            if status_filters == ["RUNNING"]:
+                for one in original(cluster_name_on_cloud, sorted(gone), head_only).values():
+                    raise RuntimeError(f"gpubroker: {one['name']} is {one['status']} before it was ready")
+            found: dict[str, Any] = original(cluster_name_on_cloud, status_filters, head_only)
+            return found
+
+        return _filter_instances
+
+    return querying, filtering
+
+
+_INIT, _UP, _STOPPED = status_lib.ClusterStatus.INIT, status_lib.ClusterStatus.UP, status_lib.ClusterStatus.STOPPED
+_runpod = _known_states("runpod", {"RUNNING": _UP}, frozenset({"EXITED", "TERMINATED", "DEAD"}))
+_vast = _known_states(
+    "vast",
+    {"RUNNING": _UP, "EXITED": _STOPPED, "STOPPED": _STOPPED, "OFFLINE": _STOPPED},
+    frozenset({"EXITED", "STOPPED", "OFFLINE"}),
+)
+
+# ----------------------------------------------------------------------------------------------------------- catalogs
+
+
+def _fresh_frame(original: Replacement) -> Replacement:
+    """Reads a catalog again at the first use in each request: RunPod's bid is what stands there."""
+
+    @annotations.lru_cache(scope="request")
+    def _load_df(self: Any) -> Any:
+        self._df = None
+        return inspect.unwrap(original)(self)
+
+    return _load_df  # type: ignore[no-any-return]
+
+
+def _fresh_aws(original: Replacement) -> Replacement:
+    """AWS's frame, mapped to the account's zones, is kept in a variable of its own."""
+
+    def clear_request_level_cache() -> None:
+        setattr(importlib.import_module("sky.catalog.aws_catalog"), "_user_df", None)  # noqa: B010
+        original()
+
+    return clear_request_level_cache
+
+
+# ---------------------------------------------------------------------------------------------- a server of one daemon
+
+
+def _private() -> bool:
+    """Whether this server is a daemon's own; a team's goes on doing what others need of it."""
+    return bool(os.environ.get(LOCK))
+
+
+def _no_doubt(original: Replacement) -> Replacement:
+    """All our clouds are in use: what is bought was listed with the same key a moment ago, and SkyPilot's own check,
+    made once and cached, would leave out for good a cloud that did not answer then."""
+
+    def get_cached_enabled_clouds_or_refresh(*args: Any, **kwargs: Any) -> Any:
+        if not _private():
+            return original(*args, **kwargs)
+        return [registry.CLOUD_REGISTRY.from_str(cloud) for cloud in CLOUDS]
+
+    return get_cached_enabled_clouds_or_refresh
+
+
+def _no_check(original: Replacement) -> Replacement:
+    """A server asks every cloud when it starts."""
+
+    def check(*args: Any, **kwargs: Any) -> Any:
+        return {} if _private() else original(*args, **kwargs)
+
+    return check
+
+
+def _no_daemons(original: Any) -> Any:
+    """Watching machines is the native half's part; each of these costs a process of 170 MB."""
+    return [] if _private() else original
+
+
+# ---------------------------------------------------------------------------------------------------------- endpoints
+
+
+def _endpoint(variable: str) -> Callable[[str], str]:
+    """A cloud's address, moved by a variable: for tests and for proxies."""
+    return lambda original: os.environ.get(variable, original)
+
+
+_FILTER = "cluster_name_on_cloud status_filters head_only"
+_QUERY = "cluster_name cluster_name_on_cloud provider_config non_terminated_only retry_if_missing"
+
+PATCHES = (
+    Patch("sky.execution", "launch", None, _launch_under_lock),
+    Patch(
+        "sky.backends.cloud_vm_ray_backend", "FailoverCloudErrorHandlerV2.update_blocklist_on_error",
+        "blocked_resources launchable_resources region zones error", _remembered,
+    ),
+    Patch("sky.check", "get_cloud_credential_file_mounts", "excluded_clouds", _no_credentials),
+    Patch("sky.provision.aws.config", "_configure_iam_role", "iam", _no_instance_role),
+    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", _plain_aws_machine),
+    Patch("sky.adaptors.vast", "vast", "", _guarded_vast),
+    Patch(
+        "sky.provision.vast.utils", "launch",
+        "name instance_type region disk_size image_name ports preemptible secure_only private_docker_registry login "
+        "create_instance_kwargs ssh_public_key", _pinned_launch,
+    ),
+    Patch("sky.provision.vast.instance", "_filter_instances", _FILTER, _vast[1]),
+    Patch("sky.provision.runpod.instance", "_filter_instances", _FILTER, _runpod[1]),
+    Patch("sky.provision.vast", "query_instances", _QUERY, _vast[0]),
+    Patch("sky.provision.runpod", "query_instances", _QUERY, _runpod[0]),
+    Patch("sky.catalog.common", "LazyDataFrame._load_df", "self", _fresh_frame),
+    Patch("sky.utils.annotations", "clear_request_level_cache", "", _fresh_aws),
+    Patch(
+        "sky.check", "get_cached_enabled_clouds_or_refresh", "capability raise_if_no_cloud_access", _no_doubt,
+    ),
+    Patch("sky.check", "check", None, _no_check),
+    Patch("sky.server.daemons", "INTERNAL_REQUEST_DAEMONS", None, _no_daemons),
+    Patch("sky.provision.lambda_cloud.lambda_utils", "API_ENDPOINT", None, _endpoint("GPUBROKER_LAMBDA_ENDPOINT")),
+    Patch("sky.adaptors.runpod", "_REST_BASE", None, _endpoint("GPUBROKER_RUNPOD_REST")),
+)  # fmt: skip
