@@ -12,7 +12,7 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.utils import broadcast, gather_object, set_seed
+from accelerate.utils import gather_object, set_seed
 
 from trainer import dataset, evaluate, model, order, schedule, snapshot
 from trainer.contract.train import LoraConfig
@@ -166,10 +166,8 @@ class Loop:
 
     def _after_step(self) -> None:
         step = self._progress.step
-        drain, save = self._agree(
-            self._run.drain.exists(),
-            time.monotonic() - self._saved_at >= self._job.save_every_s and not self._snapshots.busy,
-        )
+        due = time.monotonic() - self._saved_at >= self._job.save_every_s and not self._snapshots.busy
+        drain, save = self._agree(self._run.drain.exists(), due and self._accelerator.is_main_process)
         if drain:
             raise Drained
         every = self._config.eval_every_steps
@@ -180,10 +178,10 @@ class Loop:
             self._save()
 
     def _agree(self, *facts: bool) -> tuple[bool, ...]:
-        """The first process decides, so that all leave the loop and save at the same step."""
+        """True for all where it is for one, so that all leave the loop and save at the same step."""
         if self._world == 1:
             return facts
-        flags = broadcast(torch.tensor([int(f) for f in facts], device=self._device))
+        flags = self._accelerator.reduce(torch.tensor([int(f) for f in facts], device=self._device), reduction="sum")
         return tuple(bool(f) for f in flags.tolist())
 
     def _evaluate(self) -> float:

@@ -18,10 +18,10 @@ def main(root: Path) -> ExitCode:
     code, message = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
     if message:
         print(f"failed: {message}", flush=True)
-    if not _rank() or (message and not run.ended.exists()):
+    if not _rank("LOCAL_RANK") or (message and not run.ended.exists()):
         replace(run.ended, Ended(code=code, message=message).model_dump_json())
     # A launcher takes any other code for a failure and kills the processes that are still saving.
-    return ExitCode.COMPLETED if _rank() is not None and code is ExitCode.DRAINED else code
+    return ExitCode.COMPLETED if _rank("RANK") is not None and code is ExitCode.DRAINED else code
 
 
 def _attempt(job: WorkerJob, run: RunFolder) -> tuple[ExitCode, str]:
@@ -61,9 +61,9 @@ def _is_device_oom(error: BaseException) -> bool:
     return host or isinstance(error, torch.cuda.OutOfMemoryError)
 
 
-def _rank() -> int | None:
-    """This process's rank among those of a launcher; None when it is the only one."""
-    return int(os.environ["RANK"]) if "RANK" in os.environ else None
+def _rank(which: str) -> int | None:
+    """This process's rank among those of a launcher, on all machines or on this one; None when it is the only one."""
+    return int(os.environ[which]) if which in os.environ else None
 
 
 def _line(error: BaseException) -> str:
@@ -73,6 +73,6 @@ def _line(error: BaseException) -> str:
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
-    if _rank() is not None:
+    if _rank("RANK") is not None:
         tie(os.getppid())  # The launcher starts each process in a session of its own.
     sys.exit(main(Path(sys.argv[1])))

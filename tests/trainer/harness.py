@@ -74,6 +74,8 @@ class Bench:
         self.root = folder / "store"
         self.root.mkdir(parents=True)
         self.key = Fernet.generate_key().decode()
+        self.env: dict[str, str] = {}
+        """More variables of agents started from now on."""
         self._agents: list[Agent] = []
         self._number = 0
 
@@ -142,6 +144,7 @@ class Bench:
             "GPUBROKER_WORKDIR": str(self.folder / "work" / attempt),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
+            **self.env,
         }
         argv = [sys.executable, "-m", "trainer"]
         process = subprocess.Popen(argv, env=env, start_new_session=True, stdin=subprocess.DEVNULL)

@@ -11,18 +11,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.agent import prepare
+from trainer.agent import notices, prepare
 from trainer.agent.beat import Beater
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
 from trainer.agent.logs import LogBuffer, Redactor
+from trainer.agent.notices import Notices
 from trainer.agent.orders import Orders
 from trainer.agent.prepare import Unusable
 from trainer.agent.saver import Saver
 from trainer.agent.script_tree import ScriptTree
 from trainer.agent.ship import Shipper
 from trainer.agent.state import AttemptState
-from trainer.agent.tether import adopt_orphans
+from trainer.agent.tether import adopt_orphans, hide
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
@@ -39,6 +40,8 @@ EXIT = {
     Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
 }
 ACTIVITY_S = 0.25
+FOLLOW_S = 15.0
+"""How long another node's failure waits for node 0's word: the cause is mostly where the first process is."""
 
 
 class Agent:
@@ -81,7 +84,10 @@ class Agent:
         if missing := [name for name in spec.secrets if name not in self._sealed.secrets]:
             raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
         orders = Orders(self._objects, self._state, self._renew, self._say)
-        async with background(orders.run()):
+        watching = [orders.run()]
+        if asked := notices.endpoint():
+            watching.append(Notices(asked, self._state, say=self._say, hurry=self._beater.now).run())
+        async with background(*watching):
             return await (self._train(spec) if spec.train else self._script(spec))
 
     async def _renew(self) -> None:
@@ -205,6 +211,8 @@ class Agent:
             return outcome, "", code
         if outcome is Outcome.DRAINED and ending is not None:
             return ending.outcome, ending.reason, code
+        if outcome is Outcome.DRAINED:
+            return outcome, "another machine of this job is to end, so all of them do", code
         reason = ended.message if ended is not None else ""
         if not reason:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -220,7 +228,10 @@ class Agent:
             return None
 
     async def _finish(self, outcome: Outcome, message: str, code: int | None) -> Outcome:
-        """The last log lines, `final.json` (on node 0), the last beat."""
+        """The last log lines, `final.json`, the last beat.
+
+        Node 0 says how the attempt ended. Another one that fails says so too, since node 0 may wait for it for ever.
+        """
         self._say(f"{outcome}: {message}" if message else str(outcome))
         status = self._state.status()
         final = Final(
@@ -240,7 +251,7 @@ class Agent:
         patience_s = max(30.0, self._state.drain_left_s)
         try:
             await prepare.insist(self._shipper.flush, patience_s)
-            if self._env.node == 0:
+            if await self._speaks(outcome):
                 data = final.model_dump_json().encode()
                 await prepare.insist(lambda: self._objects.create(keys.final(self._env.attempt), data), patience_s)
         except StoreError as e:
@@ -249,6 +260,16 @@ class Agent:
         self._state.phase, self._state.message = "done", message
         await self._beater.once()
         return outcome
+
+    async def _speaks(self, outcome: Outcome) -> bool:
+        """Whether this node writes `final.json`."""
+        if self._env.node == 0:
+            return True
+        if outcome in (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN):
+            return False
+        self._state.phase = "saving"
+        await asyncio.sleep(FOLLOW_S)
+        return await self._objects.read(keys.final(self._env.attempt)) is None
 
     def _say(self, line: str) -> None:
         self._log.say(f"[agent] {line}")
@@ -283,4 +304,6 @@ async def background(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[
 
 def main(env: Environment) -> int:
     """Runs the agent; the exit code is the contract's."""
+    if "GPUBROKER_WAY" in os.environ:  # on a rented machine: here at home the broker knows its processes by environment
+        hide()
     return int(EXIT[asyncio.run(Agent(env).run())])

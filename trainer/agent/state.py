@@ -12,6 +12,9 @@ from trainer.agent.environment import Environment
 from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase
 from trainer.ipc import RunFolder, Status
 
+LAST_WORDS_S = 5.0
+"""What a notice must leave for `final.json` after the last checkpoint."""
+
 
 @dataclass(kw_only=True)
 class Ending:
@@ -39,6 +42,8 @@ class AttemptState:
     resumed_from: int | None = None
     checkpoint: CheckpointRef | None = None
     ending: Ending | None = None
+    gone_at: float | None = None
+    """Monotonic seconds at which the cloud takes this machine away, once it has said so."""
     ending_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _status: Status = field(default_factory=Status)
 
@@ -50,12 +55,24 @@ class AttemptState:
             self.ending.save = False
         self.ending_asked.set()
 
+    def notice(self, left_s: float) -> None:
+        """The cloud takes this machine away in so many seconds."""
+        self.gone_at = time.monotonic() + left_s
+
+    @property
+    def notice_s(self) -> float | None:
+        """Seconds until the machine is taken away; None while nothing is known of that."""
+        return None if self.gone_at is None else max(0.0, self.gone_at - time.monotonic())
+
     @property
     def drain_left_s(self) -> float:
         """Seconds until the end must be over; the store's patience while nobody asked for the end."""
         if self.ending is None:
             return self.limits.outage_s
-        return self.ending.asked_at + self.limits.drain_s - time.monotonic() if self.ending.save else 0.0
+        if not self.ending.save:
+            return 0.0
+        left_s = self.ending.asked_at + self.limits.drain_s - time.monotonic()
+        return left_s if self.notice_s is None else min(left_s, self.notice_s - LAST_WORDS_S)
 
     def status(self) -> Status:
         """The worker's latest status; the last good one when it cannot be read."""
@@ -83,4 +100,5 @@ class AttemptState:
             peak_memory_bytes=status.peak_memory_bytes,
             gpu_utilisation=utilisation,
             checkpoint=self.checkpoint,
+            notice_s=self.notice_s,
         )

@@ -10,6 +10,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -27,6 +28,11 @@ def tie(parent: int) -> None:
 def adopt_orphans() -> None:
     """Makes processes that lose their parent below this one its own children, so that they can be ended."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def hide() -> None:
+    """Keeps other processes of this user, such as the user's own program, out of this one's environment and memory."""
+    _prctl(PR_SET_DUMPABLE, 0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""The machine's own word of its end: asked for properly, told to the broker, obeyed without it."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.harness import Bench, until
+from tests.trainer.imds import Service, serving
+from tests.trainer.test_agent import SAVER, script
+from trainer.agent.environment import Environment
+from trainer.agent.notices import ACTION, ADVICE, GIVE_UP, METADATA, NoAnswer, Notices, endpoint
+from trainer.agent.state import LAST_WORDS_S, AttemptState
+from trainer.contract.rendezvous import Limits, Outcome
+from trainer.ipc import RunFolder
+
+NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as made:
+        yield made
+
+
+class Watch:
+    """Notices over a state, with what it said."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        env = Environment(blobs="", installation="", attempt="a", workdir=folder)
+        self.state = AttemptState(env=env, run=RunFolder(root=folder))
+        self.said: list[str] = []
+        self.hurried = asyncio.Event()
+        self.notices = Notices(
+            url, self.state, say=self.said.append, hurry=self.hurried.set, look_s=0.001, now=lambda: NOW
+        )
+
+
+@pytest.fixture
+def watch(service: Service, tmp_path: Path) -> Watch:
+    return Watch(service.url, tmp_path)
+
+
+async def test_without_a_notice_nothing_happens(watch: Watch, service: Service) -> None:
+    await watch.notices.once()
+    await watch.notices.once()
+    assert watch.state.ending is None
+    assert watch.state.beat(1, None).notice_s is None
+    assert service.asked.count(("PUT", "/latest/api/token")) == 1, "one token serves many questions"
+
+
+async def test_a_notice_goes_into_the_beat_and_drains_in_time(watch: Watch, service: Service) -> None:
+    service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:01:40Z"}'
+    await watch.notices.once()
+    ending, notice_s = watch.state.ending, watch.state.beat(1, None).notice_s
+    assert ending is not None
+    assert (ending.outcome, ending.save) == (Outcome.DRAINED, True)
+    assert "takes this machine away in 100 s" in ending.reason
+    assert notice_s is not None
+    assert 90 < notice_s <= 100
+    assert watch.hurried.is_set(), "the broker hears at once"
+    watch.state.limits = Limits(drain_s=500)
+    assert watch.state.drain_left_s <= 100 - LAST_WORDS_S, "the checkpoint has to be safe before"
+
+
+async def test_a_notice_that_cannot_be_read_is_one_of_two_minutes(watch: Watch, service: Service) -> None:
+    service.pages[ACTION] = "soon"
+    await watch.notices.once()
+    assert watch.state.ending is not None
+    assert watch.state.notice_s == pytest.approx(120, abs=5)
+
+
+async def test_advice_to_move_is_written_down_once_and_not_obeyed(watch: Watch, service: Service) -> None:
+    service.pages[ADVICE] = '{"noticeTime": "2026-01-02T03:00:00Z"}'
+    await watch.notices.once()
+    await watch.notices.once()
+    assert watch.state.ending is None
+    assert len(watch.said) == 1
+    assert service.asked.count(("GET", ADVICE)) == 1
+
+
+async def test_a_token_that_ran_out_is_asked_for_again(watch: Watch, service: Service) -> None:
+    await watch.notices.once()
+    service.token = "token-2"
+    service.pages[ACTION] = "{}"
+    await watch.notices.once()
+    assert watch.state.ending is not None
+
+
+async def test_where_nobody_answers_it_stops_asking(service: Service, watch: Watch) -> None:
+    service.broken = 403
+    with pytest.raises(NoAnswer, match="403"):
+        await watch.notices.once()
+    async with asyncio.timeout(20):
+        await watch.notices.run()
+    assert len(service.asked) == 1 + GIVE_UP
+
+
+async def test_one_that_has_answered_is_asked_on_through_failures(watch: Watch, service: Service) -> None:
+    task = asyncio.ensure_future(watch.notices.run())
+    await asyncio.to_thread(until, lambda: ("GET", ADVICE) in service.asked, "a whole look")
+    service.broken, asked = 500, len(service.asked)
+    await asyncio.to_thread(until, lambda: len(service.asked) > asked + 2 * GIVE_UP, "failures")
+    service.broken = None
+    service.pages[ACTION] = "{}"
+    async with asyncio.timeout(20):
+        await watch.hurried.wait()
+    task.cancel()
+
+
+def test_where_it_asks() -> None:
+    assert endpoint({}) is None
+    assert endpoint({"GPUBROKER_NOTICES": "off"}) is None
+    assert endpoint({"GPUBROKER_NOTICES": "imds"}) == METADATA
+    assert endpoint({"GPUBROKER_NOTICES": "http://127.0.0.1:1"}) == "http://127.0.0.1:1"
+
+
+def test_a_real_agent_saves_and_leaves_by_itself(bench: Bench, service: Service) -> None:
+    bench.env = {"GPUBROKER_NOTICES": service.url, "http_proxy": "http://127.0.0.1:9"}
+    agent = script(bench, SAVER)
+    until(lambda: "saved" in agent.log, "the program runs")
+    service.notice(60)
+    until(lambda: agent.beat and agent.beat.notice_s, "the beat carries the notice")
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED
+    assert "takes this machine away" in final.message
+    assert final.checkpoint is not None
