@@ -16,7 +16,7 @@ TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 
 # Decisions are pure, so every branch of them can be tested, and is.
 COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
-.PHONY: help venv demo test lint fix model constraints clean
+.PHONY: help venv demo test lint fix model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='mak
 constraints: | $(BIN)/uv ## resolve constraints.txt and constraints-trainer.txt again
 	$(COMPILE) --upgrade pyproject.toml --all-extras -o constraints.txt
 	$(BIN)/python deploy/trainer_requirements.py | $(COMPILE) --upgrade - -o constraints-trainer.txt
+
+image: ## build the trainer's image; with IMAGE=registry/name push it and print the line for gpubroker.yaml
+	deploy/image.sh $(IMAGE)
 
 clean: ## remove .venv, .demo and every cache
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
