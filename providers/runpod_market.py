@@ -189,7 +189,7 @@ def _alias(gpu: str) -> str:
 
 def _sold(price: Mapping[str, Any] | None) -> bool:
     """RunPod names no price where it has no machine at all."""
-    return bool(price) and any(price.get(key) is not None for key in ("uninterruptablePrice", "minimumBidPrice"))
+    return price is not None and any(price.get(key) is not None for key in ("uninterruptablePrice", "minimumBidPrice"))
 
 
 def _money(value: Any) -> Decimal | None:

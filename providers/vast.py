@@ -22,7 +22,7 @@ from providers.credentials import key_help, key_of
 from providers.names import GB, accelerator
 from providers.rest import Rest
 from providers.sieve import Sieve
-from providers.vast_market import MIB, Market, Wanted, country
+from providers.vast_market import CUT, GPUS, MIB, Market, Wanted, country
 from trainer.contract.base import Config
 
 ENDPOINT = "https://console.vast.ai"
@@ -88,11 +88,18 @@ class VastCloud:
         self._market = Market(wanted, clock)
 
     async def rows(self, sieve: Sieve) -> None:
-        answer = await self._call("POST", "/api/v0/bundles/", self._market.query())
-        offers = answer.get("offers")
+        """One search, and where its answer was cut off, one more for each GPU that the broker knows."""
+        asks = await self._search(self._market.query())
+        if len(asks) == CUT:
+            for gpu in GPUS:
+                asks += await self._search(self._market.query(gpu))
+        await self._market.fill(sieve, asks)
+
+    async def _search(self, query: Mapping[str, Any]) -> list[Any]:
+        offers = (await self._call("POST", "/api/v0/bundles/", query)).get("offers")
         if not isinstance(offers, list):
             raise OutcomeUnknown("Vast: the answer to a search has no `offers`")
-        await self._market.fill(sieve, offers)
+        return offers
 
     async def list(self) -> Sequence[Observed]:
         """Every instance of the account is looked at: one that cannot be read would otherwise pass for absent."""

@@ -21,6 +21,13 @@ DISK_GB = 100
 MONTH_H = 720
 """Hours of a month in Vast's price of storage [assumed], where the ask does not tell the hourly price itself."""
 MOST = 20_000
+CUT = 64
+"""Asks in an answer that was cut off: the search may hold to its own default whatever `limit` says."""
+GPUS = (
+    "RTX 4090", "RTX A6000", "L40S", "L4", "A10", "A100 PCIE", "A100 SXM4", "H100 PCIE", "H100 NVL", "H100 SXM", "H200",
+    "B200",
+)  # fmt: skip
+"""Vast's names of the GPUs whose speed the broker knows."""
 AT_ONCE = 500
 """Rows that are read before other work of the daemon gets a turn."""
 
@@ -48,8 +55,11 @@ class Market:
         self._wanted, self._clock = wanted, clock
         self._cuda_min = _version(wanted.cuda_min)
 
-    def query(self) -> Mapping[str, Any]:
-        """Body of the search. What is left out for a reason that people should see is asked for all the same."""
+    def query(self, gpu: str | None = None) -> Mapping[str, Any]:
+        """Body of the search. What is left out for a reason that people should see is asked for all the same.
+
+        By price; of one GPU by what a dollar does, since the cheapest would all be machines with a single one.
+        """
         query: dict[str, Any] = {
             "rentable": {"eq": True},
             "rented": {"eq": False},
@@ -57,17 +67,25 @@ class Market:
             "disk_space": {"gte": DISK_GB},
             "type": "on-demand",
             "allocated_storage": DISK_GB,
-            "order": [["dph_total", "asc"]],
+            "order": [["dlperf_per_dphtotal", "desc"]] if gpu else [["dph_total", "asc"]],
             "limit": MOST,
         }
-        return query | ({"verified": {"eq": True}} if self._wanted.verified else {})
+        if gpu:
+            query["gpu_name"] = {"eq": gpu}
+        if self._wanted.verified:
+            query["verified"] = {"eq": True}
+        return query
 
     async def fill(self, sieve: Sieve, asks: Sequence[Any]) -> None:
+        """Each ask once, however often it was found."""
         now = self._clock.now()
+        seen: set[int] = set()
         for start in range(0, len(asks), AT_ONCE):
             for ask in asks[start : start + AT_ONCE]:
                 try:
-                    self._add(sieve, ask, now)
+                    if ask["id"] not in seen:
+                        seen.add(ask["id"])
+                        self._add(sieve, ask, now)
                 except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
                     sieve.drop("unreadable")
             await asyncio.sleep(0)

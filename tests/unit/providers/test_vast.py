@@ -110,6 +110,26 @@ async def test_the_search_asks_for_what_can_be_rented_at_the_disk_that_is_bought
     assert "verified" not in world.api.asked[-1][1]
 
 
+async def test_an_answer_that_was_cut_off_is_followed_by_searches_for_each_gpu(world: World) -> None:
+    """Some accounts get 64 asks at most, the cheapest, in which a dear GPU never shows."""
+    market = [ask(id=n, dph_base=0.1 + n / 1000, min_bid=None) for n in range(100)]
+    market += [ask(id=500, gpu_name="H100 SXM", gpu_ram=81559, dph_base=2.0, min_bid=None)]
+
+    def search(body: Any, query: Any) -> Any:
+        name = body.get("gpu_name", {}).get("eq")
+        return {"offers": [row for row in market if name in (None, row["gpu_name"])][:64]}
+
+    world.api.routes[BUNDLES] = search
+    sieve = Sieve(GpuAsk())
+    await world.cloud().rows(sieve)
+    assert {o.accelerator for o in sieve.offers} == {"rtx4090", "h100-sxm"}
+    assert len({o.id for o in sieve.offers}) == len(sieve.offers) == 65
+    market[:] = market[:63]
+    world.api.asked.clear()
+    await world.cloud().rows(Sieve(GpuAsk()))
+    assert len(world.api.asked) == 1
+
+
 async def test_disk_price_is_worked_out_where_the_ask_does_not_tell_it(world: World) -> None:
     (fixed, _), _ = await world.offers(ask(storage_total_cost=None, storage_cost=0.36))
     assert fixed.usd_per_hour == Decimal("0.45")
