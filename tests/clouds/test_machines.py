@@ -1,0 +1,211 @@
+"""Machines as a cloud's customer meets them: ssh, their disk, what they reach, and their sudden end."""
+
+import asyncio
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.clouds.bake import NoBake, cache_folder
+from tests.clouds.machine import MachineSpec
+from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
+
+OUTSIDE = 9000
+"""Port on 127.0.0.1 inside that leads to the test's own server."""
+HELLO = b"hello from the host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    machines: NamespaceMachines
+    key: Path
+    public: str
+    numbers: list[int]
+
+    def spec(self, user: str, **changes: object) -> MachineSpec:
+        self.numbers.append(len(self.numbers) + 1)
+        number = self.numbers[-1]
+        fields: dict[str, object] = {"id": f"m{number}", "user": user, "public_keys": (self.public,)}
+        fields |= {"ip": f"127.77.1.{number}", "ssh_port": 40200}
+        return MachineSpec(**(fields | changes))  # type: ignore[arg-type]
+
+    async def boot(self, user: str, **changes: object) -> NamespaceMachine:
+        machine = await self.machines.boot(self.spec(user, **changes))
+        await machine.ready()
+        return machine
+
+    async def ssh(self, machine: NamespaceMachine, command: str, stdin: bytes = b"") -> tuple[int, str]:
+        spec = machine.spec
+        options = ("BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR",
+                   "IdentitiesOnly=yes", "ConnectTimeout=10")  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            "ssh", "-F", "none", "-i", str(self.key), "-p", str(spec.ssh_port), *(f"-o{option}" for option in options),
+            f"{spec.user}@{spec.ip}", command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        output, _ = await process.communicate(stdin)
+        return process.returncode or 0, output.decode()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Returns once `holds()`; fails after 10 s."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - what is waited for happens in other processes
+            await asyncio.sleep(0.02)
+
+
+async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HELLO)
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    server = await asyncio.start_server(_greet, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        machines = await NamespaceMachines.open(forwards={OUTSIDE: port})
+    except (NoNamespaces, NoBake) as e:
+        pytest.skip(str(e))
+    key = tmp_path_factory.mktemp("key") / "key"
+    try:
+        keygen = await asyncio.create_subprocess_exec("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+        assert await keygen.wait() == 0
+        yield Fleet(machines=machines, key=key, public=key.with_suffix(".pub").read_text(), numbers=[])
+    finally:
+        await machines.close()
+        server.close()
+
+
+@pytest.mark.parametrize(("user", "home"), [("root", "/root"), ("ubuntu", "/home/ubuntu")])
+async def test_ssh_reaches_each_user_with_skypilots_runtime(fleet: Fleet, user: str, home: str) -> None:
+    machine = await fleet.boot(user)
+    commands = ("whoami", "echo $HOME", "sudo id -u", "~/.local/bin/uv -V", "~/skypilot-runtime/bin/ray --version",
+                "head -1 ~/skypilot-runtime/bin/ray", "ls ~/.sky/wheels/$(cat ~/.sky/wheels/current_sky_wheel_hash)/*",
+                "ls ~/sky-user-env/bin/pip")  # fmt: skip
+    code, output = await fleet.ssh(machine, " && ".join(commands))
+    lines = output.split("\n")
+    assert code == 0, output
+    assert lines[:3] == [user, home, "0"]
+    assert lines[4] == "ray, version 2.9.3"
+    assert lines[5] == f"#!{home}/skypilot-runtime/bin/python", "root's runtime is ubuntu's"
+    await machine.kill()
+
+
+async def test_a_key_that_was_not_given_is_refused(fleet: Fleet) -> None:
+    machine = await fleet.boot("ubuntu", public_keys=())
+    code, output = await fleet.ssh(machine, "true")
+    assert (code, "Permission denied" in output) == (255, True)
+
+
+async def test_much_data_goes_both_ways(fleet: Fleet) -> None:
+    machine = await fleet.boot("ubuntu")
+    data = os.urandom(3_000_000).hex().encode()
+    _, output = await fleet.ssh(machine, "cat", data)
+    assert output.encode() == data
+
+
+async def test_the_trainer_is_the_checkouts(fleet: Fleet) -> None:
+    machine = await fleet.boot("root")
+    code, output = await fleet.ssh(
+        machine, "/srv/venv/bin/python -c 'import torch, trainer.contract as c; print(c.__file__)'"
+    )
+    assert (code, output.strip()) == (0, "/srv/venv/lib/python3.11/site-packages/trainer/contract/__init__.py")
+
+
+async def test_only_forwarded_ports_lead_out(fleet: Fleet) -> None:
+    machine = await fleet.boot("ubuntu")
+    port = next(iter(fleet.machines.forwards.values()))[1]
+    _, output = await fleet.ssh(machine, f"nc 127.0.0.1 {OUTSIDE} < /dev/null; nc -z 127.0.0.1 {port} || echo refused")
+    assert output == HELLO.decode() + "refused\n"
+
+
+async def test_startup_runs_with_the_environment_and_may_sleep_for_ever(fleet: Fleet) -> None:
+    startup = 'echo "$COLOUR $HOME" > ~/started; sleep infinity'
+    machine = await fleet.boot("root", startup=startup, env={"COLOUR": "blue"})
+    assert await fleet.ssh(machine, "cat started") == (0, "blue /root\n")
+
+
+async def test_runpods_own_startup_needs_no_network(fleet: Fleet) -> None:
+    startup = textwrap.dedent("""\
+        apt update; export DEBIAN_FRONTEND=noninteractive; apt install openssh-server rsync curl patch -y
+        echo installed: $? > /root/apt; apt install postgresql -y; echo missing: $? >> /root/apt
+        apt-get install --reinstall curl; echo unknown: $? >> /root/apt
+        cd /etc/ssh/ && ssh-keygen -A; service ssh restart; sleep infinity""")
+    machine = await fleet.boot("root", startup=startup)
+    assert await fleet.ssh(machine, "cat /root/apt") == (0, "installed: 0\nmissing: 100\nunknown: 100\n")
+
+
+async def test_kill_ends_everything_and_leaves_the_disk(fleet: Fleet) -> None:
+    machine = await fleet.boot("ubuntu")
+    await fleet.ssh(machine, "echo secret > ~/left; nohup setsid sleep 1000 > /dev/null 2>&1 &")
+    running = asyncio.create_task(fleet.ssh(machine, "echo started > ~/long; sleep 1000"))
+    assert machine.root is not None
+    started = machine.root / "home/ubuntu/long"
+    await until(started.exists)
+    await machine.kill()
+    assert not machine.alive
+    assert (await running)[0] == 255
+    assert (machine.root / "home/ubuntu/left").read_text() == "secret\n"
+    assert (await fleet.ssh(machine, "true"))[0] == 255
+    await machine.kill()
+    with pytest.raises(RuntimeError, match="died"):
+        await machine.ready()
+
+
+async def test_a_machine_may_shut_itself_down(fleet: Fleet) -> None:
+    machine = await fleet.boot("ubuntu")
+    ended: list[bool] = []
+    machine.died = ended.append
+    await fleet.ssh(machine, "sudo shutdown -h now")
+    await until(lambda: ended == [True])
+    assert not machine.alive
+
+
+OWNER = """
+import asyncio, sys
+from tests.clouds.machine import MachineSpec
+from tests.clouds.machines import NamespaceMachines
+async def main():
+    machines = await NamespaceMachines.open()
+    spec = MachineSpec(id="orphan", user="root", public_keys=(), ip="127.77.2.1", ssh_port=40300)
+    machine = await machines.boot(spec)
+    await machine.ready()
+    await machine.run("bash", "-c", f"exec -a {sys.argv[1]} sleep 1000 < /dev/null > /dev/null 2>&1 &")
+    print(machines._folder, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def named(marker: str) -> list[str]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if file.read_bytes().startswith(marker.encode()):
+                found.append(file.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+async def test_kill_9_of_the_owner_leaves_nothing(fleet: Fleet) -> None:
+    marker = f"orphan-of-{os.getpid()}"
+    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, marker, stdout=asyncio.subprocess.PIPE)
+    assert owner.stdout is not None
+    try:
+        folder = Path((await asyncio.wait_for(owner.stdout.readline(), 60)).decode().strip())
+        assert folder.parent == cache_folder() / "run"
+        assert named(marker)
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        await owner.wait()
+    await until(lambda: not named(marker))
+    assert folder.exists()
+    await (await NamespaceMachines.open()).close()
+    assert not folder.exists()
