@@ -209,7 +209,7 @@ class RunPodApi:
             storage_usd_per_hour=VOLUME_USD_PER_GB_MONTH * (asked.get("volumeInGb") or 0) / MONTH_H,
             spec=MachineSpec(
                 id=pod, user="root", ip=ip, ssh_port=SSH_PORTS_FROM + number, image=asked.get("imageName") or "",
-                public_keys=tuple(self.pub_key.split("\n")) if self.pub_key else (),
+                public_keys=tuple(line for line in self.pub_key.splitlines() if line),
                 startup=startup_of(asked.get("dockerArgs") or ""),
                 env={pair["key"]: pair["value"] for pair in asked.get("env") or []},
             ),

@@ -86,6 +86,7 @@ class World:
         self.boots = asyncio.Event()
         """Cleared: machines stay as the cloud creates them, and none comes up."""
         self.boots.set()
+        self._changed = asyncio.Event()
         self._before_sale: dict[str, list[Callable[[], None]]] = {}
         self._net = secrets.randbelow(240) + 10
         self._made = 0
@@ -173,6 +174,7 @@ class World:
             storage_usd_per_hour=rented.storage_usd_per_hour if stored else Decimal(0),
         )  # fmt: skip
         self.events.append(event)
+        self._changed.set()
 
     # ------------------------------------------------------------------------------------------------------- looking
 
@@ -193,6 +195,14 @@ class World:
     def named(self, prefix: str) -> Sequence[Rented]:
         """Every machine ever made whose name begins so (SkyPilot adds a suffix to the cluster's name)."""
         return [r for r in self.rented.values() if r.name.startswith(prefix)]
+
+    async def reach(self, machine_id: str, status: str, *, within_s: float = 10.0) -> Rented:
+        """Waits until a machine has a status. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while self.rented[machine_id].status != status:
+                self._changed.clear()
+                await self._changed.wait()
+        return self.rented[machine_id]
 
     def events_of(self, machine_id: str) -> Sequence[Event]:
         return [e for e in self.events if e.id == machine_id]

@@ -1,0 +1,139 @@
+"""Vast's emulator, by its own SDK."""
+
+import asyncio
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import requests
+from vastai import VastAI  # type: ignore[import-untyped]
+
+from tests.clouds.conftest import Time
+from tests.clouds.emulator import Clouds
+from tests.clouds.vast_market import impossible_rows, many_offers
+
+SKYPILOTS = 'chunked=true georegion=true geolocation="EU" disk_space>=100 num_gpus=1 gpu_name="L40S" cpu_ram>="64.0"'
+"""What SkyPilot 0.14.1 asks for, word for word (sky/provision/vast/utils.py, launch)."""
+
+
+@pytest.fixture
+def sdk(clouds: Clouds) -> VastAI:
+    return VastAI(api_key="test-key", server_url=clouds.url)
+
+
+async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of the SDK, which blocks, beside the emulator's loop."""
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+async def rent(sdk: VastAI, offer: int, **changes: Any) -> str:
+    asked = {"image": "registry/image", "disk": 72, "label": "gb-x-head", "onstart_cmd": "true", "env": {"A": "1"}}
+    return str((await call(sdk.create_instance, id=offer, **asked | changes))["new_contract"])
+
+
+async def listed(sdk: VastAI) -> list[dict[str, Any]]:
+    return list(await call(sdk.show_instances))
+
+
+async def test_a_bid_is_rented_runs_and_is_billed_by_its_own_price(sdk: VastAI, clouds: Clouds, time: Time) -> None:
+    await call(sdk.create_ssh_key, ssh_key="ssh-ed25519 AAAA us")
+    machine = await rent(sdk, 70010, price=0.2)
+    await clouds.world.reach(machine, "running")
+    time.pass_by(1800)
+    [row] = await listed(sdk)
+    assert (row["label"], row["actual_status"], row["is_bid"], row["gpu_name"]) == (
+        "gb-x-head", "running", True, "RTX 4090",
+    )  # fmt: skip
+    assert clouds.world.rented[machine].spec.public_keys == ("ssh-ed25519 AAAA us",)
+    await call(sdk.destroy_instance, int(machine))
+    time.pass_by(3600)
+    assert await listed(sdk) == []
+    computing, storage = Decimal("0.2") / 2, Decimal("0.15") * 72 / 720 / 2
+    assert clouds.bill().usd("gb-x") == pytest.approx(computing + storage)
+    assert clouds.bill().open() == []
+
+
+async def test_outbid_it_stops_and_its_disk_is_billed_until_it_is_destroyed(
+    sdk: VastAI, clouds: Clouds, time: Time
+) -> None:
+    machine = await rent(sdk, 70010, price=0.2)
+    await clouds.world.reach(machine, "running")
+    await clouds.control.preempt(machine)
+    time.pass_by(3600)
+    [row] = await listed(sdk)
+    assert (row["actual_status"], row["cur_state"], row["ssh_host"]) == ("stopped", "stopped", None)
+    assert clouds.bill().usd() == pytest.approx(Decimal("0.15") * 72 / 720)
+    assert list(clouds.bill().open()) == [machine]
+
+
+async def test_without_a_price_it_is_on_demand(sdk: VastAI, clouds: Clouds) -> None:
+    machine = await rent(sdk, 70010)
+    assert not clouds.world.rented[machine].spot
+    assert clouds.world.rented[machine].usd_per_hour == Decimal("0.4")
+
+
+async def test_an_offer_is_sold_once_and_a_low_bid_is_refused(sdk: VastAI, clouds: Clouds) -> None:
+    await rent(sdk, 70010)
+    with pytest.raises(requests.HTTPError, match="410"):
+        await rent(sdk, 70010)
+    with pytest.raises(requests.HTTPError, match="400"):
+        await rent(sdk, 70020, price=0.01)
+    assert clouds.bill().made() == 1
+
+
+async def test_a_search_filters_orders_and_is_capped(sdk: VastAI, clouds: Clouds) -> None:
+    clouds.vast.offers = {offer.id: offer for offer in many_offers(500)}
+    found = await call(sdk.search_offers, query="gpu_name=RTX_4090 num_gpus=1 verified=any", order="dph_total")
+    assert found
+    assert {(row["gpu_name"], row["num_gpus"]) for row in found} == {("RTX 4090", 1)}
+    assert [row["dph_total"] for row in found] == sorted(row["dph_total"] for row in found)
+    assert len(await call(sdk.search_offers, query="num_gpus>=1", limit=10_000)) == 64
+
+
+async def test_skypilots_search_finds_the_whole_market(sdk: VastAI, clouds: Clouds) -> None:
+    """The SDK stops reading at the first quotation mark, so nothing filters, and SkyPilot takes the first of all."""
+    found = await call(sdk.search_offers, query=SKYPILOTS)
+    assert len({row["gpu_name"] for row in found}) > 3
+    assert found[0]["gpu_name"] != "L40S"
+
+
+async def test_bids_are_priced_by_their_floor(sdk: VastAI, clouds: Clouds) -> None:
+    [row] = [r for r in await call(sdk.search_offers, query="num_gpus=1", type="bid") if r["id"] == 70010]
+    assert (row["is_bid"], row["dph_base"], row["min_bid"]) == (True, 0.18, 0.18)
+
+
+async def test_listings_come_in_pages(sdk: VastAI, clouds: Clouds) -> None:
+    clouds.vast.offers = {offer.id: offer for offer in many_offers(40)}
+    for offer in clouds.vast.offers:
+        await rent(sdk, offer, disk=10)
+    assert len(await listed(sdk)) == 40
+    assert [c.call for c in clouds.world.calls].count("instances") == 2
+
+
+async def test_the_wrong_machine_can_be_sold(sdk: VastAI, clouds: Clouds) -> None:
+    clouds.control.sell_instead("vast", "70050")
+    await rent(sdk, 70010)
+    [row] = await listed(sdk)
+    assert row["gpu_name"] == "L40S"
+
+
+async def test_a_wrong_key_is_401(clouds: Clouds) -> None:
+    with pytest.raises(requests.HTTPError, match="401"):
+        await call(VastAI(api_key="wrong", server_url=clouds.url).show_instances)
+
+
+async def test_an_unknown_field_or_call_is_a_violation(clouds: Clouds) -> None:
+    headers = {"Authorization": "Bearer test-key"}
+    unknown = await call(requests.put, f"{clouds.url}/api/v0/asks/70010/", json={"imag": "x"}, headers=headers)
+    nowhere = await call(requests.get, f"{clouds.url}/api/v0/nothing/", headers=headers)
+    assert (unknown.status_code, nowhere.status_code) == (400, 404)
+    assert clouds.violations == [
+        "vast: create-instance: body has no field 'imag'", "vast: no such call: GET /api/v0/nothing/",
+    ]  # fmt: skip
+    clouds.violations.clear()
+
+
+async def test_rows_that_cannot_be_true_are_for_sale_too(sdk: VastAI, clouds: Clouds) -> None:
+    clouds.vast.offers = {offer.id: offer for offer in impossible_rows()}
+    assert len(await call(sdk.search_offers, query="rentable=true")) == len(impossible_rows())
