@@ -6,12 +6,15 @@ from typing import Protocol
 
 from broker.controllers.context import Context
 from broker.controllers.events import event
-from broker.decide.billing import cap_is_near, owed
+from broker.decide.billing import billed_until, cap_is_near, owed
 from broker.domain.ids import AttemptId
 from broker.domain.money import ZERO, show
 from broker.ports import Charge, Leased
 
 log = logging.getLogger(__name__)
+
+PROOF_S = 15.0
+"""A proof of absence takes as long as listings may lag, and so much for the looks themselves."""
 
 
 class Memory(Protocol):
@@ -52,12 +55,13 @@ class Billing:
         attempt, job, context = one.attempt, one.job, self._context
         if attempt.create_sent_at is None:
             return None
-        now = context.clock.now()
-        due = owed(attempt, now)
+        now, caps = context.clock.now(), context.provider_of(attempt).caps
+        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S)
+        due = owed(attempt, until)
         near = not attempt.cap_near and cap_is_near(
             attempt,
             job,
-            context.provider_of(attempt).caps,
+            caps,
             now,
             tick_s=context.rhythm.billing_s,
             drain_s=context.limits.drain_s,
@@ -69,7 +73,7 @@ class Billing:
             attempt_id=attempt.id,
             job_id=job.id,
             since=attempt.charged_to,
-            to=max(now, attempt.charged_to or now),
+            to=max(until, attempt.charged_to or until),
             usd=due,
             cap_near=near,
             event=event(job, "job.cap_near", message, attempt=attempt) if near else None,

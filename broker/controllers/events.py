@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from broker.decide.step import kept_until
 from broker.domain.job import Attempt, AttemptState, Event, Job
 
 
@@ -10,6 +11,18 @@ def event(
 ) -> Event:
     """An event of a job; the store gives it its number and time."""
     return Event(job_id=job.id, attempt_id=attempt.id if attempt else None, kind=kind, message=message, data=data or {})
+
+
+def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:
+    """Told when a machine is left standing: until when, how to look at it, and how to end it."""
+    until = kept_until(attempt, job)
+    if until is None:
+        return ()
+    message = (
+        f"the machine of attempt {attempt.number} is kept, and bills, until {until:%Y-%m-%d %H:%M:%S} UTC: look at it "
+        f"with `gpubroker ssh {job.id}`, end it with `gpubroker cancel {job.id}`"
+    )
+    return (event(job, "attempt.kept", message, attempt=attempt, data={"until": until.isoformat()}),)
 
 
 def moved(job: Job, attempt: Attempt) -> Event:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import event
+from broker.controllers.events import event, kept
 from broker.controllers.look import Looker
 from broker.decide.billing import capped_drain_s
 from broker.decide.lifecycle import AttemptEvent
@@ -81,7 +81,7 @@ class Interruption:
             return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, context.rhythm.look_s))
         reason = reason_of(seen.final, attempt.reason) if seen.final else None
         moved = step(attempt, told, context.clock.now(), reason=reason).attempt
-        return Change(attempt=(one.attempt, moved))
+        return Change(attempt=(one.attempt, moved), events=kept(one.job, moved))
 
     async def _ask(self, attempt: Attempt) -> None:
         """Writes desired.json once a process; another broker's write of the same is harmless."""

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
 from broker.domain.errors import OutcomeUnknown, ProviderError
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 class Listing:
     begun: float
     """On this process's monotonic clock, before the request was sent."""
+    answered: float
+    """What is not shown was gone by then."""
     by_name: Mapping[InstanceName, tuple[Observed, ...]]
 
     def shows(self, name: InstanceName) -> bool:
@@ -46,7 +49,7 @@ class Inventory:
             by_name: dict[InstanceName, tuple[Observed, ...]] = {}
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
-            kept.append(Listing(begun=begun, by_name=by_name))
+            kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
             self._forget(provider, begun)
 
     async def refresh_all(self, providers: Iterable[str]) -> set[str]:
@@ -92,19 +95,18 @@ class Inventory:
         listing = self.latest(provider)
         return listing.by_name.get(name, ()) if listing else ()
 
-    def absent_since(self, provider: str, name: InstanceName, since: float) -> bool:
-        """Two listings at least `list_lag_s` apart, both begun after `since`, and none from the first on shows it."""
+    def absent_since(self, provider: str, name: InstanceName, since: float) -> datetime | None:
+        """Two listings at least `list_lag_s` apart, both begun after `since`, and none from the first on shows it.
+
+        Then the moment at which the first one had answered, by the wall clock; else None.
+        """
         lag = self._context.providers[provider].caps.list_lag_s
-        first: float | None = None
+        without: list[Listing] = []
         for listing in self._listings[provider]:
             if listing.begun <= since:
                 continue
-            if listing.shows(name):
-                first = None
-            elif first is None:
-                first = listing.begun
-            elif listing.begun - first >= lag:
-                last = listing.begun
-                if not any(later.shows(name) for later in self._listings[provider] if later.begun > last):
-                    return True
-        return False
+            without = [] if listing.shows(name) else [*without, listing]
+        if len(without) < 2 or without[-1].begun - without[0].begun < lag:
+            return None
+        clock = self._context.clock
+        return clock.now() - timedelta(seconds=clock.monotonic() - without[0].answered)

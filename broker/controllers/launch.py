@@ -218,7 +218,7 @@ class Launch:
             beating=self._beats.shown(attempt.id) and not self._launchers.carries(attempt.name),
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,
-            absent=dead is not None and self._inventory.absent_since(provider, attempt.name, dead),
+            absent=dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None,
         )
 
     async def _wait_on(self, one: Leased, seen: Sequence[Observed]) -> None:

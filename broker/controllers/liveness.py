@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import moved
+from broker.controllers.events import kept, moved
 from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, judge, mismatch
@@ -54,4 +54,4 @@ class LivenessController:
         if not now.handles:
             now = replace(now, handles=tuple(o.handle for o in seen.seen))
         due = self._context.rhythm.look_s if now.state is AttemptState.TRAINING else 0.0
-        return Change(attempt=(one.attempt, now), events=(moved(one.job, now),), due_in_s=due)
+        return Change(attempt=(one.attempt, now), events=(moved(one.job, now), *kept(one.job, now)), due_in_s=due)

@@ -31,7 +31,7 @@ class Looker:
         watch = await self.beats.latest(attempt.id)
         seen = () if provider in unlisted else self._inventory.seen(provider, attempt.name)
         since = self._watched_from.setdefault(attempt.id, now)
-        absent = provider not in unlisted and self._inventory.absent_since(provider, attempt.name, since)
+        absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
         final = None
         if absent or _final_is_likely(watch) or any(o.state in TAKEN_AWAY for o in seen):
             final = await read_final(self._context, attempt.id)

@@ -11,7 +11,8 @@ from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.decide.billing import owed
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.step import after_attempt, end_reason, step
+from broker.decide.liveness import TAKEN_AWAY
+from broker.decide.step import after_attempt, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind
 from broker.domain.money import show
@@ -53,21 +54,34 @@ class Termination:
     async def _end(self, one: Leased, unlisted: set[str]) -> Change:
         attempt = one.attempt
         provider = attempt.line.offer.provider
-        if attempt.create_sent_at is not None:
-            dead = await self._launchers.dead_since(attempt)
-            proven = dead is not None and provider not in unlisted
-            if not (proven and self._inventory.absent_since(provider, attempt.name, dead or 0.0)):
-                return await self._destroy(one, launcher_dead=dead is not None)
+        dead = await self._launchers.dead_since(attempt)
+        absent_at = None
+        if dead is not None and provider not in unlisted:
+            absent_at = self._inventory.absent_since(provider, attempt.name, dead)
+        if absent_at is None:
+            return self._hold(one) or await self._destroy(one, launcher_dead=dead is not None)
+        absent = replace(attempt, absent_at=attempt.absent_at or absent_at)
         try:
             final = attempt.final or await read_final(self._context, attempt.id)
         except BlobsUnavailable:
-            return Change(attempt=(attempt, attempt), due_in_s=self._context.rhythm.look_s)
-        return self._settle(one, replace(attempt, final=final))
+            # The job goes on once its last word can be read; the money stops here.
+            return Change(attempt=(attempt, absent), due_in_s=self._context.rhythm.look_s)
+        return self._settle(one, replace(absent, final=final))
+
+    def _hold(self, one: Leased) -> Change | None:
+        """A failed job's machine is left alone for as long as was asked for, while it stands."""
+        until, now = kept_until(one.attempt, one.job), self._context.clock.now()
+        seen = self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name)
+        if until is None or now >= until or any(machine.state in TAKEN_AWAY for machine in seen):
+            return None
+        wait_s = min(self._context.rhythm.look_s, (until - now).total_seconds())
+        return Change(attempt=(one.attempt, one.attempt), due_in_s=wait_s)
 
     # ------------------------------------------------------------------------------------------------------- destroy
 
     async def _destroy(self, one: Leased, *, launcher_dead: bool) -> Change:
-        attempt = one.attempt
+        # Not absent, or not proven so any more.
+        attempt = replace(one.attempt, absent_at=None)
         provider = self._context.provider_of(attempt)
         failed = ""
         for handle in self._handles(attempt):
@@ -79,17 +93,17 @@ class Termination:
                 failed = f"destroy of {handle.id} at {provider.name}: {e}"
         if not launcher_dead:
             await self._launchers.stop(attempt)
-        if not failed and not launcher_dead and self._takes_long(attempt):
+        if not failed and not launcher_dead and self._takes_long(one):
             failed = (
                 f"launcher {attempt.launched_by!r} of {attempt.name} at {provider.name} cannot be proven dead, so the "
                 "machine may still come; end that launcher's process, or bring back its state folder"
             )
         if not failed:
-            return Change(attempt=(attempt, attempt), due_in_s=min(1.0, self._context.rhythm.look_s))
-        return self._failed(one, failed)
+            return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, self._context.rhythm.look_s))
+        return self._failed(one, attempt, failed)
 
-    def _takes_long(self, attempt: Attempt) -> bool:
-        since = attempt.terminating_since or self._context.clock.now()
+    def _takes_long(self, one: Leased) -> bool:
+        since = kept_until(one.attempt, one.job) or one.attempt.terminating_since or self._context.clock.now()
         return (self._context.clock.now() - since).total_seconds() > STUCK_S
 
     def _handles(self, attempt: Attempt) -> tuple[Handle, ...]:
@@ -98,8 +112,8 @@ class Termination:
         known = {h.id: h for h in attempt.handles}
         return tuple({**known, **{o.handle.id: o.handle for o in seen}}.values())
 
-    def _failed(self, one: Leased, message: str) -> Change:
-        moved = step(one.attempt, AttemptEvent.DESTROY_ERROR, self._context.clock.now()).attempt
+    def _failed(self, one: Leased, attempt: Attempt, message: str) -> Change:
+        moved = step(attempt, AttemptEvent.DESTROY_ERROR, self._context.clock.now()).attempt
         failures = moved.destroy_failures + 1
         moved = replace(moved, destroy_failures=failures, detail=message)
         alert = failures % self._context.rhythm.destroy_alert == 0
@@ -116,7 +130,7 @@ class Termination:
         now = self._context.clock.now()
         reason = end_reason(attempt, one.job)
         ended = step(attempt, AttemptEvent.ABSENT, now, reason=reason).attempt
-        charge = _last_charge(attempt, now)
+        charge = _last_charge(attempt, attempt.absent_at or now)
         spent = attempt.charged_usd + charge.usd
         left = LedgerEntry(
             job_id=one.job.id,
@@ -146,13 +160,13 @@ class Termination:
             return
 
 
-def _last_charge(attempt: Attempt, now: datetime) -> Charge:
+def _last_charge(attempt: Attempt, until: datetime) -> Charge:
     return Charge(
         attempt_id=attempt.id,
         job_id=attempt.job_id,
         since=attempt.charged_to,
-        to=max(now, attempt.charged_to or now),
-        usd=owed(attempt, now),
+        to=max(until, attempt.charged_to or until),
+        usd=owed(attempt, until),
     )
 
 

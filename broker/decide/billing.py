@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, Job
+from broker.domain.job import Attempt, AttemptState, Job
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import Offer
 
@@ -29,6 +29,14 @@ def _cost(offer: Offer, lasted: timedelta) -> Decimal:
 def owed(attempt: Attempt, until: datetime) -> Decimal:
     """What is still to be charged up to `until`; never negative, also when a clock went backwards."""
     return max(ZERO, accrued(attempt, until) - attempt.charged_usd)
+
+
+def billed_until(attempt: Attempt, now: datetime, behind_s: float) -> datetime:
+    """Up to when an attempt is charged now. What is being destroyed is charged `behind_s` late, as long as a proof of
+    its absence takes: nothing is charged that the proof then takes back."""
+    if attempt.absent_at is not None:
+        return min(now, attempt.absent_at)
+    return now - timedelta(seconds=behind_s) if attempt.state is AttemptState.TERMINATING else now
 
 
 def capped_drain_s(attempt: Attempt, drain_s: float) -> float:

@@ -82,6 +82,23 @@ def end_reason(attempt: Attempt, job: Job) -> Reason:
     return told or Reason.INFRASTRUCTURE
 
 
+_KEPT = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE})
+"""Failures that a look at the machine may explain."""
+
+
+def kept_until(attempt: Attempt, job: Job) -> datetime | None:
+    """How long the machine of a failed attempt is left standing for people (`keep_on_failure`); None: it is not.
+
+    It bills all the while, so neither a stop nor the cap waits for it.
+    """
+    failed = attempt.final is not None and attempt.final.outcome in _KEPT
+    if not (failed and job.spec.keep_on_failure and attempt.terminating_since):
+        return None
+    if job.stop_requested or attempt.cap_near:
+        return None
+    return attempt.terminating_since + timedelta(seconds=job.spec.keep_on_failure)
+
+
 def job_event(job: Job, reason: Reason) -> JobEvent:
     """What the end of its attempt means for a job: retries and changes of plan are counted here."""
     match reason:

@@ -127,6 +127,8 @@ class Attempt:
     draining_since: datetime | None = None
     terminating_since: datetime | None = None
     destroy_failures: int = 0
+    absent_at: datetime | None = None
+    """When a listing that no longer showed it had answered: proven absent, and charged up to here."""
     ended_at: datetime | None = None
     beat: Beat | None = None
     """The latest beat of node 0."""

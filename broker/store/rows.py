@@ -105,6 +105,7 @@ def attempt(row: Record) -> Attempt:
         draining_since=row["draining_since"],
         terminating_since=row["terminating_since"],
         destroy_failures=row["destroy_failures"],
+        absent_at=row["absent_at"],
         ended_at=row["ended_at"],
         beat=_BEAT.validate_json(row["beat"]) if row["beat"] else None,
         final=_FINAL.validate_json(row["final"]) if row["final"] else None,
@@ -180,7 +181,7 @@ def written_attempt(value: Attempt, due_in_s: float) -> tuple[Any, ...]:
         value.launched_by, _json(_HANDLES, value.handles), value.booted_at, value.first_beat_at,
         value.draining_since, value.terminating_since, value.destroy_failures, value.ended_at,
         _json(_BEAT, value.beat) if value.beat else None, _json(_FINAL, value.final) if value.final else None,
-        due_in_s,
+        value.absent_at, due_in_s,
     )  # fmt: skip
 
 

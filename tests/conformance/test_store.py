@@ -297,6 +297,7 @@ async def test_an_attempt_keeps_everything_that_its_controllers_write(store: Sto
         draining_since=START + timedelta(seconds=3),
         terminating_since=START + timedelta(seconds=4),
         destroy_failures=2,
+        absent_at=START + timedelta(seconds=5),
         beat=Beat(attempt=leased.attempt.id, boot="b", seq=7, step=20, loss=2.25, checkpoint=checkpoint),
         final=Final(attempt=leased.attempt.id, outcome=Outcome.COMPLETED, step=45, checkpoint=checkpoint),
     )

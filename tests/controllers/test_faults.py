@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.decide.billing import accrued
 from broker.domain.errors import BlobsUnavailable, NoCapacity, OutcomeUnknown
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec, Liveness
@@ -102,7 +103,12 @@ async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
                 outage.setattr(broker.blobs, call, down)
             await _stop(broker, job)
             await broker.eventually(lambda: _none_left(broker))
+            await broker.eventually(lambda: _proven_absent(broker, job))
         await broker.state_of(job, JobState.CANCELLED, within_s=60)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.absent_at == attempt.charged_to
+        assert attempt.charged_to is not None
+        assert attempt.charged_usd == accrued(attempt, attempt.charged_to)
 
 
 async def test_a_machine_seen_after_its_end_is_charged_once(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +197,10 @@ async def _stop(broker: House, job: JobId) -> None:
 
 async def _is(broker: House, job: JobId, *states: AttemptState) -> bool:
     return any(a.state in states for a in await broker.attempts(job))
+
+
+async def _proven_absent(broker: House, job: JobId) -> bool:
+    return all(a.absent_at is not None for a in await broker.attempts(job))
 
 
 async def _none_left(broker: House) -> bool:

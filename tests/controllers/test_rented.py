@@ -13,8 +13,12 @@ from broker.domain.instance import InstanceState
 from broker.domain.job import AttemptState, JobState, Reason
 from tests.controllers.house import INSTALLATION, QUICK, House
 from tests.controllers.rented import Rented
+from trainer.contract import keys
+from trainer.contract.rendezvous import Beat, Final, Outcome
 
 Build = Callable[..., House]
+LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 600, "tick_s": 0.02}
+"""Its agent beats once, and so hears nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -182,3 +186,69 @@ async def test_a_machine_that_its_cloud_has_stopped_is_noticed_within_20_s_and_d
 
 async def _ended(broker: House, job: JobId) -> bool:
     return not (await broker.attempts(job))[0].live
+
+
+async def test_the_machine_of_a_failed_job_is_kept_until_its_owner_has_seen_enough(house: Build) -> None:
+    broker = house(Rented, virtual=LONG)
+    cloud = cloud_of(broker)
+    cloud.set_up.set()
+    async with broker.running():
+        job = await _failed_job(broker, keep_on_failure=3600)
+        await broker.eventually(lambda: _terminating(broker, job))
+        told = [e for e in await broker.events(job) if e.kind == "attempt.kept"]
+        assert f"gpubroker ssh {job}" in told[0].message
+        looks = (await broker.attempts(job))[0].epoch
+
+        async def looked_at_again() -> bool:
+            return (await broker.attempts(job))[0].epoch > looks + 3
+
+        await broker.eventually(looked_at_again)
+        assert ("destroy", name_of(job)) not in cloud.called
+        await broker.stop(job)
+        await broker.state_of(job, JobState.CANCELLED)
+        assert await cloud.list() == []
+
+
+async def test_a_kept_machine_is_destroyed_and_paid_for_when_its_time_is_over(house: Build) -> None:
+    broker = house(Rented, virtual=LONG)
+    cloud_of(broker).set_up.set()
+    async with broker.running():
+        job = await _failed_job(broker, keep_on_failure=1)
+        failed = await broker.state_of(job, JobState.FAILED)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.terminating_since is not None
+        assert attempt.charged_to is not None
+        assert (attempt.charged_to - attempt.terminating_since).total_seconds() > 1
+        assert failed.spent_usd == attempt.charged_usd
+        assert await cloud_of(broker).list() == []
+
+
+async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(house: Build) -> None:
+    broker = house(Rented, virtual=LONG)
+    cloud_of(broker).set_up.set()
+    async with broker.running():
+        job = await _failed_job(broker, keep_on_failure=3600)
+        await broker.eventually(lambda: _terminating(broker, job))
+        cloud_of(broker).shown[name_of(job)] = {"state": InstanceState.STOPPED}
+        failed = await broker.state_of(job, JobState.FAILED)
+        assert failed.reason == "no such column"
+
+
+async def _failed_job(broker: House, **spec: object) -> JobId:
+    """A job whose agent has written its last word, on a machine that goes on."""
+    job = await broker.submit(**spec)
+
+    async def trains() -> bool:
+        return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+
+    await broker.eventually(trains)
+    attempt = attempt_id(job, 1)
+    last = Final(attempt=attempt, outcome=Outcome.DATA, message="no such column")
+    await broker.blobs.put(keys.final(attempt), last.model_dump_json().encode())
+    beat = Beat(attempt=attempt, boot="b", seq=99, phase="done")
+    await broker.blobs.put(keys.beat(attempt, 0), beat.model_dump_json().encode())
+    return job
+
+
+async def _terminating(broker: House, job: JobId) -> bool:
+    return (await broker.attempts(job))[0].state is AttemptState.TERMINATING

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from broker.decide.billing import accrued
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
@@ -111,6 +112,19 @@ async def test_an_unknown_create_is_looked_up_and_never_bought_twice(house: Buil
             await broker.state_of(job, JobState.SUCCEEDED, within_s=60)
             assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
         assert await broker.machines() == []
+
+
+async def test_the_time_that_listings_lag_is_not_charged(house: Build) -> None:
+    """A destroyed machine is absent once a listing does not show it, though the proof takes a whole lag longer."""
+    async with house(faults={"list_lag_s": 1.0}).running() as broker:
+        job = await broker.submit()
+        done = await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.absent_at is not None
+        assert attempt.ended_at is not None
+        assert (attempt.ended_at - attempt.absent_at).total_seconds() > 0.9
+        assert attempt.charged_to == attempt.absent_at
+        assert done.spent_usd == attempt.charged_usd == accrued(attempt, attempt.absent_at)
 
 
 async def test_a_wrong_machine_is_given_back(house: Build) -> None:

@@ -1,6 +1,7 @@
 """Absence is only proven by two listings that lie far enough apart and begin after the launcher was known dead."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -54,7 +55,8 @@ async def listed(looks: Sequence[tuple[float, Any]]) -> tuple[Inventory, list[fl
 
 async def test_two_empty_listings_a_lag_apart_prove_absence() -> None:
     seen, times = await listed([(1, ()), (LAG_S, ())])
-    assert seen.absent_since("scripted", NAME, times[0] - 1)
+    first_answered = build.T0 + timedelta(seconds=times[0])
+    assert seen.absent_since("scripted", NAME, times[0] - 1) == first_answered
 
 
 async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:

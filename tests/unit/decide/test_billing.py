@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.billing import accrued, cap_is_near, drain_lead_s, least_usd, owed, reservation
+from broker.decide.billing import accrued, billed_until, cap_is_near, drain_lead_s, least_usd, owed, reservation
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState
 from broker.domain.money import ZERO
@@ -34,6 +34,14 @@ def test_a_started_quantum_is_paid_whole() -> None:
     assert accrued(attempt, build.at(1)) == Decimal("0.06")
     assert accrued(attempt, build.at(60)) == Decimal("0.06")
     assert accrued(attempt, build.at(61)) == Decimal("0.12")
+
+
+def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_proof() -> None:
+    assert billed_until(build.attempt(), build.at(100), 30) == build.at(100)
+    assert billed_until(build.attempt(AttemptState.TERMINATING), build.at(100), 30) == build.at(70)
+    absent = build.attempt(AttemptState.TERMINATING, absent_at=build.at(60))
+    assert billed_until(absent, build.at(100), 30) == build.at(60)
+    assert billed_until(absent, build.at(50), 30) == build.at(50)
 
 
 @given(prices, quanta, st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=20))

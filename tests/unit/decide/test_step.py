@@ -1,10 +1,11 @@
 """How attempts end, and what that makes of their job."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 
-from broker.decide.step import after_attempt, back_off_s, end_reason, reason_of
+from broker.decide.step import after_attempt, back_off_s, end_reason, kept_until, reason_of
 from broker.domain.job import AttemptState, JobState, Reason
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Final, Outcome
@@ -106,3 +107,25 @@ def test_back_off_doubles_up_to_five_minutes() -> None:
     assert waits[:4] == [1, 2, 4, 8]
     assert waits == sorted(waits)
     assert waits[-1] == 300
+
+
+KEEP = {"keep_on_failure": 900}
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_the_machine_of_a_failed_job_is_kept_as_long_as_was_asked_for(outcome: Outcome) -> None:
+    attempt = ending(terminating_since=build.at(10), final=final(outcome))
+    failed = outcome in (Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE)
+    assert kept_until(attempt, build.active_job(spec_changes=KEEP)) == (build.at(910) if failed else None)
+    assert kept_until(attempt, build.active_job()) is None
+
+
+def test_neither_a_stop_nor_the_cap_waits_for_a_kept_machine() -> None:
+    attempt = ending(terminating_since=build.at(10), final=final(Outcome.OOM))
+    assert kept_until(attempt, build.active_job(spec_changes=KEEP, stop_requested=True)) is None
+    assert kept_until(replace(attempt, cap_near=True), build.active_job(spec_changes=KEEP)) is None
+    assert kept_until(replace(attempt, final=None), build.active_job(spec_changes=KEEP)) is None
+
+
+def test_an_expired_quote_is_made_again_at_once() -> None:
+    assert back_off_s(Reason.QUOTE_EXPIRED, 3) == 0

@@ -1,0 +1,12 @@
+-- Rented machines: what is owed ends with the cloud's own absence, and a host is judged by its history.
+
+SET LOCAL statement_timeout = '60s';
+
+ALTER TABLE attempts
+    ADD COLUMN absent_at timestamptz,
+    -- the physical host where the cloud names it, else the offer
+    ADD COLUMN host text;
+
+-- The runner needs a transaction, and brokers start after it.
+-- squawk-ignore require-concurrent-index-creation
+CREATE INDEX attempts_of_host ON attempts (host, ended_at) WHERE state = 'ended';
