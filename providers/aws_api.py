@@ -1,0 +1,218 @@
+"""AWS's API by botocore: in threads of its own, within time limits, and every error told apart by what is known.
+
+Sessions are not safe for threads, clients are: clients are made one at a time and kept. botocore is imported when the
+first call is made, so that a daemon without AWS needs none.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
+
+T = TypeVar("T")
+
+THREADS = 16
+CONNECT_S, READ_S, ATTEMPTS = 5.0, 20.0, 2
+POLICY = "give the user or role the policy deploy/iam/aws.json"
+LOGIN = "log in again with `aws sso login` or `aws login`, or renew the temporary keys"
+KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure` or `aws sso login`"
+
+_FORBIDDEN = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "NotAuthorized"}
+_WRONG_KEY = {
+    "AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "UnrecognizedClientException", "InvalidAccessKeyId",
+    "MissingAuthenticationToken", "IncompleteSignature",
+}  # fmt: skip
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_ACCOUNT = {"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"}
+_THROTTLED = {
+    "RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException",
+    "RequestThrottled", "RequestThrottledException", "EC2ThrottledException", "BandwidthLimitExceeded", "SlowDown",
+}  # fmt: skip
+_SOLD_OUT = {
+    "InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity", "UnfulfillableCapacity",
+    "InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow", "InsufficientCapacityOnHost",
+}  # fmt: skip
+_QUOTA = {
+    "MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded", "VolumeLimitExceeded",
+    "MaxConfigLimitExceeded", "AddressLimitExceeded",
+}  # fmt: skip
+_ABSENT = {"InvalidInstanceID.NotFound"}
+_SERVERS_FAULT = {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable", "ServerInternal"}
+
+_NO_KEYS = {
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "ConfigNotFound",
+    "InvalidConfigError", "ConfigParseError",
+}  # fmt: skip
+_NO_LOGIN = {
+    "TokenRetrievalError", "SSOError", "LoginError", "NoAuthTokenError",
+}  # fmt: skip
+_WRONG_REQUEST = {
+    "ParamValidationError",
+    "ValidationError",
+    "UnknownRegionError",
+    "InvalidRegionError",
+    "NoRegionError",
+}
+"""Exceptions of botocore that are raised before anything is sent, by name: versions differ in which they have."""
+
+
+def of_code(what: str, code: str, message: str, status: int) -> ProviderError:
+    """What an error code of AWS says about the request. `status`: of HTTP."""
+    said = f"AWS: {what}: {code}: {' '.join(message.split())[:300]}"
+    if code in _ABSENT:
+        return Gone(said)
+    if code in _SOLD_OUT:
+        return NoCapacity(said)
+    if code in _THROTTLED or status == 429:
+        return Throttled(said)
+    fixes = (
+        (_FORBIDDEN, POLICY),
+        (_WRONG_KEY, f"AWS does not know the key, or the region is not enabled; {KEYS}"),
+        (_EXPIRED, LOGIN),
+        (_ACCOUNT, "finish the account's registration, or enable the region, in AWS's console"),
+        (_QUOTA, "raise the quota in AWS's console under Service Quotas"),
+    )
+    for codes, fix in fixes:
+        if code in codes:
+            return Rejected(f"{said}; {fix}")
+    if code in _SERVERS_FAULT or not 400 <= status < 500 or status == 408:
+        return OutcomeUnknown(said)
+    return Rejected(said)
+
+
+def of_exception(what: str, error: Exception) -> ProviderError:
+    """What an exception of botocore says about the request."""
+    if isinstance(response := getattr(error, "response", None), dict):
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return of_code(what, _code(error), str(response.get("Error", {}).get("Message", "")), status)
+    kinds = _kinds(error)
+    said = f"AWS: {what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if kinds & _NO_LOGIN:
+        return Rejected(f"{said}; {LOGIN}")
+    if kinds & _NO_KEYS:
+        return Rejected(f"{said}; {KEYS}")
+    if kinds & _WRONG_REQUEST:
+        return Rejected(said)
+    return OutcomeUnknown(said)
+
+
+def credentials_at_fault(error: Exception) -> bool:
+    """True when a log-in or another key may help."""
+    return _code(error) in _EXPIRED | _WRONG_KEY or bool(_kinds(error) & (_NO_KEYS | _NO_LOGIN))
+
+
+def _code(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _kinds(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+class Aws:
+    """Calls by service, region and operation, as botocore's models name them."""
+
+    def __init__(self, endpoint: str | None, *, env: Mapping[str, str], home: Path) -> None:
+        """`endpoint`: an emulator's, for all services; `AWS_ENDPOINT_URL_<SERVICE>` goes before it."""
+        self._endpoint, self._env, self._home = endpoint, env, home
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._session: Any = None
+        self._lock = Lock()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aws")
+
+    async def call(self, service: str, region: str, operation: str, **parameters: Any) -> Mapping[str, Any]:
+        """`operation` in snake case. Raises the broker's ProviderErrors."""
+
+        def ask(client: Any) -> Mapping[str, Any]:
+            answer: Mapping[str, Any] = getattr(client, operation)(**parameters)
+            return answer
+
+        return await self._run(service, region, operation, ask)
+
+    async def pages(self, service: str, region: str, operation: str, key: str, **parameters: Any) -> Sequence[Any]:
+        """All items below `key`, over all pages."""
+
+        def ask(client: Any) -> Sequence[Any]:
+            found: list[Any] = []
+            for page in client.get_paginator(operation).paginate(**parameters):
+                found += page.get(key, [])
+            return found
+
+        return await self._run(service, region, operation, ask)
+
+    async def _run(self, service: str, region: str, operation: str, ask: Callable[[Any], T]) -> T:
+        what = f"{operation} in {region}"
+
+        def work() -> T:
+            return ask(self._client(service, region))
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except ImportError:
+            raise Rejected("AWS: botocore is not installed; run `pip install 'gpubroker[clouds]'`") from None
+        except Exception as e:
+            if credentials_at_fault(e):
+                self._forget_credentials()
+            raise of_exception(what, e) from None
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:
+            if (service, region) not in self._clients:
+                self._clients[service, region] = self._make(service, region)
+            return self._clients[service, region]
+
+    def _make(self, service: str, region: str) -> Any:
+        from botocore.config import Config as BotoConfig
+
+        config = BotoConfig(
+            connect_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+            max_pool_connections=THREADS,
+        )
+        variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
+        endpoint = self._env.get(variable) or self._endpoint or self._env.get("AWS_ENDPOINT_URL")
+        return self._opened().create_client(service, region_name=region, endpoint_url=endpoint, config=config)
+
+    def _opened(self) -> Any:
+        """A session that finds credentials in `env` and `home`, as AWS's own command line does."""
+        if self._session is None:
+            from botocore.credentials import EnvProvider
+            from botocore.session import Session
+
+            profile = self._env.get("AWS_PROFILE") or self._env.get("AWS_DEFAULT_PROFILE")
+            session = Session(profile=profile)
+            files = {
+                "credentials_file": ("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials"),
+                "config_file": ("AWS_CONFIG_FILE", ".aws/config"),
+            }
+            for setting, (variable, usual) in files.items():
+                session.set_config_variable(setting, self._env.get(variable) or str(self._home / usual))
+            chain = session.get_component("credential_provider")
+            if profile is None:
+                chain.remove("env")
+                chain.providers.insert(0, EnvProvider(environ=dict(self._env)))
+            if self._env.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+                chain.remove("iam-role")
+            self._session = session
+        return self._session
+
+    def _forget_credentials(self) -> None:
+        """The next call reads them anew, as after `aws sso login`."""
+        with self._lock:
+            self._session = None
+            self._clients.clear()
+
+    def regions(self, service: str) -> Sequence[str]:
+        """Those that botocore knows of; new ones may be missing."""
+        with self._lock:
+            found: Sequence[str] = self._opened().get_available_regions(service)
+            return found
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
