@@ -1,0 +1,196 @@
+"""RunPod's and Vast's native halves against the emulators: quoted, bought, read back, taken away, destroyed, billed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from broker.clock import SystemClock
+from broker.decide.liveness import mismatch
+from broker.domain.errors import Gone
+from broker.domain.ids import Installation, InstanceName
+from broker.domain.instance import BootSpec, InstanceState, Observed
+from broker.domain.offer import GpuAsk, Offer
+from providers.cloud import Purchase
+from providers.runpod import RunpodCloud, RunpodConfig
+from providers.sieve import Sieve
+from providers.vast import VastCloud, VastConfig
+from tests.clouds.emulator import Clouds
+from tests.clouds.vast_market import impossible_rows, many_offers
+
+NAME = InstanceName("gb-abcd-aaaaaaaaaaaaa")
+CLUSTER = f"{NAME}-1a2b3c4d"
+
+
+@pytest.fixture
+async def clouds() -> AsyncIterator[Clouds]:
+    async with Clouds() as clouds:
+        yield clouds
+        assert clouds.violations == []
+
+
+@pytest.fixture
+async def runpod(clouds: Clouds, tmp_path: Path) -> AsyncIterator[RunpodCloud]:
+    config = RunpodConfig(endpoint=clouds.url, community=True)
+    cloud = RunpodCloud(
+        config,
+        installation=Installation("abcd"),
+        clock=SystemClock(),
+        env={"RUNPOD_API_KEY": "test-key"},
+        home=tmp_path,
+    )
+    yield cloud
+    await cloud.close()
+
+
+@pytest.fixture
+async def vast(clouds: Clouds, tmp_path: Path) -> AsyncIterator[VastCloud]:
+    cloud = VastCloud(
+        VastConfig(endpoint=clouds.url),
+        installation=Installation("abcd"), clock=SystemClock(), env={"VAST_API_KEY": "test-key"}, home=tmp_path,
+    )  # fmt: skip
+    yield cloud
+    await cloud.close()
+
+
+async def offers(cloud: Any, **ask: Any) -> tuple[list[Offer], dict[str, int]]:
+    sieve = Sieve(GpuAsk(**ask))
+    await cloud.rows(sieve)
+    return sorted(sieve.offers, key=lambda o: o.usd_per_hour / o.gpus), dict(sieve.dropped)
+
+
+async def seen(cloud: Any, state: InstanceState) -> Observed:
+    """Our one machine once it is in that state."""
+    async with asyncio.timeout(10):
+        while True:
+            (machine,) = await cloud.list()
+            if machine.state is state:
+                found: Observed = machine
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def test_runpod_is_priced_place_by_place(runpod: RunpodCloud) -> None:
+    found, dropped = await offers(runpod, accelerators=("rtx4090",))
+    assert dropped == {}
+    assert {(o.region, o.trust, o.spot) for o in found if o.gpus == 1} == {
+        ("RO", "secure", True), ("RO", "secure", False), ("IS", "secure", True), ("IS", "secure", False),
+        ("US", "community", True), ("US", "community", False),
+    }  # fmt: skip
+    assert {o.gpus for o in found} == {1, 2, 4, 8}
+    assert await runpod.check() is None
+
+
+async def test_runpod_by_skypilots_own_call(
+    clouds: Clouds, runpod: RunpodCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utils = pytest.importorskip("sky.provision.runpod.utils")
+    common = pytest.importorskip("sky.catalog.common")
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setenv("RUNPOD_API_BASE_URL", clouds.url)
+    monkeypatch.setattr("runpod.api_key", "test-key")
+    found, _ = await offers(runpod, accelerators=("h100-sxm",), min_gpus=2)
+    offer = next(o for o in found if o.spot and o.gpus == 2)
+    bought = runpod.purchase(offer, BootSpec())
+    frame = pandas.DataFrame(bought.catalog["runpod/vms.csv"]).astype({"SpotPrice": float})
+    bid = common.get_hourly_cost_impl(frame, bought.instance_type, True, None, None) / offer.gpus
+    await asyncio.to_thread(
+        utils.launch, CLUSTER, "head", bought.instance_type, bought.region, bought.zone, bought.disk_gb,
+        "image", None, "ssh-rsa AAAA", True, bid, None,
+    )  # fmt: skip
+    machine = await seen(runpod, InstanceState.RUNNING)
+    assert machine.handle.name == NAME
+    assert mismatch(offer, (machine,)) is None
+    assert (machine.spot, machine.gpus, machine.accelerator) == (True, 2, "h100-sxm")
+    await taken_away_and_destroyed(clouds, runpod, machine)
+
+
+async def test_runpod_sells_another_gpu(clouds: Clouds, runpod: RunpodCloud) -> None:
+    found, _ = await offers(runpod, accelerators=("rtx4090",))
+    offer = next(o for o in found if o.gpus == 1 and o.trust == "secure" and not o.spot)
+    clouds.control.sell_instead("runpod", "NVIDIA RTX A6000")
+    ask = (
+        f'mutation {{ podFindAndDeployOnDemand(input: {{ name: "{CLUSTER}-head", cloudType: SECURE, gpuCount: 1,'
+        f' gpuTypeId: "NVIDIA GeForce RTX 4090", dataCenterId: "{offer.purchase["zone"]}", imageName: "i" }})'
+        " { id } }"
+    )
+    await send(clouds, "POST", "/graphql", {"query": ask})
+    assert mismatch(offer, tuple(await runpod.list())) == "asked for rtx4090, got a6000"
+
+
+async def test_vast_by_its_ask(clouds: Clouds, vast: VastCloud) -> None:
+    found, dropped = await offers(vast, accelerators=("rtx4090",))
+    assert dropped == {}
+    offer = next(o for o in found if o.spot)
+    assert offer.usd_per_hour == found[0].usd_per_hour
+    await rent(clouds, vast.purchase(offer, BootSpec()))
+    machine = await seen(vast, InstanceState.RUNNING)
+    assert mismatch(offer, (machine,)) is None
+    # The disk is in our price, and in what Vast reads back: to the micro-dollar, rounded up.
+    assert machine.usd_per_hour == pytest.approx(offer.usd_per_hour, abs=2e-6)
+    assert (machine.spot, machine.gpus, machine.handle.region) == (True, 1, offer.region)
+    assert offer.id not in {o.id for o in (await offers(vast))[0]}
+    await taken_away_and_destroyed(clouds, vast, machine)
+
+
+async def test_vast_sells_another_gpu(clouds: Clouds, vast: VastCloud) -> None:
+    found, _ = await offers(vast, accelerators=("h100-sxm",))
+    offer = next(o for o in found if not o.spot)
+    clouds.control.sell_instead("vast", "70050")
+    await rent(clouds, vast.purchase(offer, BootSpec()))
+    assert mismatch(offer, tuple(await vast.list())) == "asked for h100-sxm, got l40s"
+
+
+async def test_what_vast_cannot_mean_is_counted(clouds: Clouds, vast: VastCloud) -> None:
+    clouds.vast.search_cap = None
+    before, _ = await offers(vast)
+    clouds.vast.offers |= {row.id: row for row in impossible_rows()}
+    after, dropped = await offers(vast)
+    # The on-demand half of a row whose bid alone is wrong is true.
+    assert len(after) == len(before) + 1
+    assert dropped == {
+        "price 0 or less": 2, "spot above on-demand": 1, "memory of h100-sxm out of range": 2,
+        "memory of rtx4090 out of range": 2, "no GPU, no processor or no memory": 2,
+    }  # fmt: skip
+
+
+async def test_vasts_whole_market_though_each_answer_is_cut_off(clouds: Clouds, vast: VastCloud) -> None:
+    clouds.vast.offers = {row.id: row for row in many_offers(500)}
+    found, _ = await offers(vast)
+    assert {o.accelerator for o in found} == {
+        "h100-sxm", "h100-pcie", "h100-nvl", "a100-80gb-sxm", "a100-40gb", "l40s", "rtx4090"
+    }  # fmt: skip
+    clouds.vast.search_cap = None
+    everything, dropped = await offers(vast)
+    assert len(everything) > len(found)
+    assert set(dropped) <= {"driver older than CUDA 12.4", "reliability below 0.9"}
+
+
+async def taken_away_and_destroyed(clouds: Clouds, cloud: Any, machine: Observed) -> None:
+    await clouds.control.preempt(machine.handle.id)
+    (stopped,) = await cloud.list()
+    assert stopped.state is InstanceState.STOPPED
+    await cloud.destroy(machine.handle)
+    assert await cloud.list() == []
+    with pytest.raises(Gone):
+        await cloud.destroy(machine.handle)
+
+
+async def rent(clouds: Clouds, bought: Purchase) -> None:
+    """As SkyPilot's Vast provisioner does, once our plugin has pinned the ask."""
+    config: Any = bought.config.get("vast", {"create_instance_kwargs": {}})
+    body = {"client_id": "me", "image": "i", "label": f"{CLUSTER}-head", "disk": bought.disk_gb, "runtype": "ssh"}
+    await send(clouds, "PUT", f"/api/v0/asks/{bought.pin['ask']}/", body | config["create_instance_kwargs"])
+
+
+async def send(clouds: Clouds, method: str, path: str, body: Any) -> None:
+    headers = {"Authorization": "Bearer test-key"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(method, clouds.url + path, json=body, headers=headers) as r,
+    ):
+        assert r.status == 200, await r.text()
+        assert "errors" not in await r.json()
