@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tests.clouds.machine import Machine, Machines, MachineSpec
 
-CloudName = Literal["lambda", "runpod", "vast"]
+CloudName = Literal["lambda", "runpod", "vast", "aws"]
 Kind = Literal["created", "running", "price", "evicted", "stopped", "resumed", "destroyed"]
 
 
