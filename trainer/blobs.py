@@ -33,7 +33,8 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
     try:
         if url.startswith("file:"):
             return from_url(url, mkdir=True)
-        plain = any("endpoint" in k.lower() and v.startswith("http://") for k, v in options.items())
+        where = [v for k, v in options.items() if "endpoint" in k.lower() or "base_url" in k.lower()]
+        plain = any(v.startswith("http://") for v in where)
         client: Any = {"allow_http": plain}
         return from_url(  # type: ignore[call-overload, no-any-return]
             url, config=dict(options), client_options=client, retry_config=retry

@@ -75,7 +75,7 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
         if scheme == "memory":
             return from_url(url)
         config: Any = dict(options)
-        endpoint = next((v for k, v in options.items() if "endpoint" in k), "")
+        endpoint = next((v for k, v in options.items() if "endpoint" in k or "base_url" in k), "")
         return from_url(
             url,
             config=config,
