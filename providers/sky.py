@@ -294,6 +294,8 @@ def _argv(way: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
     flags = [word for option in options for word in ("-o", option)]
     return [
         "ssh",
+        "-F",
+        "none",
         "-tt" if tty else "-T",
         "-i",
         str(key),

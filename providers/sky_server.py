@@ -128,7 +128,7 @@ class SkyServer:
     async def _answers(self, patience_s: float) -> bool:
         """Waits for health as long as the keeper lives; False as well for a version that is not ours."""
         deadline = time.monotonic() + patience_s
-        while self._running is not None and not self._free(self._running.id):
+        while self._running is not None and self._kept(self._running):
             if await self.api().healthy():
                 return True
             if time.monotonic() > deadline:
@@ -179,6 +179,7 @@ class SkyServer:
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "SKYPILOT_USER_ID": self._user,
             "SKYPILOT_USER": "gpubroker",
+            "SPT_NOENV": "1",  # setproctitle would write over the environment, and so over the mark
             LOCK: running.id,
             STATE: str(self._state),
             TOKEN: running.token,
@@ -206,8 +207,6 @@ class SkyServer:
         """Whether it is proven that no process of `server` lives or will; for servers of this state folder only."""
         if not server or "/" in server:
             return False
-        if self._running is not None and server == self._running.id and self._child is not None:
-            self._child.poll()  # a zombie holds no lock, but its children may have to be taken away
         try:
             lock = os.open(self._state / SERVERS / server, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -238,13 +237,22 @@ class SkyServer:
         """Ends a server and everything that it started. Raises OutcomeUnknown when something does not go."""
         if running is None:
             return
-        with suppress(ProcessLookupError, PermissionError):
-            if _mark_of(running.keeper) == running.id:
+        if self._kept(running):
+            with suppress(ProcessLookupError):
                 os.kill(running.keeper, signal.SIGTERM)
+            deadline = time.monotonic() + KILL_S
+            while self._kept(running) and time.monotonic() < deadline:
+                time.sleep(0.05)
         _kill_all(running.id)
         if self._child is not None:
             self._child.wait(KILL_S)
             self._child = None
+
+    def _kept(self, running: Running) -> bool:
+        """Whether the server's keeper lives; without one it is ending, or has ended."""
+        if self._child is not None and self._child.pid == running.keeper:
+            return self._child.poll() is None
+        return _mark_of(running.keeper) == running.id
 
     def _reap_others(self) -> None:
         """What other servers left behind finishes launches and holds ports: it ends before a new one starts."""
@@ -294,7 +302,7 @@ def _marked(server: str) -> list[int]:
 
 
 def _kill_all(server: str) -> None:
-    """SIGKILLs every process that carries the server's mark, until none is left."""
+    """SIGKILLs every process that carries the server's mark, until none is left. Raises OutcomeUnknown."""
     deadline = time.monotonic() + KILL_S
     while victims := [pid for pid in _marked(server) if _lives(pid)]:
         if time.monotonic() > deadline:
