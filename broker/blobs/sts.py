@@ -43,7 +43,9 @@ class StsIssuer:
 
     async def issue(self, scope: Scope) -> Issued:
         body = urlencode(self._question(scope)).encode()
-        own = self.keys or await asyncio.to_thread(sdk_keys)
+        own = self.keys
+        if own is None:
+            own = await asyncio.to_thread(sdk_keys)
         headers = signed_headers(self.endpoint, body, own, region=self.region, service="sts", now=self.now())
         status, answer = await post("STS", self.endpoint, headers=headers, body=body)
         if status != 200:
