@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec, Caps, Liveness, Observed
-from broker.domain.job import Attempt, Event, Handle, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import Attempt, Event, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import GpuAsk, Offer
 
 
@@ -282,10 +282,18 @@ class Store(Protocol):
         """Each charge atomically, of live attempts or ended ones; True where the attempt was charged up to `since`."""
         ...
 
-    async def block_offer(self, offer_id: str, reason: str, *, for_s: float) -> None: ...
+    async def ended_at_host(
+        self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
+    ) -> Sequence[Attempt]:
+        """The latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
+        ...
+
+    async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
+        """`key`: an offer's id, or a host's key, which blocks all its offers."""
+        ...
 
     async def blocked_offers(self) -> Mapping[str, str]:
-        """Offer ids that are not to be bought now, with the reason."""
+        """Keys of `block_offer` that are not to be bought now, with the reason."""
         ...
 
     async def claim_outbox(self, *, owner: str, lease_s: float, limit: int) -> Sequence[Event]:

@@ -10,6 +10,7 @@ from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.decide.billing import owed
+from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY
 from broker.decide.step import after_attempt, end_reason, kept_until, step
@@ -66,7 +67,10 @@ class Termination:
         except BlobsUnavailable:
             # The job goes on once its last word can be read; the money stops here.
             return Change(attempt=(attempt, absent), due_in_s=self._context.rhythm.look_s)
-        return self._settle(one, replace(absent, final=final))
+        change = self._settle(one, replace(absent, final=final))
+        if change.attempt is not None:
+            await self._judge_host(change.attempt[1])
+        return change
 
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
@@ -151,6 +155,17 @@ class Termination:
             _job_event(job),
         )
         return Change(attempt=(one.attempt, ended), job=(one.job, job), charge=charge, ledger=(left,), events=events)
+
+    async def _judge_host(self, ended: Attempt) -> None:
+        """Before the job is quoted again: a host that did us wrong is left alone for a while. Never one of our own."""
+        offer, store = ended.line.offer, self._context.store
+        trust = offer.trust or self._context.provider_of(ended).caps.trust
+        if trust == "own" or not weight(ended):
+            return
+        before = await store.ended_at_host(offer.host_key, tuple(WEIGHTS), within_s=MEMORY_S, limit=MOST)
+        block = judge_host((ended, *before), self._context.clock.now())
+        if block is not None:
+            await store.block_offer(offer.host_key, block.reason, for_s=block.for_s)
 
     async def _clean_up(self, attempt: Attempt) -> None:
         """Beats of ended attempts would make every LIST longer; a leftover is deleted by nobody and harms nobody."""

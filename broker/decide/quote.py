@@ -22,7 +22,7 @@ from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
 from broker.domain.instance import Caps
 from broker.domain.money import show
-from broker.domain.offer import Drop, Offer, Quote, QuoteLine, Verdict, Workload
+from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Verdict, Workload
 from broker.domain.spec import JobSpec
 
 LIFETIME = timedelta(minutes=5)
@@ -50,7 +50,7 @@ LABELS = {
     Drop.PREEMPTED_TOO_OFTEN: "preempted too often to finish",
     Drop.CAP: "above the cap",
     Drop.UNAVAILABLE: "unavailable",
-    Drop.EXCLUDED: "sold out or refused lately",
+    Drop.EXCLUDED: "sold out, refused or failed lately",
 }
 
 
@@ -102,6 +102,8 @@ class _Ask:
     limit: float
     """Dollars an hour."""
     excluded: Mapping[str, str]
+    hosts: bool
+    """Whole hosts are excluded as well."""
     caps: Mapping[str, Caps]
     fits: dict[object, Fit] = field(default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
@@ -201,7 +203,7 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
         return Drop.CAP, micros
     if offer.available is False:
         return Drop.UNAVAILABLE, micros
-    if offer.id in ask.excluded:
+    if offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded):
         return Drop.EXCLUDED, micros
     return None, micros
 
@@ -225,7 +227,7 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
         case Drop.UNAVAILABLE:
             return "the cloud has none now"
         case Drop.EXCLUDED:
-            return ask.excluded[offer.id]
+            return ask.excluded.get(offer.id) or ask.excluded[offer.host_key]
     return kind.reason
 
 
@@ -355,7 +357,8 @@ def quote(
 
     `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
     `scoped_store`: what the blob store grants reaches no more than the attempt's own part.
-    `spent`, `cap_left`: dollars of this job. `excluded`: reasons by offer id, e.g. sold out a moment ago.
+    `spent`, `cap_left`: dollars of this job. `excluded`: reasons by offer id or host
+    key, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach.
     """
     ask = _Ask(
@@ -368,6 +371,7 @@ def quote(
         regions=frozenset(spec.resources.regions),
         limit=inf if spec.resources.max_usd_per_hour is None else float(spec.resources.max_usd_per_hour),
         excluded=excluded,
+        hosts=any(key.startswith(HOST) for key in excluded),
         caps=caps,
     )
     return _quote(ask, offers, now, spent)

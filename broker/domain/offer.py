@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Literal
 
 GIB = 1024**3
+HOST = "host:"
+"""Begins the key of a physical host; no offer's id does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,15 @@ class Offer:
     source: str = "api"
     """Where the price comes from: `api` (the cloud's own, live) or `catalog price`."""
     seen_at: datetime
+
+    @property
+    def names_host(self) -> bool:
+        return self.facts is not None and self.facts.host is not None
+
+    @property
+    def host_key(self) -> str:
+        """What history and blocks are kept by: the physical host where the cloud names it, else the offer."""
+        return f"{HOST}{self.cloud}/{self.facts.host}" if self.facts and self.facts.host is not None else self.id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry, Reason
 from broker.ports import Change, Charge, Clock, JobFilter, Lane, Leased, Token, Upload
 from broker.store import fences
 from broker.store.hints import Hints
@@ -216,8 +216,20 @@ class MemoryStore:
         row = self._jobs[job_id]
         row.value = replace(row.value, spent_usd=row.value.spent_usd + usd)
 
-    async def block_offer(self, offer_id: str, reason: str, *, for_s: float) -> None:
-        self._blocked[offer_id] = (fences.clean(reason), self._clock.now() + timedelta(seconds=for_s))
+    async def ended_at_host(
+        self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
+    ) -> Sequence[Attempt]:
+        now = self._clock.now()
+        ended = [(now - a.ended_at, a.id, a) for i in self._by_lane[None] if (a := self._attempts[i].value).ended_at]
+        found = [
+            (age, attempt_id, attempt)
+            for age, attempt_id, attempt in ended
+            if age.total_seconds() < within_s and attempt.line.offer.host_key == host and attempt.reason in reasons
+        ]
+        return [attempt for _, _, attempt in sorted(found, key=lambda one: one[:2])[:limit]]
+
+    async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
+        self._blocked[key] = (fences.clean(reason), self._clock.now() + timedelta(seconds=for_s))
 
     async def blocked_offers(self) -> Mapping[str, str]:
         now = self._clock.now()

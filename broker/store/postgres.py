@@ -9,7 +9,7 @@ from decimal import Decimal
 from pydantic import TypeAdapter
 
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry, Reason
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Token, Upload
 from broker.store import fences, rows
 from broker.store.postgres_apply import Applier, notify, send_events
@@ -62,8 +62,14 @@ class PostgresStore:
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         return await self._applier.apply([Change(charge=charge) for charge in charges])
 
-    async def block_offer(self, offer_id: str, reason: str, *, for_s: float) -> None:
-        await self._pool.read("block_offer", offer_id, fences.clean(reason), for_s)
+    async def ended_at_host(
+        self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
+    ) -> Sequence[Attempt]:
+        wanted = [reason.value for reason in reasons]
+        return [rows.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
+
+    async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
+        await self._pool.read("block_offer", key, fences.clean(reason), for_s)
 
     async def blocked_offers(self) -> Mapping[str, str]:
         return {row["offer_id"]: row["reason"] for row in await self._pool.read("blocked_offers")}

@@ -101,12 +101,12 @@ WHERE j.id = u.id;
 
 -- name: admit_attempts
 INSERT INTO attempts (id, job_id, number, name, line, created_at, reserved_usd, resume_from, state, reason, detail,
-    create_sent_at, launched_by, handles, destroy_failures, charged_usd, cap_near, stop_requested, due_at)
+    create_sent_at, launched_by, handles, destroy_failures, charged_usd, cap_near, stop_requested, host, due_at)
 SELECT u.id, u.job_id, u.number, u.name, u.line::jsonb, u.created_at, u.reserved_usd, u.resume_from::jsonb, u.state,
-    u.reason, u.detail, u.create_sent_at, u.launched_by, '[]', 0, 0, false, u.stop_requested, clock_timestamp()
+    u.reason, u.detail, u.create_sent_at, u.launched_by, '[]', 0, 0, false, u.stop_requested, u.host, clock_timestamp()
 FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::timestamptz[], $7::numeric[], $8::text[],
-    $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::text[], $14::boolean[]) AS u (id, job_id, number,
-    name, line, created_at, reserved_usd, resume_from, state, reason, detail, create_sent_at, launched_by,
+    $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::text[], $14::text[], $15::boolean[]) AS u (id, job_id,
+    number, name, line, created_at, reserved_usd, resume_from, state, reason, detail, create_sent_at, launched_by, host,
     stop_requested);
 
 -- name: write_charges
@@ -141,6 +141,12 @@ SELECT a.*, {job_columns} FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a
 
 -- name: attempts_by_id
 SELECT * FROM attempts WHERE id = ANY ($1::text[]);
+
+-- name: ended_at_host
+SELECT * FROM attempts
+WHERE host = $1 AND state = 'ended' AND reason = ANY ($2::text[])
+    AND ended_at > clock_timestamp() - $3::double precision * interval '1 second'
+ORDER BY ended_at DESC, id LIMIT $4;
 
 -- name: block_offer
 WITH swept AS (DELETE FROM offer_blocks WHERE until <= clock_timestamp() AND offer_id <> $1)

@@ -191,7 +191,7 @@ def admitted(value: Attempt, stop_requested: bool) -> tuple[Any, ...]:
         value.id, value.job_id, value.number, value.name, _json(_LINE, value.line), value.created_at,
         value.reserved_usd, _json(_TEXTS, value.resume_from), value.state.value,
         value.reason and value.reason.value, clean(value.detail), value.create_sent_at, value.launched_by,
-        stop_requested,
+        value.line.offer.host_key, stop_requested,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 from broker.domain.errors import IdempotencyConflict, StoreError
 from broker.domain.ids import Installation, JobId
 from broker.domain.job import AttemptState, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason
+from broker.domain.offer import HostFacts
 from broker.ports import Change, Charge, JobFilter, Lane, Store, Token, Upload
 from tests.conformance.conftest import House
 from tests.conformance.samples import (
@@ -592,6 +593,29 @@ async def test_blocked_offers_come_back(house: House) -> None:
     assert await store.blocked_offers() == {"a": "sold out", "b": "still no quota"}
     await house.pass_time(31)
     assert await store.blocked_offers() == {"b": "still no quota"}
+
+
+async def test_what_ended_at_a_host_is_found_by_its_reason(house: House) -> None:
+    store = house.store
+    ended = [(await running(store, AttemptState.ENDED))[0] for _ in range(3)]
+    line, facts = ended[0].line, HostFacts(host="7")
+    there = replace(line, offer=replace(line.offer, facts=facts))
+    await submitted(store)
+    bought = admission(await claimed_job(store))
+    assert bought.admit is not None
+    await store.apply([replace(bought, admit=replace(bought.admit, line=there))])
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
+    await store.apply([Change(attempt=(leased.attempt, in_state(leased.attempt, AttemptState.ENDED)))])
+    await running(store)
+    key, always = line.offer.host_key, 1e10
+    ids = sorted(one.id for one in ended)
+    assert [a.id for a in await store.ended_at_host(key, [Reason.PREEMPTED], within_s=always, limit=9)] == ids
+    assert [a.id for a in await store.ended_at_host(key, [Reason.PREEMPTED], within_s=always, limit=2)] == ids[:2]
+    assert await store.ended_at_host(key, [Reason.HUNG], within_s=always, limit=9) == []
+    (elsewhere,) = await store.ended_at_host("host:alpha/7", [Reason.PREEMPTED], within_s=always, limit=9)
+    assert elsewhere.id == leased.attempt.id
+    await house.pass_time(2 * HOUR)
+    assert await store.ended_at_host(key, [Reason.PREEMPTED], within_s=HOUR / 2, limit=9) == []
 
 
 async def test_tokens_are_found_by_their_hash(store: Store) -> None:

@@ -32,7 +32,7 @@ class Rented(SimulatedProvider):
 
     @property
     def caps(self) -> Caps:
-        return replace(super().caps, agent_start_s=self.agent_start_s, boot_deadline_s=self.deadline_s)
+        return replace(super().caps, agent_start_s=self.agent_start_s, boot_deadline_s=self.deadline_s, trust="secure")
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         self.called.append(("create", name))

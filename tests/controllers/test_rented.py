@@ -234,6 +234,24 @@ async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(house: Bui
         assert failed.reason == "no such column"
 
 
+async def test_what_sold_us_something_else_is_left_alone(house: Build) -> None:
+    broker = house(Rented)
+    cloud = cloud_of(broker)
+    cloud.set_up.set()
+    async with broker.running():
+        job = await broker.submit()
+        cloud.shown[name_of(job)] = {"accelerator": "t4"}
+        await broker.state_of(job, JobState.SUCCEEDED)
+        first, second = await broker.attempts(job)
+        assert first.reason is Reason.MISMATCH
+        assert second.line.offer.id != first.line.offer.id
+        blocked = await broker.store.blocked_offers()
+        assert "got t4" in blocked[first.line.offer.id]
+        other = await broker.submit()
+        await broker.state_of(other, JobState.SUCCEEDED)
+        assert (await broker.attempts(other))[0].line.offer.id != first.line.offer.id
+
+
 async def _failed_job(broker: House, **spec: object) -> JobId:
     """A job whose agent has written its last word, on a machine that goes on."""
     job = await broker.submit(**spec)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.decide.quote import LABELS, quote, summary
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict
+from broker.domain.offer import GIB, Drop, HostFacts, Offer, QuoteLine, Verdict
 from tests.unit.decide.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
 
 
@@ -54,6 +54,7 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"cap_left": Decimal("0.5")}, Drop.CAP, "to finish; $0.5000 of the cap is left"),
         ({"available": False}, {}, Drop.UNAVAILABLE, "the cloud has none now"),
         ({}, {"excluded": {"cloud/x": "sold out until 12:05"}}, Drop.EXCLUDED, "sold out until 12:05"),
+        ({"facts": HostFacts(host="7")}, {"excluded": {"host:Cloud/7": "hung twice"}}, Drop.EXCLUDED, "hung twice"),
     ],
 )
 def test_what_is_dropped_says_why(changes: dict[str, Any], arguments: dict[str, Any], drop: Drop, words: str) -> None:

@@ -1,0 +1,79 @@
+"""What a host has done to us, and for how long it is left alone.
+
+Every bad end of an attempt counts by its kind, and half as much after each half-life:
+
+    score = Σ weight × 2^(-age / half-life)
+
+A host that reaches 0.9 is left alone until the score has fallen to 0.25, a week at most. The physical host is judged
+where its cloud names it. Elsewhere it is the offer, whose machines change with the market: its half-life is short, and
+a preemption speaks against nobody.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import exp2, log2
+
+from broker.domain.job import Attempt, Reason
+
+WEIGHTS = {
+    # It was sold as something else: once is enough.
+    Reason.MISMATCH: 1.0,
+    # Set-up failed, never beat, or silent: it may have been our network or image, so once is not enough.
+    Reason.INFRASTRUCTURE: 0.5,
+    Reason.HUNG: 0.5,
+    # Soon after it was bought; later ones are the price of spot.
+    Reason.PREEMPTED: 0.4,
+}
+EARLY_S = 900.0
+HALF_LIFE_S, OFFER_HALF_LIFE_S = 86_400.0, 3600.0
+LIMIT, FORGIVEN = 0.9, 0.25
+MAX_BLOCK_S = 7 * 86_400.0
+MEMORY_S = 7 * 86_400.0
+"""What lies further back has decayed to less than a hundredth."""
+MOST = 50
+"""Attempts of a host that are looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A host that is left alone."""
+
+    for_s: float
+    reason: str
+
+
+def weight(attempt: Attempt) -> float:
+    """What an ended attempt says against its host, when it has just ended; 0: nothing."""
+    if attempt.reason is Reason.PREEMPTED:
+        sent, ended = attempt.create_sent_at, attempt.terminating_since
+        early = sent is not None and ended is not None and (ended - sent).total_seconds() < EARLY_S
+        if not (early and attempt.line.offer.names_host):
+            return 0.0
+    return WEIGHTS.get(attempt.reason, 0.0) if attempt.reason else 0.0
+
+
+def score(history: Sequence[Attempt], now: datetime) -> float:
+    """Of the ended attempts of one host; an end in the future (another broker's clock) counts as now."""
+    return sum(weight(one) * exp2(-_age_s(one, now) / _half_life_s(one)) for one in history)
+
+
+def judge_host(history: Sequence[Attempt], now: datetime) -> Block | None:
+    """Whether a host is to be left alone after the latest of `history`, which comes first; None: it is not."""
+    if not history or not weight(history[0]):
+        return None
+    reached = score(history, now)
+    if reached < LIMIT:
+        return None
+    for_s = min(MAX_BLOCK_S, _half_life_s(history[0]) * log2(reached / FORGIVEN))
+    times = sum(1 for one in history if weight(one))
+    last = history[0].detail or (history[0].reason.value if history[0].reason else "")
+    return Block(for_s=for_s, reason=f"left alone for {for_s / 3600:.0f} h, failed {times} x: {last}")
+
+
+def _age_s(attempt: Attempt, now: datetime) -> float:
+    return max(0.0, (now - (attempt.ended_at or now)).total_seconds())
+
+
+def _half_life_s(attempt: Attempt) -> float:
+    return HALF_LIFE_S if attempt.line.offer.names_host else OFFER_HALF_LIFE_S
