@@ -17,7 +17,7 @@ class Hub:
 
     def __init__(self, models: Mapping[str, Path], *, port: int = 0) -> None:
         self._models = dict(models)
-        self._port = port
+        self.port = port
         self._digests: dict[tuple[Path, int, int], str] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -39,8 +39,9 @@ class Hub:
         )  # fmt: skip
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(

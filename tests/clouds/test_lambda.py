@@ -20,7 +20,7 @@ SKYPILOT = """
 import json, os, sys, time
 from sky.provision import common
 from sky.provision.lambda_cloud import instance, lambda_utils
-lambda_utils.API_ENDPOINT = os.environ["LAMBDA_API_ENDPOINT"]
+lambda_utils.API_ENDPOINT = os.environ["GPUBROKER_LAMBDA_ENDPOINT"]
 client = lambda_utils.LambdaCloudClient()
 name, exists = client.get_unique_ssh_key_name("sky-key-x", "ssh-ed25519 AAAA us")
 if not exists:
