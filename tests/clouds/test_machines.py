@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -166,6 +167,92 @@ async def test_a_machine_may_shut_itself_down(fleet: Fleet) -> None:
     await until(lambda: ended == [True])
     assert not machine.alive
 
+
+# ------------------------------------------------------------------------------------------------------- docker's shim
+
+IMAGE = f"registry.example.org/trainer@sha256:{'ab' * 32}"
+RUN = ("sudo docker run --rm --name trainer --pull never --gpus all --ipc host --network host --ulimit memlock=-1 "
+       "--ulimit stack=67108864 --security-opt no-new-privileges --stop-timeout 120 --user 1000:1000 "
+       "--volume /var/tmp/work:/var/tmp/work --workdir /var/tmp/work --env-file /dev/stdin")  # fmt: skip
+
+
+async def docked(fleet: Fleet) -> NamespaceMachine:
+    """A machine with the image pulled and a folder for the container."""
+    machine = await fleet.boot("ubuntu")
+    made = "sudo install -d -o 1000 -g 1000 /var/tmp/work"
+    assert (await fleet.ssh(machine, f"sudo docker info && sudo docker pull --quiet {IMAGE} && {made}"))[0] == 0
+    return machine
+
+
+async def test_docker_runs_the_command_as_the_user_with_the_given_environment_only(fleet: Fleet) -> None:
+    machine = await docked(fleet)
+    program = "import os, trainer.contract; print(os.getuid(), os.getpid(), os.getcwd(), sorted(os.environ)); " \
+              "print(os.environ['A'], os.listdir('/home'), open('left', 'w').write('x'))"  # fmt: skip
+    command = f"TOKEN=secret {RUN} {IMAGE} /srv/venv/bin/python -c {shlex.quote(program)}"
+    code, output = await fleet.ssh(machine, command, b"A=b = c\n# no\n")
+    names = "['A', 'HOME', 'HOSTNAME', 'LC_CTYPE', 'PATH', 'PYTHONUNBUFFERED']"
+    assert (code, output) == (0, f"1000 1 /var/tmp/work {names}\nb = c [] 1\n")
+    assert machine.root is not None
+    assert (machine.root / "var/tmp/work/left").read_text() == "x"
+
+
+async def test_docker_tells_the_commands_exit_status_and_passes_signals_on(fleet: Fleet) -> None:
+    machine = await docked(fleet)
+    assert (await fleet.ssh(machine, f"{RUN} {IMAGE} sh -c 'exit 75'"))[0] == 75
+    trap = "sh -c 'trap \"exit 71\" TERM; touch up; while :; do sleep 0.05; done'"
+    running = asyncio.create_task(fleet.ssh(machine, f"{RUN} {IMAGE} {trap}"))
+    assert machine.root is not None
+    await until((machine.root / "var/tmp/work/up").exists)
+    assert await fleet.ssh(machine, "sudo docker exec -i trainer sh -c 'echo $$ $(whoami)'") != (0, "")
+    assert (await fleet.ssh(machine, "sudo docker stop trainer"))[0] == 0
+    assert (await running)[0] == 71
+
+
+async def test_docker_rm_force_kills(fleet: Fleet) -> None:
+    machine = await docked(fleet)
+    running = asyncio.create_task(fleet.ssh(machine, f"{RUN} {IMAGE} sh -c 'touch up; sleep 1000'"))
+    assert machine.root is not None
+    await until((machine.root / "var/tmp/work/up").exists)
+    assert (await fleet.ssh(machine, "sudo docker rm --force trainer"))[0] == 0
+    assert await running == (137, "")
+    assert (await fleet.ssh(machine, "sudo docker rm --force trainer"))[0] == 1
+
+
+@pytest.mark.parametrize(("command", "code", "words"), [
+    (f"{RUN} --privileged {IMAGE} true", 125, "unknown flag: --privileged"),
+    (f"{RUN} --volume /:/host {IMAGE} true", 0, ""),
+    (f"{RUN} --volume /srv:/root/x {IMAGE} true", 125, "not emulated"),
+    (f"{RUN} --gpus 2 {IMAGE} true", 125, "invalid argument"),
+    (f"{RUN} registry.example.org/trainer:latest true", 125, "invalid reference"),
+    (f"{RUN} {IMAGE[:-2]}cd true", 125, "No such image"),
+    (f"docker pull {IMAGE}", 1, "permission denied"),
+    (f"sudo docker pull registry.example.org/trainer@sha256:{'0' * 64}", 1, "manifest unknown"),
+    (f"sudo docker pull private.{IMAGE}", 1, "no basic auth"),
+    ("echo wrong-password | sudo docker login --username u --password-stdin example.org", 1, "unauthorized"),
+    ("sudo docker build .", 125, "not a docker command"),
+])  # fmt: skip
+async def test_docker_refuses_what_docker_or_this_shim_does_not_know(
+    docked_machine: tuple[Fleet, NamespaceMachine], command: str, code: int, words: str
+) -> None:
+    fleet, machine = docked_machine
+    got, output = await fleet.ssh(machine, command)
+    assert got == code, output
+    assert words in output
+
+
+async def test_docker_pulls_from_a_private_registry_after_a_login(fleet: Fleet) -> None:
+    machine = await docked(fleet)
+    login = "sudo docker --config /tmp/d login --username u --password-stdin private.registry.example.org"
+    code, output = await fleet.ssh(machine, f"echo p | {login} && sudo docker --config /tmp/d pull -q private.{IMAGE}")
+    assert (code, "private" in output) == (0, True)
+
+
+@pytest.fixture(scope="module")
+async def docked_machine(fleet: Fleet) -> tuple[Fleet, NamespaceMachine]:
+    return fleet, await docked(fleet)
+
+
+# ---------------------------------------------------------------------------------------------------- the owner's end
 
 OWNER = """
 import asyncio, sys
