@@ -14,8 +14,10 @@ from tests.clouds.bill import Bill
 from tests.clouds.faults import Fault, Faults
 from tests.clouds.lambda_api import LambdaApi
 from tests.clouds.runpod_api import RunPodApi
+from tests.clouds.runpod_market import Pool
 from tests.clouds.state import CloudName, Rented, World
 from tests.clouds.vast_api import VastApi
+from tests.clouds.vast_market import VastOffer
 
 DOORS = frozenset(
     {
@@ -43,8 +45,8 @@ class Control:
                     {} if where is None else {name: n for name, n in row.free.items() if name != where}
                 )
             case "runpod":
-                for pool in self._runpod.pools:
-                    if pool.gpu == what and where in {None, pool.data_center}:
+                for pool in self._pools(what):
+                    if where in {None, pool.data_center}:
                         pool.free = free
             case "vast":
                 for n, offer in enumerate(self._vast_offers(what)):
@@ -60,9 +62,8 @@ class Control:
                 case "lambda":
                     self._lambda.types[what].cents = round(usd_per_hour * 100)
                 case "runpod":
-                    for pool in self._runpod.pools:
-                        if pool.gpu == what:
-                            setattr(pool, "floor" if spot else "price", usd_per_hour)
+                    for pool in self._pools(what):
+                        setattr(pool, "floor" if spot else "price", usd_per_hour)
                 case "vast":
                     for offer in self._vast_offers(what):
                         setattr(offer, "min_bid" if spot else "dph_base", usd_per_hour)
@@ -72,8 +73,17 @@ class Control:
         else:
             change()
 
-    def _vast_offers(self, what: str) -> Sequence[Any]:
-        return [offer for offer in self._vast.offers.values() if what in {offer.gpu, str(offer.id)}]
+    def _pools(self, what: str) -> Sequence[Pool]:
+        found = [pool for pool in self._runpod.pools if pool.gpu == what]
+        if not found:
+            raise KeyError(f"RunPod has no {what}")
+        return found
+
+    def _vast_offers(self, what: str) -> Sequence[VastOffer]:
+        found = [offer for offer in self._vast.offers.values() if what in {offer.gpu, str(offer.id)}]
+        if not found:
+            raise KeyError(f"Vast has no {what}")
+        return found
 
     def sell_instead(self, cloud: CloudName, what: str) -> None:
         """The next buyer gets this, whatever it asked for (Vast: an offer's id), at the price it asked for."""
@@ -132,8 +142,12 @@ class Control:
     # ---------------------------------------------------------------------------------------------------------- calls
 
     def fail(self, **fault: Any) -> None:
-        """Arms a `Fault` for the next calls; see there for the fields."""
-        self._faults.arm(Fault(**fault))
+        """Arms a `Fault` for the next calls; see there for the fields. Raises KeyError for a call that there is not."""
+        armed = Fault(**fault)
+        known = {"lambda": self._lambda.calls, "runpod": self._runpod.calls, "vast": self._vast.calls}[armed.cloud]
+        if armed.call not in {"*", *known}:
+            raise KeyError(f"{armed.cloud} has no call {armed.call}; it has {sorted(known)}")
+        self._faults.arm(armed)
 
     def heal(self) -> None:
         """Nothing more that was armed happens; calls that hang break."""

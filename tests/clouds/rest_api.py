@@ -1,7 +1,7 @@
 """What Lambda's and Vast's emulators share: JSON calls, each checked against the schema file on the way in and out."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,11 @@ class JsonApi:
         self.cloud: CloudName = cloud
         self.world, self.faults = world, faults
         self.schema = Schema(cloud)
+
+    @property
+    def calls(self) -> Collection[str]:
+        """Their names."""
+        return self.schema.calls.keys()
 
     def error(self, refusal: Refusal) -> web.Response:
         """An error in the cloud's own shape."""

@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ class RunPodApi:
             "saveRegistryAuth": self._save_registry, "updateRegistryAuth": self._save_registry,
             "deleteRegistryAuth": lambda _, **gone: self.registries.pop(gone["registryAuthId"], None) and None,
         }  # fmt: skip
+
+    @property
+    def calls(self) -> Collection[str]:
+        """Their names: the fields of the root."""
+        return self._root.keys()
 
     def routes(self) -> Sequence[web.RouteDef]:
         return [web.post("/graphql", self._handle)]

@@ -111,7 +111,15 @@ async def test_the_door_over_http(session: aiohttp.ClientSession, clouds: Clouds
 
 
 @pytest.mark.parametrize(
-    ("door", "said", "status"), [("nothing", {}, 404), ("kill", {"machine_id": "x"}, 400), ("list_lag", {"x": 1}, 400)]
+    ("door", "said", "status"),
+    [
+        ("nothing", {}, 404),
+        ("kill", {"machine_id": "x"}, 400),
+        ("list_lag", {"x": 1}, 400),
+        ("fail", {"cloud": "vast", "call": "bundle"}, 400),
+        ("capacity", {"cloud": "runpod", "what": "L40S", "free": 0}, 400),
+        ("price", {"cloud": "vast", "what": "H100", "usd_per_hour": 1}, 400),
+    ],
 )
 async def test_the_door_says_what_it_does_not_take(
     session: aiohttp.ClientSession, door: str, said: dict[str, object], status: int
