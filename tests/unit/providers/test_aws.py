@@ -9,13 +9,12 @@ from typing import Any
 import boto3
 import pytest
 
-from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
+from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.instance import BootSpec, CloudOptions, InstanceState
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.aws import TAG, AwsCloud, AwsConfig
-from providers.aws_api import of_code, of_exception
 from providers.aws_market import quota_of
 from providers.aws_offers import DISK_GIB, NO_PRICE
 from providers.cloud import Purchase
@@ -216,11 +215,22 @@ async def test_machines_are_listed_by_our_tag_in_all_regions_with_what_was_bough
     assert second.usd_per_hour is None
 
 
-async def test_states_are_mapped_and_destroyed_is_gone(world: World) -> None:
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("pending", InstanceState.STARTING), ("running", InstanceState.RUNNING), ("stopping", InstanceState.STOPPED),
+        ("stopped", InstanceState.STOPPED), ("shutting-down", InstanceState.STOPPED),
+        ("terminated", InstanceState.GONE), ("hibernating", InstanceState.UNKNOWN),
+    ],
+)  # fmt: skip
+async def test_states_are_mapped_whole(world: World, name: str, state: InstanceState) -> None:
+    world.launch()
+    world.front.rewritten = {"<name>running</name>": f"<name>{name}</name>"}
+    assert [one.state for one in await world.open().list()] == [state]
+
+
+async def test_what_was_destroyed_is_gone(world: World) -> None:
     cloud, machine = world.open(), world.launch()
-    assert [one.state for one in await cloud.list()] == [InstanceState.RUNNING]
-    world.ec2().stop_instances(InstanceIds=[machine])
-    assert [one.state for one in await cloud.list()] == [InstanceState.STOPPED]
     await cloud.destroy(handle(machine))
     assert [one.state for one in await cloud.list()] == [InstanceState.GONE]
     with pytest.raises(Gone):
@@ -236,42 +246,6 @@ async def test_a_listing_without_one_region_is_none(world: World) -> None:
     world.front.failing = {(WEST, "DescribeInstances"): (503, "RequestLimitExceeded")}
     with pytest.raises(Throttled):
         await world.open(regions=(EAST, WEST)).list()
-
-
-# ------------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "error"),
-    [
-        ("UnauthorizedOperation", 403, Rejected), ("AuthFailure", 401, Rejected), ("ExpiredToken", 400, Rejected),
-        ("RequestExpired", 400, Rejected), ("OptInRequired", 401, Rejected), ("VcpuLimitExceeded", 400, Rejected),
-        ("MaxSpotInstanceCountExceeded", 400, Rejected), ("InvalidParameterValue", 400, Rejected),
-        ("RequestLimitExceeded", 503, Throttled), ("ThrottlingException", 400, Throttled), ("Odd", 429, Throttled),
-        ("InsufficientInstanceCapacity", 500, NoCapacity), ("SpotMaxPriceTooLow", 400, NoCapacity),
-        ("InvalidInstanceID.NotFound", 400, Gone), ("InternalError", 500, OutcomeUnknown),
-        ("Unavailable", 503, OutcomeUnknown), ("RequestTimeout", 408, OutcomeUnknown), ("", 0, OutcomeUnknown),
-    ],
-)  # fmt: skip
-def test_every_code_is_told_apart(code: str, status: int, error: type[ProviderError]) -> None:
-    told = of_code("run_instances in us-east-1", code, "two\nlines", status)
-    assert type(told) is error
-    assert "\n" not in str(told)
-
-
-def test_exceptions_before_a_request_are_refusals_and_lost_replies_are_not() -> None:
-    from botocore import exceptions as boto
-
-    refused = [
-        boto.NoCredentialsError(), boto.ProfileNotFound(profile="x"), boto.ParamValidationError(report="x"),
-        boto.UnauthorizedSSOTokenError(), boto.TokenRetrievalError(provider="sso", error_msg="expired"),
-    ]  # fmt: skip
-    unknown = [
-        boto.ReadTimeoutError(endpoint_url="u"), boto.EndpointConnectionError(endpoint_url="u"), RuntimeError("odd"),
-    ]  # fmt: skip
-    assert {type(of_exception("x", error)) for error in refused} == {Rejected}
-    assert {type(of_exception("x", error)) for error in unknown} == {OutcomeUnknown}
-    assert "aws sso login" in str(of_exception("x", refused[3]))
 
 
 # -------------------------------------------------------------------------------------------------------- credentials
@@ -365,8 +339,9 @@ async def test_a_machine_that_would_stop_is_told_to_terminate_and_its_disk_to_go
 
 async def test_a_machine_that_stays_stoppable_is_refused(world: World) -> None:
     world.front.failing = {("*", "ModifyInstanceAttribute"): (400, "UnsupportedOperation")}
+    machine = world.launch(ebs={"Encrypted": True, "DeleteOnTermination": True})
     with pytest.raises(Rejected, match="UnsupportedOperation"):
-        await world.open().confirm(handle(world.launch()), plain())
+        await world.open().confirm(handle(machine), plain())
 
 
 async def test_a_plain_volume_is_refused_when_it_should_be_encrypted(world: World) -> None:
