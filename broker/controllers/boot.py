@@ -39,10 +39,13 @@ class Boot:
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
         await self._put_spec(attempt, job)
-        access, _ = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
+        granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
+        access = granted.access
         secret_env = {"GPUBROKER_ATTEMPT_KEY": self.box.attempt_key(attempt.id).decode()}
         if access.options:
             secret_env["GPUBROKER_STORE_OPTIONS"] = json.dumps(dict(access.options))
+        if granted.url:
+            secret_env["GPUBROKER_GRANT_URL"] = granted.url
         env = {
             "GPUBROKER_BLOBS": access.url,
             "GPUBROKER_INSTALLATION": self.context.installation,
@@ -53,7 +56,10 @@ class Boot:
         trainer = None
         if caps.agent_start_s is not None and self.trainer is not None:
             trainer = await self.trainer()
-            env |= {"GPUBROKER_SELF_STOP": caps.self_stop, "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S))}
+            env |= {
+                "GPUBROKER_SELF_STOP": caps.self_stop,
+                "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S + job.spec.keep_on_failure)),
+            }
             env |= {"GPUBROKER_NOTICES": "imds" if caps.notice_s else "off"}
         nodes = job.spec.resources.nodes
         return BootSpec(env=env, secret_env=secret_env, nodes=nodes, trainer=trainer, options=options)

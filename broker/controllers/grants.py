@@ -6,7 +6,7 @@ order need no memory and no lease. Of two brokers that renew at once the last wr
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
@@ -29,8 +29,19 @@ LIVE = frozenset({AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRA
 NEVER = datetime.max.replace(tzinfo=UTC)
 TELL_AFTER = 3
 """Failures in a row after which people are told."""
+URL_S = 7 * 86_400.0
+"""The longest that clouds sign for. What it reads is sealed with the attempt's own key."""
 RETRY_S = 60.0
 """Longest pause between two tries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granted:
+    access: StoreAccess
+    grant: Grant | None
+    """What was written; None where there was nothing to seal."""
+    url: str = field(default="", repr=False)
+    """Reads `grant.json` without credentials; empty where they do not end, or the store has no signed URLs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +53,28 @@ class Granting:
 
     async def issue(
         self, job: Job, attempt: Attempt, secrets: Mapping[str, str], *, after: Grant | None = None
-    ) -> tuple[StoreAccess, Grant | None]:
-        """What the attempt is given, and the grant that was written; None where there was nothing to seal.
-
-        `after`: the grant that this one replaces. Raises BlobsUnavailable.
-        """
+    ) -> Granted:
+        """`after`: the grant that this one replaces. Raises BlobsUnavailable."""
         access = await self.context.blobs.grant(job.id, attempt.id, origin=origin_of(job))
         if not secrets and access.expires_at is None:
-            return access, None
+            return Granted(access=access, grant=None)
+        url = await self._url(attempt.id) if access.expires_at else ""
+        options = dict(access.options) if access.expires_at else {}
         now_ms = int(self.context.clock.now().timestamp() * 1000)
-        sealed = Sealed(store_options=dict(access.options) if access.expires_at else {}, secrets=dict(secrets))
+        sealed = Sealed(store_options=options, secrets=dict(secrets), grant_url=url)
         grant = Grant(
             seq=now_ms if after is None else max(now_ms, after.seq + 1),
             expires_at=access.expires_at,
             sealed=self.box.seal_for(attempt.id, sealed),
         )
         await self.context.blobs.put(keys.grant(attempt.id), grant.model_dump_json().encode())
-        return access, grant
+        return Granted(access=access, grant=grant, url=url)
+
+    async def _url(self, attempt: AttemptId) -> str:
+        try:
+            return await self.context.blobs.sign(keys.grant(attempt), for_s=URL_S)
+        except BlobError:
+            return ""  # then credentials that end unseen are not renewed; everything else works
 
 
 def origin_of(job: Job) -> JobId | None:
@@ -122,8 +138,8 @@ class Grants:
         if (at := renew_at(known)) > now:
             return at
         kept = self._granting.box.open_for(attempt.id, known.sealed)
-        _, grant = await self._granting.issue(one.job, attempt, kept.secrets, after=known)
-        return renew_at(grant)
+        granted = await self._granting.issue(one.job, attempt, kept.secrets, after=known)
+        return renew_at(granted.grant)
 
     async def _failed(self, one: Leased, why: str) -> None:
         """Tries again with growing pauses; people are told once. The agent trains on, and its checkpoints wait."""

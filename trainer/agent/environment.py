@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-OWN = ("GPUBROKER_ATTEMPT_KEY", "GPUBROKER_STORE_OPTIONS", "GPUBROKER_BLOBS")
+OWN = ("GPUBROKER_ATTEMPT_KEY", "GPUBROKER_STORE_OPTIONS", "GPUBROKER_GRANT_URL", "GPUBROKER_BLOBS")
 """Never handed to a child."""
 
 
@@ -24,6 +24,8 @@ class Environment:
     node: int = 0
     key: str | None = field(default=None, repr=False)
     store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    grant_url: str | None = field(default=None, repr=False)
+    """Reads `grant.json` without credentials, for when they have ended."""
     workdir: Path
     master: str = "127.0.0.1:29400"
     """host:port of node 0, for several nodes."""
@@ -51,6 +53,7 @@ def read(env: Mapping[str, str]) -> Environment:
         node=node,
         key=env.get("GPUBROKER_ATTEMPT_KEY") or None,
         store_options={str(k): str(v) for k, v in options.items()},
+        grant_url=env.get("GPUBROKER_GRANT_URL") or None,
         workdir=Path(workdir).resolve(),
         master=env.get("GPUBROKER_MASTER", "127.0.0.1:29400"),
     )

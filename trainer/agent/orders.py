@@ -35,17 +35,17 @@ class Orders:
             await asyncio.sleep(self._state.limits.poll_s)
 
     async def once(self) -> None:
-        """One look at each object. Raises StoreError."""
+        """One look at each object, the grant first: without it nothing else may be readable. Raises StoreError."""
+        try:
+            await self._renew()
+        except Unusable as e:
+            self._say(f"the renewed grant is ignored: {e}")
         self._obey(await self._objects.read(keys.desired(self._state.env.attempt)))
         lease = await self._objects.read(keys.BROKER_LEASE)
         self._deadman.seen(lease, time.monotonic())
         if self._deadman.expired:
             stale = round(self._deadman.stale_s)
             self._state.end(Outcome.DEADMAN, f"the broker's lease stood still for {stale} s; saved and stopped")
-        try:
-            await self._renew()
-        except Unusable as e:
-            self._say(f"the renewed grant is ignored: {e}")
 
     def _obey(self, data: bytes | None) -> None:
         if data is None:

@@ -1,8 +1,10 @@
 """Brings to this machine what the attempt needs: spec, grant, data, code, and the checkpoint to resume from."""
 
 import asyncio
+import http.client
 import tarfile
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +14,7 @@ from pydantic import ValidationError
 
 from trainer import checkpoint
 from trainer.agent.environment import Environment
-from trainer.blobs import BadContent, Objects, StoreError
+from trainer.blobs import SMALL_TIMEOUT_S, BadContent, Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
 from trainer.contract.rendezvous import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
@@ -64,9 +66,19 @@ async def read_spec(objects: Objects, attempt: str) -> AttemptSpec:
     return spec
 
 
-async def read_grant(objects: Objects, env: Environment) -> tuple[Grant, Sealed] | None:
-    """The grant with what it carries, None when there is none. Raises Unusable when the key does not open it."""
-    data = await objects.read(keys.grant(env.attempt))
+async def read_grant(objects: Objects, env: Environment, url: str | None = None) -> tuple[Grant, Sealed] | None:
+    """The grant with what it carries, None when there is none. Raises Unusable when the key does not open it.
+
+    `url`: asked when the store refuses, since the credentials may have ended before a newer grant was read.
+    """
+    try:
+        data = await objects.read(keys.grant(env.attempt))
+    except StoreError:
+        if not url:
+            raise
+        data = await asyncio.to_thread(_download, url)
+        if data is None:
+            raise
     if data is None:
         return None
     if env.key is None:
@@ -76,6 +88,15 @@ async def read_grant(objects: Objects, env: Environment) -> tuple[Grant, Sealed]
         return grant, Sealed.model_validate_json(Fernet(env.key).decrypt(grant.sealed))
     except (InvalidToken, ValueError):
         raise Unusable(Outcome.INFRASTRUCTURE, "grant.json does not open with GPUBROKER_ATTEMPT_KEY") from None
+
+
+def _download(url: str) -> bytes | None:
+    """What a signed URL reads; None when that fails, too."""
+    try:
+        with urllib.request.urlopen(url, timeout=SMALL_TIMEOUT_S) as answer:
+            return bytes(answer.read())
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
 
 
 async def fetch(objects: Objects, file: DataFile, path: Path) -> Path:

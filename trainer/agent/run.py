@@ -76,11 +76,11 @@ class Agent:
             return await self._finish(outcome, self._log.redact(message), code)
 
     async def _attempt(self) -> tuple[Outcome, str, int | None]:
+        await prepare.insist(self._renew, prepare.PATIENCE_S)
         spec = await prepare.read_spec(self._objects, self._env.attempt)
         self._state.spec, self._state.limits = spec, spec.limits
         if await self._objects.read(keys.final(self._env.attempt)) is not None:
             raise Unusable(Outcome.INFRASTRUCTURE, "this attempt has ended already; a new one needs a new id")
-        await prepare.insist(self._renew, prepare.PATIENCE_S)
         if missing := [name for name in spec.secrets if name not in self._sealed.secrets]:
             raise Unusable(Outcome.USER_ERROR, f"secret {missing[0]!r} has no value; set it and submit again")
         orders = Orders(self._objects, self._state, self._renew, self._say)
@@ -92,7 +92,7 @@ class Agent:
 
     async def _renew(self) -> None:
         """Takes over a newer grant: credentials of the store, values of the secrets."""
-        got = await prepare.read_grant(self._objects, self._env)
+        got = await prepare.read_grant(self._objects, self._env, self._sealed.grant_url or self._env.grant_url)
         if got is None or got[0].seq <= self._grant_seq:
             return
         self._grant_seq, self._sealed = got[0].seq, got[1]

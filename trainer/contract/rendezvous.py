@@ -132,6 +132,8 @@ class Sealed(Document):
 
     store_options: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
+    grant_url: str = ""
+    """Reads `grant.json` without credentials, so that ones that have ended can still be renewed."""
 
 
 class CheckpointRef(Document):

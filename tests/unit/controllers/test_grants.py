@@ -171,7 +171,8 @@ async def test_a_clock_that_was_set_back_never_lowers_seq() -> None:
     await house.launch()
     first = await house.grant()
     house.clock.time -= timedelta(hours=1)
-    _, second = await Granting(context=house.context(), box=BOX).issue(build.active_job(), ATTEMPT, {}, after=first)
+    granted = await Granting(context=house.context(), box=BOX).issue(build.active_job(), ATTEMPT, {}, after=first)
+    second = granted.grant
     assert second is not None
     assert second.seq == first.seq + 1
 

@@ -1,0 +1,44 @@
+"""A real agent under a whole broker, on credentials that live for seconds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.grants.gate import Gate, gated
+from tests.grants.soak import Soak
+
+LIFE_S = 4.0
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[Gate]:
+    async with gated(LIFE_S) as made:
+        yield made
+
+
+async def test_nothing_is_lost_over_many_lives_of_a_grant(gate: Gate, tmp_path: Path) -> None:
+    outcome = await Soak(gate=gate, state=tmp_path, ticks=80, tick_s=0.25, save_s=1.0).run()
+    assert (outcome.state, outcome.attempts, outcome.ticks, outcome.ticks_lost) == ("succeeded", 1, 80, 0)
+    assert outcome.used >= 20 / LIFE_S
+    assert outcome.checkpoints >= 3
+    assert (outcome.denied, outcome.expired) == ((), 0)
+
+
+async def test_credentials_that_ended_are_renewed_all_the_same_once_there_are_new_ones(
+    gate: Gate, tmp_path: Path
+) -> None:
+    async def sts_is_away(soak: Soak) -> None:
+        async with asyncio.timeout(60):
+            while not any("checkpoints" in key for key in gate.writes):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            gate.issues = False
+            while not gate.expired:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        gate.issues = True
+
+    outcome = await Soak(gate=gate, state=tmp_path, ticks=80, tick_s=0.25, save_s=1.0).run(sts_is_away)
+    assert outcome.expired > 0
+    assert (outcome.state, outcome.attempts, outcome.ticks, outcome.ticks_lost) == ("succeeded", 1, 80, 0)
+    assert outcome.denied == ()
