@@ -107,4 +107,4 @@ class Bill:
 def _ended(events: Sequence[Event]) -> bool:
     """Destroyed by us, or taken for good by the cloud."""
     last = events[-1]
-    return last.kind == "destroyed" or (last.kind == "evicted" and last.cloud == "lambda")
+    return last.kind == "destroyed" or (last.kind == "evicted" and last.cloud in ("lambda", "aws"))

@@ -6,7 +6,7 @@ import shlex
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from tests.clouds.bake import NoBake, cache_folder
 from tests.clouds.machine import MachineSpec
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
+from tests.clouds.wait import until
 
 OUTSIDE = 9000
 """Port on 127.0.0.1 inside that leads to the test's own server."""
@@ -51,13 +52,6 @@ class Fleet:
         )  # fmt: skip
         output, _ = await process.communicate(stdin)
         return process.returncode or 0, output.decode()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Returns once `holds()`; fails after 10 s."""
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - what is waited for happens in other processes
-            await asyncio.sleep(0.02)
 
 
 async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,7 +220,7 @@ async def test_docker_rm_force_kills(fleet: Fleet) -> None:
     (f"{RUN} registry.example.org/trainer:latest true", 125, "invalid reference"),
     (f"{RUN} {IMAGE[:-2]}cd true", 125, "No such image"),
     (f"docker pull {IMAGE}", 1, "permission denied"),
-    (f"sudo docker pull registry.example.org/trainer@sha256:{'0' * 64}", 1, "manifest unknown"),
+    (f"sudo docker pull registry.example.org/trainer@sha256:{'dead' * 16}", 1, "manifest unknown"),
     (f"sudo docker pull private.{IMAGE}", 1, "no basic auth"),
     ("echo wrong-password | sudo docker login --username u --password-stdin example.org", 1, "unauthorized"),
     ("sudo docker build .", 125, "not a docker command"),

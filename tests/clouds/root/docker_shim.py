@@ -5,7 +5,7 @@ What an image would hold lies in the machine's own root file system (/srv/venv).
 (other people's homes and /tmp are hidden), a process namespace, only the environment that it was given, and the given
 user. What this does not know, it refuses as docker refuses: 125 and a line.
 
-Images are pulled by digest. `sha256:000…0` is in no registry. A registry whose host begins with `private.` wants a
+Images are pulled by digest. `sha256:deaddead…` is in no registry. A registry whose host begins with `private.` wants a
 login first, and `wrong-password` is no login.
 """
 
@@ -25,7 +25,7 @@ from typing import NoReturn
 STATE = Path("/run/emulated-docker")
 PULLED = Path("/var/lib/emulated-docker/images")
 REFERENCE = re.compile(r"[a-z0-9][a-z0-9._/:-]*@sha256:[0-9a-f]{64}")
-NOWHERE = "0" * 64
+NOWHERE = "dead" * 16
 PATH = "/srv/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CLONE_NEWNS, CLONE_NEWPID, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 1
 IMAGE_ENV = {"PATH": PATH, "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,13 @@
+"""Waiting for what happens in other processes, and so can only be looked at."""
+
+import asyncio
+from collections.abc import Callable
+
+LOOK_S = 0.02
+
+
+async def until(holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
+    """Returns once `holds()`. Raises TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110 - nobody could set an event
+            await asyncio.sleep(LOOK_S)
