@@ -9,6 +9,7 @@ import pytest
 
 from tests.clouds.conftest import Time
 from tests.clouds.emulator import Clouds
+from tests.clouds.machine import MachineSpec, PaperMachine, PaperMachines
 
 POD = 'mutation { podFindAndDeployOnDemand(input: {name: "gb-x-head", gpuTypeId: "NVIDIA L40S"}) { id } }'
 
@@ -127,3 +128,41 @@ async def test_the_door_says_what_it_does_not_take(
     async with session.post(f"/_ctl/{door}", json=said) as answer:
         assert answer.status == status
         assert (await answer.json())["error"]
+
+
+class _Gated(PaperMachines):
+    """Machines that come up when the gate opens, and not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.came_up = asyncio.Event()
+
+    async def boot(self, spec: MachineSpec) -> PaperMachine:
+        machine = await super().boot(spec)
+        ready = machine.ready
+
+        async def later() -> None:
+            await self.gate.wait()
+            self.came_up.set()
+            await ready()
+
+        machine.ready = later  # type: ignore[method-assign]
+        return machine
+
+
+async def test_a_machine_that_comes_up_too_late_is_killed_and_not_billed(time: Time) -> None:
+    machines = _Gated()
+    headers = {"Authorization": "Bearer test-key"}
+    async with (
+        Clouds(machines, now=lambda: time.now) as clouds,
+        aiohttp.ClientSession(clouds.url, headers=headers) as http,
+    ):
+        pod = (await graphql(http, POD))["data"]["podFindAndDeployOnDemand"]["id"]
+        await graphql(http, f'mutation {{ podTerminate(input: {{podId: "{pod}"}}) }}')
+        machines.booted[0].alive = True  # as one that boots on although it was told to die
+        machines.gate.set()
+        await machines.came_up.wait()
+        await asyncio.sleep(0)
+        assert [event.kind for event in clouds.world.events] == ["created", "destroyed"]
+        assert not machines.booted[0].alive
