@@ -116,7 +116,7 @@ class AwsMarket:
         """A GiB to the internet by region, dearest tier; the key is always `internet`."""
         self.quotas = Kept(clock, self._quotas, keep_s=RETRY_S)
         """By region: vCPUs by the quota's name."""
-        self.scores = Kept(clock, self._scores, keep_s=HOUR_S, retry_s=HOUR_S)
+        self.scores = Kept(clock, self._scores, keep_s=HOUR_S)
         """By instance type: placement scores by zone id. AWS counts how many kinds of question are asked in a day."""
 
     async def _kinds(self, region: str) -> Kinds:
@@ -125,7 +125,7 @@ class AwsMarket:
         machines: dict[str, Machine] = {}
         dropped: Counter[str] = Counter()
         for kind in found:
-            if not kind.get("GpuInfo"):
+            if not kind.get("GpuInfo", {}).get("Gpus"):
                 continue
             machine = _machine(kind)
             if isinstance(machine, str):

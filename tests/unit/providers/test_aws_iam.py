@@ -147,7 +147,7 @@ def test_only_our_firewall_is_opened() -> None:
     [
         ("iam:PassRole", "arn:aws:iam::123456789012:role/x"), ("iam:CreateRole", "arn:aws:iam::123456789012:role/x"),
         ("ec2:StopInstances", f"{EC2}instance/i-1"), ("ec2:AssociateIamInstanceProfile", f"{EC2}instance/i-1"),
-        ("ec2:DeleteVolume", f"{EC2}volume/vol-1"), ("ec2:CreatePlacementGroup", f"{EC2}placement-group/theirs"),
+        ("ec2:DeleteVolume", f"{EC2}volume/vol-1"), ("ec2:DeletePlacementGroup", f"{EC2}placement-group/theirs"),
         ("s3:GetObject", "arn:aws:s3:::bucket/key"), ("kms:Decrypt", "arn:aws:kms:us-east-1:123456789012:key/k"),
         ("iam:CreateServiceLinkedRole", "arn:aws:iam::123456789012:role/aws-service-role/spot.amazonaws.com/R"),
     ],

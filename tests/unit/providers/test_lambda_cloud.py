@@ -1,6 +1,8 @@
 """Lambda's native half against a server that answers as its API does."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -11,12 +13,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
-from broker.domain.ids import AttemptId, Installation, instance_name
-from broker.domain.instance import BootSpec, InstanceState
+from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
+from broker.domain.instance import BootSpec, InstanceState, Liveness, TrainerBundle
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
+from providers.cloud import CloudProvider, Purchase
 from providers.lambda_cloud import LAUNCHES_APART_S, LambdaCloud, LambdaConfig
 from providers.sieve import Sieve
+from providers.task import Task
 from tests.unit.providers.clocks import SteppedClock
 
 OURS = Installation("aaaa")
@@ -224,3 +228,37 @@ async def test_a_purchase_pins_the_type_in_skypilots_catalog(world: World) -> No
     (row,) = bought.catalog["lambda/vms.csv"]
     assert (row["InstanceType"], row["Region"], row["Price"]) == ("gpu_8x_h100_sxm5", "us-east-1", "23.920000")
     assert (row["AcceleratorName"], row["AcceleratorCount"]) == ("H100-SXM", "8.0")
+
+
+@dataclass
+class Launches:
+    """A launcher whose machines stand at the API at once."""
+
+    api: Api
+    id: str = "here"
+    at: list[float] = field(default_factory=list)
+
+    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+        self.at.append(asyncio.get_running_loop().time())
+        self.api.machines.append(machine(name=f"{name}-1a2b3c4d-head", id=f"of {name}"))
+
+    async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
+        return Liveness.DEAD
+
+    async def cancel(self, name: InstanceName) -> None: ...
+    async def forget(self, name: InstanceName) -> None: ...
+    async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
+        return ()
+
+
+async def test_launches_are_as_far_apart_as_lambda_wants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("providers.lambda_cloud.LAUNCHES_APART_S", 0.1)
+    world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1)}
+    launches = Launches(world.api)
+    provider = CloudProvider(world.open(), launches, installation=OURS)
+    (offer,) = await provider.offers(GpuAsk())
+    names = [instance_name(OURS, AttemptId(letter * 13)) for letter in "abc"]
+    trainer = TrainerBundle(url="https://example.invalid/trainer.tar", sha256="0" * 64)
+    created = await asyncio.gather(*(provider.create(name, offer, BootSpec(trainer=trainer)) for name in names))
+    assert sorted(handle.name for (handle,) in created) == sorted(names)
+    assert all(later - sooner >= 0.1 for sooner, later in itertools.pairwise(launches.at))
