@@ -45,6 +45,8 @@ class Metrics:
         for phase in AttemptState:
             self._attempts.labels(phase.value).set(counts["attempts"].get(phase, 0))
         live = [leased.attempt for leased in await self._store.live_attempts()]
-        self._rate.set(float(sum((a.line.offer.usd_per_hour for a in live if a.create_sent_at), Decimal(0))))
+        self._rate.set(
+            float(sum((a.line.offer.usd_per_hour * a.line.nodes for a in live if a.create_sent_at), Decimal(0)))
+        )
         self._charged.set(float(sum((a.charged_usd for a in live), Decimal(0))))
         return generate_latest(self.registry)

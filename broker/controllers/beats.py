@@ -48,9 +48,9 @@ class Beats:
             raise
         self._listed, self.readable = now, True
         for blob in listed:
-            if blob.bytes > MAX_BEAT:
-                continue
             attempt = AttemptId(keys.attempt_of_beat(blob.key))
+            if blob.bytes > MAX_BEAT or blob.key != keys.beat(attempt, 0):
+                continue
             known = self._watched.get(attempt)
             if known is None:
                 self._watched[attempt] = Watch(etag=blob.etag, changed=now, step_changed=now)

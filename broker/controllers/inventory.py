@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,6 +11,7 @@ from broker.controllers.context import Context
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import Handle
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,11 @@ class Listing:
     def shows(self, name: InstanceName) -> bool:
         """True while something under this name exists or may exist; what the cloud calls gone does not."""
         return any(o.state is not InstanceState.GONE for o in self.by_name.get(name, ()))
+
+    def shows_one(self, handle: Handle) -> bool:
+        return any(
+            o.handle.id == handle.id and o.state is not InstanceState.GONE for o in self.by_name.get(handle.name, ())
+        )
 
 
 class Inventory:
@@ -100,12 +106,23 @@ class Inventory:
 
         Then the moment at which the first one had answered, by the wall clock; else None.
         """
+        return self._absent_since(provider, since, lambda listing: listing.shows(name))
+
+    def node_lost(self, provider: str, handles: Sequence[Handle], since: float) -> bool:
+        """The same proof for one of these machines."""
+
+        def absent(handle: Handle) -> bool:
+            return self._absent_since(provider, since, lambda listing: listing.shows_one(handle)) is not None
+
+        return any(map(absent, handles))
+
+    def _absent_since(self, provider: str, since: float, shows: Callable[[Listing], bool]) -> datetime | None:
         lag = self._context.providers[provider].caps.list_lag_s
         without: list[Listing] = []
         for listing in self._listings[provider]:
             if listing.begun <= since:
                 continue
-            without = [] if listing.shows(name) else [*without, listing]
+            without = [] if shows(listing) else [*without, listing]
         if len(without) < 2 or without[-1].begun - without[0].begun < lag:
             return None
         clock = self._context.clock

@@ -141,7 +141,8 @@ class Launch:
             why = f"no answer within {provider.caps.boot_deadline_s:g} s"
             await self._answer(one, partial(self._unknown, why=why))
         else:
-            await self._answer(one, partial(self._created, handles=tuple(handles)))
+            answer = self._created if len(handles) >= attempt.line.nodes else self._incomplete
+            await self._answer(one, partial(answer, handles=tuple(handles)))
 
     async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
         """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
@@ -172,6 +173,13 @@ class Launch:
         booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
         told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
         return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
+
+    def _incomplete(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
+        """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever."""
+        ended = step(one.attempt, AttemptEvent.MISMATCH, self._context.clock.now()).attempt
+        detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
+        ended = replace(ended, handles=handles, detail=detail)
+        return Change(attempt=(one.attempt, ended), events=(moved(one.job, ended),))
 
     # ----------------------------------------------------------------------------------------------------- launching
 

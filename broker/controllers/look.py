@@ -32,8 +32,10 @@ class Looker:
         seen = () if provider in unlisted else self._inventory.seen(provider, attempt.name)
         since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
+        lost = provider not in unlisted and attempt.line.nodes > 1
+        lost = lost and self._inventory.node_lost(provider, attempt.handles, since)
         final = None
-        if absent or _final_is_likely(watch) or any(o.state in TAKEN_AWAY for o in seen):
+        if absent or lost or _final_is_likely(watch) or any(o.state in TAKEN_AWAY for o in seen):
             final = await read_final(self._context, attempt.id)
         observation = Observation(
             beat=watch.beat if watch else None,
@@ -42,6 +44,7 @@ class Looker:
             final=final,
             seen=seen,
             absent=absent,
+            node_lost=lost,
             store_ok=self.beats.readable,
         )
         beat = watch.beat if watch and watch.beat else attempt.beat

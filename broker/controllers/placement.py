@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
@@ -78,15 +79,21 @@ class Placement:
             excluded=excluded,
             caps={name: p.caps for name, p in context.providers.items()},
         )
-        choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=self._least_usd)
+        choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
         return self._admit(job, choice.line, choice.reason, made, resume_from)
 
-    def _least_usd(self, offer: Offer) -> Decimal:
+    def _least_usd(self, job: Job, offer: Offer) -> Decimal:
         context = self._context
         caps = context.providers[offer.provider].caps
-        return least_usd(offer, caps, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
+        return least_usd(
+            offer,
+            caps,
+            nodes=job.spec.resources.nodes,
+            tick_s=context.rhythm.billing_s,
+            drain_s=context.limits.drain_s,
+        )
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:

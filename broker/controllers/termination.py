@@ -170,7 +170,8 @@ class Termination:
     async def _clean_up(self, attempt: Attempt) -> None:
         """Beats of ended attempts would make every LIST longer; a leftover is deleted by nobody and harms nobody."""
         try:
-            await self._context.blobs.delete(keys.beat(attempt.id, 0))
+            for node in range(attempt.line.nodes):
+                await self._context.blobs.delete(keys.beat(attempt.id, node))
         except BlobsUnavailable:
             return
 

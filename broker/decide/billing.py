@@ -17,13 +17,13 @@ def accrued(attempt: Attempt, until: datetime) -> Decimal:
     """Dollars from `create_sent_at` to `until`, in the provider's quantum rounded up; in every state alike."""
     if attempt.create_sent_at is None or until <= attempt.create_sent_at:
         return ZERO
-    return _cost(attempt.line.offer, until - attempt.create_sent_at)
+    return _cost(attempt.line.offer, attempt.line.nodes, until - attempt.create_sent_at)
 
 
-def _cost(offer: Offer, lasted: timedelta) -> Decimal:
-    """In whole quanta, rounded up."""
+def _cost(offer: Offer, nodes: int, lasted: timedelta) -> Decimal:
+    """Of all machines, in whole quanta, rounded up."""
     whole, rest = divmod(lasted, timedelta(seconds=offer.billing_quantum_s))
-    return usd(offer.usd_per_hour * ((whole + bool(rest)) * offer.billing_quantum_s) / HOUR)
+    return usd(offer.usd_per_hour * nodes * ((whole + bool(rest)) * offer.billing_quantum_s) / HOUR)
 
 
 def owed(attempt: Attempt, until: datetime) -> Decimal:
@@ -54,9 +54,9 @@ def _lead_s(offer: Offer, caps: Caps, tick_s: float, drain_s: float) -> float:
     return tick_s + drain_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s
 
 
-def least_usd(offer: Offer, caps: Caps, *, tick_s: float, drain_s: float) -> Decimal:
+def least_usd(offer: Offer, caps: Caps, *, nodes: int = 1, tick_s: float, drain_s: float) -> Decimal:
     """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought."""
-    return _cost(offer, timedelta(seconds=_lead_s(offer, caps, tick_s, drain_s)))
+    return _cost(offer, nodes, timedelta(seconds=_lead_s(offer, caps, tick_s, drain_s)))
 
 
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:

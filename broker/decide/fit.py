@@ -27,20 +27,23 @@ def computing(offer: Offer) -> Hardware | None:
     return TABLE.get(offer.emulated_on or offer.accelerator)
 
 
-def fit(workload: Workload, offer: Offer, *, local: bool = False) -> Fit:
-    """`offer` against `workload`; only its hardware is looked at. `local`: the weights lie on this machine.
+def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False) -> Fit:
+    """`nodes` of `offer` against `workload`; only hardware is looked at. `local`: the weights lie on this machine.
 
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
     if workload.shape is None:
-        return Fit(drop=None, reason="a script: its memory and its time are not known", devices=max(1, offer.gpus))
+        return Fit(
+            drop=None, reason="a script: its memory and its time are not known", devices=max(1, offer.gpus) * nodes
+        )
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:
         name = offer.accelerator if nominal is None else offer.emulated_on
         return Fit(drop=Drop.UNKNOWN_HARDWARE, reason=f"no figures for {name}, so neither time nor price to finish")
     if workload.precision == "bf16" and not nominal.bf16:
         return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
-    devices = useful_devices(workload, offer.gpus) if actual.gpu else 1
+    there = max(1, offer.gpus if actual.gpu else 1) * nodes
+    devices = useful_devices(workload, there)
     need = memory(workload, bf16=nominal.bf16, gpu=nominal.gpu, devices=devices)
     assert need is not None
     has = offer.gpu_memory_bytes or nominal.memory_bytes
@@ -49,12 +52,14 @@ def fit(workload: Workload, offer: Offer, *, local: bool = False) -> Fit:
         reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
         return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
     reason = f"fits: {need.required / GIB:.1f} of {has / GIB:.1f} GiB"
-    if actual.gpu and devices < offer.gpus:
-        reason += f"; uses {devices} of {offer.gpus} GPUs, global_batch / micro_batch allows no more"
+    if actual.gpu and devices < there:
+        reason += f"; uses {devices} of {there} GPUs, global_batch / micro_batch allows no more"
     return Fit(
         drop=None,
         reason=reason,
         memory=need,
-        pace=pace(workload, actual, cores=offer.emulated_vcpus or offer.vcpus, devices=devices, local=local),
+        pace=pace(
+            workload, actual, cores=offer.emulated_vcpus or offer.vcpus, devices=devices, nodes=nodes, local=local
+        ),
         devices=devices,
     )

@@ -36,13 +36,14 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     None: wait. Where the launcher starts the agent (`caps.agent_start_s`), a machine alone is not adopted: a launcher
     that dies in between leaves one that bills and never trains.
     """
-    if look.seen and caps.agent_start_s is None:
+    complete = len(look.seen) >= attempt.line.nodes
+    if complete and caps.agent_start_s is None:
         return AttemptEvent.CREATED
     if any(machine.state in TAKEN_AWAY for machine in look.seen):
         return AttemptEvent.GONE
     if mismatch(attempt.line.offer, look.seen):
         return AttemptEvent.MISMATCH
-    if look.beating and look.seen:
+    if look.beating and complete:
         return AttemptEvent.CREATED
     if (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s:
         return AttemptEvent.DEADLINE

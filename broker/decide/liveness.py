@@ -44,6 +44,8 @@ class Observation:
     seen: tuple[Observed, ...] = ()
     absent: bool = False
     """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
+    node_lost: bool = False
+    """Confirmed likewise of one of several machines."""
     store_ok: bool = True
     """Our own probe of the blob store works; without it silence means nothing."""
 
@@ -51,7 +53,7 @@ class Observation:
 def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
     """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]
-    if not TAKEN_AWAY.isdisjoint(states):
+    if seen.node_lost or not TAKEN_AWAY.isdisjoint(states):
         return Liveness.DEAD
     beating = seen.beat_age_s is not None and seen.beat_age_s < patience.lost_s
     if beating:
@@ -85,7 +87,7 @@ def judge(
     """The event that an observation of a booting, training or draining attempt amounts to; None: nothing new."""
     if seen.final is not None:
         return AttemptEvent.FINAL
-    if liveness(max(1, len(attempt.handles)), seen, patience) is Liveness.DEAD:
+    if liveness(attempt.line.nodes, seen, patience) is Liveness.DEAD:
         return AttemptEvent.GONE
     if attempt.state is AttemptState.BOOTING:
         return _judge_booting(attempt, seen, now, boot_deadline_s)

@@ -73,8 +73,9 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
     offer = best.offer
     cost = f"{show(best.usd_p50)} expected to finish" if best.usd_p50 is not None else "time unknown"
     kind = "spot" if offer.spot else "on-demand"
+    machines = f"{best.nodes} x " if best.nodes > 1 else ""
     return Choice(
         line=best,
-        reason=f"attempt {attempt_number}: {offer.cloud} {offer.instance_type} {kind}, {offer.region}, "
+        reason=f"attempt {attempt_number}: {machines}{offer.cloud} {offer.instance_type} {kind}, {offer.region}, "
         f"{show(offer.usd_per_hour)}/h, {cost}; {summary(quote)}",
     )

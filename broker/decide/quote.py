@@ -39,6 +39,7 @@ LABELS = {
     Drop.ACCELERATOR: "have another accelerator",
     Drop.REGION: "are in other regions",
     Drop.GPUS: "have another number of GPUs",
+    Drop.NODES: "join no machines",
     Drop.SPOT: "excluded by the spot policy",
     Drop.UNREACHABLE: "cannot reach files of this machine",
     Drop.UNSCOPED: "on community hosts, which this blob store has no credentials for",
@@ -99,8 +100,9 @@ class _Ask:
     cap_left: Decimal
     cap_micros: int
     regions: frozenset[str]
+    nodes: int
     limit: float
-    """Dollars an hour."""
+    """Dollars an hour, of all nodes."""
     excluded: Mapping[str, str]
     hosts: bool
     """Whole hosts are excluded as well."""
@@ -127,6 +129,8 @@ def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
         return Drop.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
     if want.gpus not in ("auto", gpus):
         return Drop.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
+    if want.nodes > 1 and not caps.multi_node:
+        return Drop.NODES, f"{offer.provider} joins no machines to one job; asked for {want.nodes} nodes"
     if want.spot == ("never" if offer.spot else "only"):
         return Drop.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
     here = offer.reaches_local_files or caps.reaches_local_files
@@ -147,7 +151,7 @@ def _kind(ask: _Ask, offer: Offer) -> _Kind:
     hardware = _HARDWARE(offer)
     fits = ask.fits.get(hardware)
     if fits is None:
-        fits = ask.fits[hardware] = fit(ask.workload, offer, local=ask.local_files)
+        fits = ask.fits[hardware] = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files)
     drop, reason = _policy(ask, offer, caps) or (fits.drop, fits.reason)
     setup = caps.boot_s + (fits.pace.load_s if fits.pace else 0.0)
     return _Kind(
@@ -185,7 +189,7 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
     if ask.regions and offer.region not in ask.regions:
         return Drop.REGION, -1
     asked = offer.usd_per_hour
-    price, hours = float(asked), kind.undisturbed
+    price, hours = float(asked) * ask.nodes, kind.undisturbed
     if price <= 0 and (price < 0 or kind.caps.trust != "own"):
         # Zero means unknown in several catalogues, but a machine of one's own may be free.
         return Drop.PRICE, -1
@@ -218,11 +222,12 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
         case Drop.PRICE:
             return f"price {show(offer.usd_per_hour)}/h cannot be true; the catalogue does not know it"
         case Drop.HOURLY_LIMIT:
-            return f"{show(offer.usd_per_hour)}/h is above max_usd_per_hour {ask.spec.resources.max_usd_per_hour}"
+            limit = ask.spec.resources.max_usd_per_hour
+            return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
         case Drop.PREEMPTED_TOO_OFTEN:
             return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost / 60:.0f} min"
         case Drop.CAP:
-            usd = _cost(float(offer.usd_per_hour), kind.billed(kind.p50(rate)))
+            usd = _cost(float(offer.usd_per_hour) * ask.nodes, kind.billed(kind.p50(rate)))
             return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
         case Drop.UNAVAILABLE:
             return "the cloud has none now"
@@ -263,17 +268,17 @@ class _Lines(Sequence[QuoteLine]):
     def _line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
         if drop is None:
-            return _kept_line(offer, kind)
+            return _kept_line(offer, kind, self._ask.nodes)
         reason = _reason(self._ask, offer, kind, drop)
         return QuoteLine(offer=offer, verdict=Verdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
 
 
-def _kept_line(offer: Offer, kind: _Kind) -> QuoteLine:
+def _kept_line(offer: Offer, kind: _Kind, nodes: int) -> QuoteLine:
     reason = kind.reason + _notes(offer, kind)
     pace = kind.fit.pace
     if pace is None:
-        return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason)
-    rate, price = _rate(offer), float(offer.usd_per_hour)
+        return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
+    rate, price = _rate(offer), float(offer.usd_per_hour) * nodes
     p50, p90 = kind.p50(rate), kind.p90(rate)
     return QuoteLine(
         offer=offer,
@@ -285,6 +290,7 @@ def _kept_line(offer: Offer, kind: _Kind) -> QuoteLine:
         usd_p50=_cost(price, kind.billed(p50)),
         usd_p90=_cost(price, kind.billed(p90)),
         step_s=pace.step_s,
+        nodes=nodes,
     )
 
 
@@ -369,6 +375,7 @@ def quote(
         cap_left=cap_left,
         cap_micros=int(cap_left * 1_000_000),
         regions=frozenset(spec.resources.regions),
+        nodes=spec.resources.nodes,
         limit=inf if spec.resources.max_usd_per_hour is None else float(spec.resources.max_usd_per_hour),
         excluded=excluded,
         hosts=any(key.startswith(HOST) for key in excluded),

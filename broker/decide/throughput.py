@@ -23,6 +23,8 @@ LAYER_LAUNCH_S = 0.25e-3
 """A Python host needs so long to launch one pass of an eager layer [assumed]; adapters double it."""
 COMMUNICATION, EXPOSED, HIDEABLE = 2.41, 0.44, 0.7
 """Fitted: the all-reduce's slowdown, its share that is never hidden, the share of the compute that can hide it."""
+NETWORK = 10e9
+"""Effective bytes/s of an all-reduce between machines [assumed]: 100 Gbit/s, less the protocol."""
 SNAPSHOT_BYTES_PER_S = 2e9
 """Device to host memory [assumed]: the part of a save that the loop waits for."""
 DOWNLOAD_BYTES_PER_S, READ_BYTES_PER_S = 200e6, 1e9
@@ -74,9 +76,12 @@ def _token_s(
 
 
 def step_seconds(
-    workload: Workload, shape: ModelShape, hardware: Hardware, *, cores: int = 1, devices: int = 1
+    workload: Workload, shape: ModelShape, hardware: Hardware, *, cores: int = 1, devices: int = 1, nodes: int = 1
 ) -> float:
-    """Seconds of one optimizer step, all micro-batches included. `cores`: of a CPU; 1 for GPUs."""
+    """Seconds of one optimizer step, all micro-batches included. `cores`: of a CPU; 1 for GPUs.
+
+    `devices`: of all `nodes` machines together.
+    """
     again = 1 if workload.gradient_checkpointing else 0
     lora = workload.method == "lora"
     passes, gemms = 3 + again, (2 if lora else 3) + again
@@ -87,19 +92,20 @@ def step_seconds(
         compute = max(compute, launches * LAYER_LAUNCH_S)
     trained = trainable_parameters(workload, shape)
     optimizer = trained * OPTIMIZER_BYTES / (hardware.bandwidth * cores)
-    reduce = COMMUNICATION * 2 * (devices - 1) / devices * trained * (4 if lora else 2) / hardware.link
+    reduce = COMMUNICATION * 2 * (devices - 1) / devices * trained * (4 if lora else 2)
+    reduce /= hardware.link if nodes == 1 else min(hardware.link, NETWORK)
     return compute + optimizer + max(0.0, reduce - HIDEABLE * compute) + EXPOSED * reduce
 
 
 def pace(
-    workload: Workload, hardware: Hardware, *, cores: int = 1, devices: int = 1, local: bool = False
+    workload: Workload, hardware: Hardware, *, cores: int = 1, devices: int = 1, nodes: int = 1, local: bool = False
 ) -> Pace | None:
     """Time of the whole workload; None for a script. `local`: the weights lie on this machine."""
     shape = workload.shape
     if shape is None:
         return None
     cores = 1 if hardware.gpu else max(1, cores)
-    step = step_seconds(workload, shape, hardware, cores=cores, devices=devices)
+    step = step_seconds(workload, shape, hardware, cores=cores, devices=devices, nodes=nodes)
     eval_tokens = workload.eval_rows * workload.tokens_per_row
     evaluation = eval_tokens * _token_s(workload, shape, hardware, cores, 1, 1) / devices
     states = trainable_parameters(workload, shape) * 12

@@ -198,6 +198,7 @@ class Drop(StrEnum):
     ACCELERATOR = "accelerator"
     REGION = "region"
     GPUS = "gpus"
+    NODES = "nodes"
     SPOT = "spot"
     UNREACHABLE = "unreachable"
     UNSCOPED = "unscoped"
@@ -228,6 +229,8 @@ class QuoteLine:
     """Expected dollars to finish: work, set-up, checkpoints and lost work."""
     usd_p90: Decimal | None = None
     step_s: float | None = None
+    nodes: int = 1
+    """Machines of this kind that are bought together; every dollar above is for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,20 +24,28 @@ class Rented(SimulatedProvider):
         self.set_up = asyncio.Event()
         """Set: launches get through."""
         self.launches: dict[InstanceName, asyncio.Task[Sequence[Handle]]] = {}
-        self.bare: dict[InstanceName, Observed] = {}
-        """Machines on which no agent runs yet."""
-        self.shown: dict[InstanceName, dict[str, Any]] = {}
-        """What listings say of a machine instead of the truth."""
-        self.called: list[tuple[str, InstanceName]] = []
+        self.bare: dict[str, Observed] = {}
+        """Machines on which no agent runs, by id: not yet, or since they are not the first of several."""
+        self.shown: dict[str, dict[str, Any]] = {}
+        """What listings say of a machine, by id, instead of the truth."""
+        self.called: list[tuple[str, str]] = []
 
     @property
     def caps(self) -> Caps:
-        return replace(super().caps, agent_start_s=self.agent_start_s, boot_deadline_s=self.deadline_s, trust="secure")
+        return replace(
+            super().caps,
+            agent_start_s=self.agent_start_s,
+            boot_deadline_s=self.deadline_s,
+            trust="secure",
+            multi_node=True,
+        )
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         self.called.append(("create", name))
         handle = Handle(provider=self.name, id=name, name=name, region=offer.region)
-        self.bare[name] = Observed(handle=handle, state=InstanceState.RUNNING)
+        for node in range(boot.nodes):
+            one = handle if not node else replace(handle, id=f"{name}-{node}")
+            self.bare[one.id] = Observed(handle=one, state=InstanceState.RUNNING)
         self.launches[name] = asyncio.create_task(self._launch(name, offer, boot))
         await asyncio.wait([self.launches[name]])
         if self.launches[name].cancelled():
@@ -46,9 +54,9 @@ class Rented(SimulatedProvider):
 
     async def _launch(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         await self.set_up.wait()
-        handles = await super().create(name, offer, boot)
+        await super().create(name, offer, replace(boot, nodes=1))
         self.bare.pop(name, None)
-        return handles
+        return [o.handle for o in await self.list() if o.handle.name == name]
 
     async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
         return Liveness.ALIVE if name in self.launches and not self.launches[name].done() else Liveness.DEAD
@@ -63,12 +71,12 @@ class Rented(SimulatedProvider):
 
     async def list(self) -> Sequence[Observed]:
         listed = [*self.bare.values(), *await super().list()]
-        return [replace(o, **self.shown.get(o.handle.name, {})) for o in listed]
+        return [replace(o, **self.shown.get(o.handle.id, {})) for o in listed]
 
     async def destroy(self, handle: Handle) -> None:
-        self.called.append(("destroy", handle.name))
-        self.shown.pop(handle.name, None)
-        if self.bare.pop(handle.name, None) is None:
+        self.called.append(("destroy", handle.id))
+        self.shown.pop(handle.id, None)
+        if self.bare.pop(handle.id, None) is None:
             await super().destroy(handle)
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from math import ceil
 
 import pytest
 
@@ -11,6 +12,7 @@ from broker.controllers.context import Rhythm
 from broker.domain.ids import InstanceName, JobId, attempt_id, instance_name
 from broker.domain.instance import InstanceState
 from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.money import usd
 from tests.controllers.house import INSTALLATION, QUICK, House
 from tests.controllers.rented import Rented
 from trainer.contract import keys
@@ -250,6 +252,54 @@ async def test_what_sold_us_something_else_is_left_alone(house: Build) -> None:
         other = await broker.submit()
         await broker.state_of(other, JobState.SUCCEEDED)
         assert (await broker.attempts(other))[0].line.offer.id != first.line.offer.id
+
+
+async def test_two_machines_train_together_and_are_paid_for_and_destroyed(house: Build) -> None:
+    broker = house(Rented)
+    cloud = cloud_of(broker)
+    async with broker.running():
+        job = await broker.submit(resources={"nodes": 2})
+        await standing(broker, job)
+        cloud.set_up.set()
+        done = await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        assert {handle.id for handle in attempt.handles} == {attempt.name, f"{attempt.name}-1"}
+        assert {machine for call, machine in cloud.called if call == "destroy"} == {h.id for h in attempt.handles}
+        assert attempt.create_sent_at is not None
+        assert attempt.charged_to is not None
+        lasted = Decimal(ceil((attempt.charged_to - attempt.create_sent_at).total_seconds()))
+        assert done.spent_usd == usd(2 * attempt.line.offer.usd_per_hour * lasted / 3600)
+        assert await cloud.list() == []
+
+
+async def test_one_of_two_machines_lost_ends_the_attempt(house: Build) -> None:
+    broker = house(Rented, virtual=LONG)
+    cloud = cloud_of(broker)
+    cloud.set_up.set()
+    async with broker.running():
+        job = await broker.submit(resources={"nodes": 2})
+
+        async def trains() -> bool:
+            return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+
+        await broker.eventually(trains)
+        del cloud.bare[f"{name_of(job)}-1"]
+        await broker.eventually(lambda: _ended(broker, job))
+        assert (await broker.attempts(job))[0].reason is Reason.PREEMPTED
+
+
+async def test_a_partial_launch_is_given_back_whole(house: Build) -> None:
+    broker = house(Rented)
+    cloud = cloud_of(broker)
+    async with broker.running():
+        job = await broker.submit(resources={"nodes": 3})
+        await standing(broker, job)
+        del cloud.bare[f"{name_of(job)}-2"]
+        cloud.set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        first = (await broker.attempts(job))[0]
+        assert (first.reason, first.detail) == (Reason.MISMATCH, "asked for 3 machines, got 2")
+        assert await cloud.list() == []
 
 
 async def _failed_job(broker: House, **spec: object) -> JobId:

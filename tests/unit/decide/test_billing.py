@@ -36,6 +36,13 @@ def test_a_started_quantum_is_paid_whole() -> None:
     assert accrued(attempt, build.at(61)) == Decimal("0.12")
 
 
+def test_every_machine_of_an_attempt_is_paid_for() -> None:
+    two = build.attempt(line=replace(build.line(usd_per_hour=Decimal("3.6"), billing_quantum_s=60), nodes=2))
+    assert accrued(two, build.at(61)) == Decimal("0.24")
+    alone = least_usd(two.line.offer, CAPS, tick_s=10, drain_s=60)
+    assert least_usd(two.line.offer, CAPS, nodes=2, tick_s=10, drain_s=60) == 2 * alone
+
+
 def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_proof() -> None:
     assert billed_until(build.attempt(), build.at(100), 30) == build.at(100)
     assert billed_until(build.attempt(AttemptState.TERMINATING), build.at(100), 30) == build.at(70)

@@ -45,6 +45,18 @@ def test_gpus_that_get_no_micro_batch_are_idle_and_said_so() -> None:
     assert fit(WORK, offer(gpus=8)).devices == 8
 
 
+def test_several_machines_share_the_work_over_a_slower_link() -> None:
+    one, two = fit(WORK, offer(gpus=4)), fit(WORK, offer(gpus=4), nodes=2)
+    eight = fit(WORK, offer(gpus=8))
+    assert two.devices == 8
+    assert one.pace is not None
+    assert two.pace is not None
+    assert eight.pace is not None
+    assert eight.pace.step_s < two.pace.step_s < one.pace.step_s
+    assert fit(WORK, offer(emulated_on="cpu"), nodes=2).devices == 2
+    assert fit(SCRIPT, offer(gpus=4), nodes=2).devices == 8
+
+
 def test_a_simulated_gpu_takes_the_time_of_what_computes_for_it() -> None:
     small = replace(WORK, shape=SMOLLM2_135M)
     real = fit(small, offer())

@@ -1,5 +1,6 @@
 """A machine whose launcher sets it up is adopted by its agent's beat only, and nothing is bought unlike its quote."""
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -22,8 +23,11 @@ def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Obs
     return Observed(handle=HANDLE, state=state, **changes)
 
 
-def verdict(caps: Caps = SET_UP, at: float = 10, handles: tuple[Handle, ...] = (), **look: Any) -> AttemptEvent | None:
-    attempt = build.attempt(AttemptState.LAUNCHING, handles=handles)
+def verdict(
+    caps: Caps = SET_UP, at: float = 10, handles: tuple[Handle, ...] = (), nodes: int = 1, **look: Any
+) -> AttemptEvent | None:
+    line = replace(build.line(), nodes=nodes)
+    attempt = build.attempt(AttemptState.LAUNCHING, handles=handles, line=line)
     return judge_launching(attempt, LaunchLook(**look), caps, build.at(at))
 
 
@@ -48,6 +52,10 @@ def verdict(caps: Caps = SET_UP, at: float = 10, handles: tuple[Handle, ...] = (
         ({"seen": (machine(),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
         ({"seen": (machine(InstanceState.GONE),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
         ({"dead_s": 99.0, "caps": BY_ITSELF}, None),
+        ({"seen": (machine(),), "beating": True, "nodes": 2}, None),
+        ({"seen": (machine(), machine()), "beating": True, "nodes": 2}, AttemptEvent.CREATED),
+        ({"seen": (machine(),), "dead_s": 31.0, "nodes": 2}, AttemptEvent.SETUP_FAILED),
+        ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2}, None),
     ],
 )
 def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | None) -> None:

@@ -2,9 +2,11 @@
 
 from decimal import Decimal
 
+import pytest
 from hypothesis import given
 
 from broker.decide.placement import Choice, Queue, choose, queue_verdict
+from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Quote
 from tests.unit.decide.machines import SCRIPT, offer, quoted
 from tests.unit.decide.test_quote import caps_left, markets
@@ -20,6 +22,17 @@ def test_the_cheapest_finish_is_bought() -> None:
     assert choice.line == made.lines[0]
     assert choice.queue is None
     assert choice.reason.startswith("attempt 3: Cloud 1xH100 spot, eu, $2.5000/h, $")
+
+
+def test_several_machines_are_bought_together_at_the_price_of_all() -> None:
+    caps = {"cloud": Caps(spot=True, boot_s=120, multi_node=True)}
+    two = quoted([offer()], resources={"nodes": 2}, caps=caps)
+    assert two.best is not None
+    assert two.best.nodes == 2
+    assert two.best.hours_p50 is not None
+    assert two.best.usd_p50 == pytest.approx(5 * Decimal(two.best.hours_p50), rel=Decimal("0.05"))
+    choice = bought(two, cap_left=Decimal(100), attempt_number=1)
+    assert choice.reason.startswith("attempt 1: 2 x Cloud 1xH100 on-demand, eu, $2.5000/h")
 
 
 def test_a_script_is_bought_without_knowing_its_time() -> None:

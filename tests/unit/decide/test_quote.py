@@ -27,6 +27,13 @@ def only(line_of: Any) -> QuoteLine:
         ({}, {"resources": {"providers": ["runpod"]}}, Drop.PROVIDER, "provider cloud; asked for runpod"),
         ({}, {"resources": {"accelerators": ["l40s"]}}, Drop.ACCELERATOR, "accelerator h100-sxm; asked for l40s"),
         ({}, {"resources": {"gpus": 2}}, Drop.GPUS, "1 GPUs; asked for 2"),
+        ({}, {"resources": {"nodes": 2}}, Drop.NODES, "cloud joins no machines to one job; asked for 2 nodes"),
+        (
+            {},
+            {"resources": {"nodes": 2, "max_usd_per_hour": "4"}, "caps": {"cloud": Caps(spot=True, multi_node=True)}},
+            Drop.HOURLY_LIMIT,
+            "$5.0000/h is above max_usd_per_hour 4",
+        ),
         ({}, {"resources": {"spot": "only"}}, Drop.SPOT, "on-demand; spot is 'only' in the spec"),
         ({"spot": True}, {"resources": {"spot": "never"}}, Drop.SPOT, "spot; spot is 'never' in the spec"),
         ({}, {"local_files": True}, Drop.UNREACHABLE, "cannot reach the blob store"),
