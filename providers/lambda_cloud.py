@@ -24,7 +24,7 @@ from providers.rest import Rest
 from providers.sieve import Sieve
 from trainer.contract.base import Config
 
-ENDPOINT = "https://cloud.lambda.ai"
+ENDPOINT = "https://cloud.lambda.ai/api/v1"
 LAUNCHES_APART_S = 12.0
 """The API takes one launch in 12 seconds; SkyPilot backs off when two come closer all the same."""
 CAPS = Caps(
@@ -56,7 +56,7 @@ class LambdaConfig(Config):
     """Lambda Cloud."""
 
     endpoint: str | None = None
-    """`http://host:port` of an emulator in place of https://cloud.lambda.ai."""
+    """`http://host:port/api/v1` of an emulator in place of https://cloud.lambda.ai/api/v1."""
     emulated: bool = False
     """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
     regions: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ class LambdaCloud:
             base = self._config.endpoint or ENDPOINT
             headers = {"Authorization": f"Bearer {key}"}
             self._apis[key] = Rest("Lambda", base, headers, key_help=key_help("lambda"))
-        answer = await self._apis[key].call(method, f"/api/v1{path}", body)
+        answer = await self._apis[key].call(method, path, body)
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict | list):
             raise OutcomeUnknown(f"Lambda: {method} {path}: the answer has no `data`")
