@@ -22,7 +22,6 @@ from providers.cloud import Purchase
 from providers.sky_api import Failure, SkyApi
 from providers.sky_catalog import SkyCatalog
 from providers.sky_errors import meaning
-from providers.sky_facts import ASK
 from providers.sky_server import SkyServer, user_of
 from providers.task import Task
 from trainer.contract.base import Config
@@ -110,7 +109,7 @@ class SkyLauncher:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 api = await self._api()
-                request = await api.launch(_yaml(name, purchase, task), name, _config(purchase))
+                request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin)
                 await api.result(request)
         except Failure as e:
             raise meaning(e, purchase.cloud, secrets) from None
@@ -276,14 +275,6 @@ def _yaml(name: InstanceName, purchase: Purchase, task: Task) -> str:
         "run": task.run,
     }
     return yaml.safe_dump(document, sort_keys=False)
-
-
-def _config(purchase: Purchase) -> dict[str, Any]:
-    config: dict[str, Any] = {cloud: dict(given) for cloud, given in purchase.config.items() if isinstance(given, dict)}
-    if purchase.pin:
-        kwargs = dict(config.setdefault(purchase.cloud, {}).get("create_instance_kwargs", {}))
-        config[purchase.cloud]["create_instance_kwargs"] = kwargs | {ASK: purchase.pin["ask"]}
-    return config
 
 
 def _argv(way: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:

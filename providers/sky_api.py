@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from broker.domain.errors import OutcomeUnknown, Rejected
-from providers.sky_facts import PLUGIN_VERSION, SKY_VERSION, TOKEN_HEADER
+from providers.sky_facts import PIN, PLUGIN_VERSION, SKY_VERSION, TOKEN_HEADER
 
 PATIENCE_S = 20.0
 _API_VERSION = "62"
@@ -54,18 +54,16 @@ class SkyApi:
                 f"the API server at {self._base} lacks gpubroker's plugin {PLUGIN_VERSION}; see docs/skypilot.md"
             )
 
-    async def launch(self, task: str, cluster: str, config: Mapping[str, object]) -> str:
-        """Hands in a launch; the request's id. `task`: YAML."""
-        return await self._submit(
-            "/launch",
-            {
-                "task": task,
-                "cluster_name": cluster,
-                "quiet_optimizer": True,
-                "disable_controller_check": True,
-                "override_skypilot_config": dict(config),
-            },
-        )
+    async def launch(self, task: str, cluster: str, config: Mapping[str, object], pin: Mapping[str, str]) -> str:
+        """Hands in a launch; the request's id. `task`: YAML. `pin`: for our plugin."""
+        body = {
+            "task": task,
+            "cluster_name": cluster,
+            "quiet_optimizer": True,
+            "disable_controller_check": True,
+            "override_skypilot_config": dict(config),
+        }
+        return await self._submit("/launch", body, {PIN: json.dumps(dict(pin))})
 
     async def result(self, request: str) -> None:
         """Waits until the request has ended. Raises Failure; OutcomeUnknown when it cannot be learned."""
@@ -98,13 +96,14 @@ class SkyApi:
         found: dict[str, Any] = await self._call("GET", f"/gpubroker/ssh/{cluster}")
         return found
 
-    async def _submit(self, path: str, body: Mapping[str, object]) -> str:
+    async def _submit(self, path: str, body: Mapping[str, object], env: Mapping[str, str] | None = None) -> str:
         common: dict[str, object] = {
             "env_vars": {
                 "SKYPILOT_USER_ID": self._user,
                 "SKYPILOT_USER": "gpubroker",
                 "SKYPILOT_USAGE_RUN_ID": str(uuid.uuid4()),
                 "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+                **(env or {}),
             },
             "entrypoint": "gpubroker",
             "entrypoint_command": "gpubroker",

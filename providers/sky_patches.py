@@ -11,14 +11,15 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import sky
+from sky import exceptions
+from sky.adaptors import aws
 from sky.utils import annotations, registry, status_lib
 
-from providers.sky_facts import ASK, CLOUDS, LAUNCHING, LOCK, SKY_VERSION, STATE
+from providers.sky_facts import CLOUDS, LAUNCHING, LOCK, PIN, SKY_VERSION, STATE
 
 Replacement = Callable[..., Any]
 
@@ -86,7 +87,7 @@ def _launch_under_lock(original: Replacement) -> Replacement:
         with _launching(cluster):
             try:
                 return original(*args, **kwargs)
-            except sky.exceptions.ResourcesUnavailableError as e:
+            except exceptions.ResourcesUnavailableError as e:
                 if _causes:
                     e.args = ("; ".join(dict.fromkeys(_causes)), *e.args[1:])
                 raise
@@ -104,7 +105,10 @@ def _remembered(original: Replacement) -> Replacement:
     def update_blocklist_on_error(
         blocked_resources: Any, launchable_resources: Any, region: Any, zones: Any, error: Exception
     ) -> None:
-        _causes.append(f"{type(error).__name__}: {error}")
+        cause: BaseException | None = error
+        while cause is not None:
+            _causes.append(f"{type(cause).__name__}: {cause}")
+            cause = cause.__cause__
         original(blocked_resources, launchable_resources, region, zones, error)
 
     return update_blocklist_on_error
@@ -131,17 +135,33 @@ def _no_instance_role(original: Replacement) -> Replacement:
     return _configure_iam_role
 
 
-def _plain_aws_machine(original: Replacement) -> Replacement:
-    """No role where we asked for none, and a machine that shuts down is gone."""
+def _aws_machine_as_bought(original: Replacement) -> Replacement:
+    """No role where we asked for none, a machine that shuts down is gone, and what SkyPilot has no setting for."""
 
-    def bootstrap_instances(*args: Any, **kwargs: Any) -> Any:
-        config = original(*args, **kwargs)
-        if not config.node_config.get("IamInstanceProfile"):
-            config.node_config.pop("IamInstanceProfile", None)
-        config.node_config["InstanceInitiatedShutdownBehavior"] = "terminate"
+    def bootstrap_instances(region: str, cluster_name: str, config: Any) -> Any:
+        config = original(region, cluster_name, config)
+        node, pin = config.node_config, _pin()
+        if not node.get("IamInstanceProfile"):
+            node.pop("IamInstanceProfile", None)
+        node["InstanceInitiatedShutdownBehavior"] = "terminate"
+        for disk in node["BlockDeviceMappings"] if "kms_key" in pin else ():
+            disk["Ebs"] |= {"KmsKeyId": pin["kms_key"], "Encrypted": True}
+        if "placement_group" in pin:
+            ec2 = aws.client("ec2", region_name=region)
+            _drop_placement_groups(ec2, pin["placement_group"])
+            ec2.create_placement_group(GroupName=cluster_name, Strategy="cluster")
+            node["Placement"] = {**node.get("Placement", {}), "GroupName": cluster_name}
         return config
 
     return bootstrap_instances
+
+
+def _drop_placement_groups(ec2: Any, prefix: str) -> None:
+    """Those of machines that are gone: a group cannot be deleted with them, as they need minutes to go."""
+    for group in ec2.describe_placement_groups()["PlacementGroups"]:
+        if group["GroupName"].startswith(prefix):
+            with suppress(aws.botocore_exceptions().ClientError):
+                ec2.delete_placement_group(GroupName=group["GroupName"])
 
 
 # --------------------------------------------------------------------------------------------------------------- Vast
@@ -150,21 +170,21 @@ def _plain_aws_machine(original: Replacement) -> Replacement:
 class _GuardedVast:
     """Vast's SDK as SkyPilot uses it, buying the ask that was quoted and writing no key to the machine."""
 
-    def __init__(self, sdk: Any, ask: str | None = None) -> None:
-        self._sdk, self._ask = sdk, ask
+    def __init__(self, sdk: Any) -> None:
+        self._sdk = sdk
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sdk, name)
 
     def search_offers(self, **kwargs: Any) -> Any:
-        """The ask itself: whether it still stands is what the create call answers."""
-        return self._sdk.search_offers(**kwargs) if self._ask is None else [{"id": int(self._ask)}]
+        """The ask itself, where SkyPilot would buy the first that it finds; whether it stands is said at the sale."""
+        ask = _pin().get("ask")
+        return self._sdk.search_offers(**kwargs) if ask is None else [{"id": int(ask)}]
 
     def create_instance(self, **kwargs: Any) -> Any:
         key = self._sdk.client.api_key
         kwargs["onstart_cmd"] = kwargs.get("onstart_cmd", "").replace(f'echo "{key}" > ~/.vast_api_key;', "")
-        if self._ask is not None:
-            kwargs["cancel_unavail"] = True
+        kwargs["cancel_unavail"] = True  # else a machine that is taken meanwhile is ours all the same, stopped
         if key in json.dumps(kwargs, default=str):
             raise RuntimeError("gpubroker: the account key would have reached the machine; nothing was created")
         return self._sdk.create_instance(**kwargs)
@@ -175,30 +195,15 @@ def _guarded_vast(original: Replacement) -> Replacement:
         sdk = original()
         if getattr(sdk, "client", None) is None:
             raise RuntimeError("gpubroker: SkyPilot's Vast needs vastai-sdk 1.0 or newer: pip install 'vastai-sdk>=1'")
-        return _GuardedVast(sdk, _ask[-1] if _ask else None)
+        return _GuardedVast(sdk)
 
     return vast
 
 
-_ask: list[str] = []
-"""The ask of the launch under way in this process."""
-
-
-def _pinned_launch(original: Replacement) -> Replacement:
-    """Takes the ask out of the creation's arguments; without one SkyPilot would buy the first that it finds."""
-
-    def launch(*args: Any, create_instance_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-        wanted = dict(create_instance_kwargs or {})
-        ask = wanted.pop(ASK, None)
-        if ask is None:
-            return original(*args, create_instance_kwargs=wanted, **kwargs)
-        _ask.append(str(ask))
-        try:
-            return original(*args, create_instance_kwargs=wanted, **kwargs)
-        finally:
-            _ask.pop()
-
-    return launch
+def _pin() -> dict[str, str]:
+    """Which exact thing the launch under way has to buy."""
+    pin: dict[str, str] = json.loads(os.environ.get(PIN, "{}"))
+    return pin
 
 
 # ------------------------------------------------------------------------------------------- states SkyPilot knows not
@@ -307,9 +312,10 @@ def _no_daemons(original: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------- endpoints
 
 
-def _endpoint(variable: str) -> Callable[[str], str]:
+def _endpoint(variable: str, path: str) -> Callable[[str], str]:
     """A cloud's address, moved by a variable: for tests and for proxies."""
-    return lambda original: os.environ.get(variable, original)
+    base = os.environ.get(variable)
+    return lambda original: base.rstrip("/") + path if base else original
 
 
 _FILTER = "cluster_name_on_cloud status_filters head_only"
@@ -323,13 +329,8 @@ PATCHES = (
     ),
     Patch("sky.check", "get_cloud_credential_file_mounts", "excluded_clouds", _no_credentials),
     Patch("sky.provision.aws.config", "_configure_iam_role", "iam", _no_instance_role),
-    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", _plain_aws_machine),
+    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", _aws_machine_as_bought),
     Patch("sky.adaptors.vast", "vast", "", _guarded_vast),
-    Patch(
-        "sky.provision.vast.utils", "launch",
-        "name instance_type region disk_size image_name ports preemptible secure_only private_docker_registry login "
-        "create_instance_kwargs ssh_public_key", _pinned_launch,
-    ),
     Patch("sky.provision.vast.instance", "_filter_instances", _FILTER, _vast[1]),
     Patch("sky.provision.runpod.instance", "_filter_instances", _FILTER, _runpod[1]),
     Patch("sky.provision.vast", "query_instances", _QUERY, _vast[0]),
@@ -341,6 +342,8 @@ PATCHES = (
     ),
     Patch("sky.check", "check", None, _no_check),
     Patch("sky.server.daemons", "INTERNAL_REQUEST_DAEMONS", None, _no_daemons),
-    Patch("sky.provision.lambda_cloud.lambda_utils", "API_ENDPOINT", None, _endpoint("GPUBROKER_LAMBDA_ENDPOINT")),
-    Patch("sky.adaptors.runpod", "_REST_BASE", None, _endpoint("GPUBROKER_RUNPOD_REST")),
+    Patch(
+        "sky.provision.lambda_cloud.lambda_utils", "API_ENDPOINT", None,
+        _endpoint("GPUBROKER_LAMBDA_ENDPOINT", "/api/v1"),
+    ),
 )  # fmt: skip

@@ -179,6 +179,7 @@ class SkyServer:
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "SKYPILOT_USER_ID": self._user,
             "SKYPILOT_USER": "gpubroker",
+            "AWS_DEFAULT_REGION": "us-east-1",  # without any, boto3 does not even say who the account is
             "SPT_NOENV": "1",  # setproctitle would write over the environment, and so over the mark
             LOCK: running.id,
             STATE: str(self._state),
