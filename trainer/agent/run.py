@@ -40,8 +40,8 @@ EXIT = {
     Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
 }
 ACTIVITY_S = 0.25
-FOLLOW_S = 15.0
-"""How long another node's failure waits for node 0's word: the cause is mostly where the first process is."""
+FOLLOW_BEATS = 3
+"""How many beats another node's failure waits for node 0's word: the first to fall pulls the others down."""
 
 
 class Agent:
@@ -268,7 +268,7 @@ class Agent:
         if outcome in (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN):
             return False
         self._state.phase = "saving"
-        await asyncio.sleep(FOLLOW_S)
+        await asyncio.sleep(FOLLOW_BEATS * self._state.limits.beat_s)
         return await self._objects.read(keys.final(self._env.attempt)) is None
 
     def _say(self, line: str) -> None:

@@ -1,0 +1,104 @@
+"""Two machines of one job: the launcher's own processes on loopback, each with a run folder of its own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.harness import Bench, until
+from tests.trainer.test_agent import script
+from trainer.agent.child import worker_argv, worker_defaults
+from trainer.agent.environment import Environment
+from trainer.contract import keys
+from trainer.contract.rendezvous import ExitCode, Final, Outcome, World
+from trainer.contract.train import DataConfig, TrainConfig
+from trainer.ipc import Ended, RunFolder, Status, WorkerJob
+
+WAITS = """
+import os, pathlib, sys, time
+tree = pathlib.Path(os.environ["GPUBROKER_CHECKPOINT_DIR"])
+(tree / "running").touch()
+while not (tree / "go").exists():
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+class Node:
+    """One machine's worker, as its agent starts it, on the CPU."""
+
+    def __init__(self, folder: Path, rank: int, port: int, job: WorkerJob) -> None:
+        self.run = RunFolder(root=folder / str(rank))
+        self.run.make()
+        self.run.job.write_text(job.model_dump_json())
+        env = Environment(blobs="", installation="", attempt="a", node=rank, workdir=folder, master=f"127.0.0.1:{port}")
+        argv = worker_argv(World(nodes=2, gpus_per_node=1), env, self.run)
+        quiet = worker_defaults(dict(os.environ)) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.process = subprocess.Popen(argv, env=quiet, start_new_session=True)
+
+    @property
+    def step(self) -> int:
+        return Status.model_validate_json(self.run.status.read_bytes()).step if self.run.status.exists() else 0
+
+    def end(self) -> Ended:
+        self.process.wait(120)
+        return Ended.model_validate_json(self.run.ended.read_bytes())
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, tiny_models: dict[str, Path]) -> Iterator[tuple[Node, Node]]:
+    data = tmp_path / "data.csv"
+    data.write_text("q,a\n" + "".join(f"w{i} w{i + 1},w{i + 2} w{i + 3}\n" for i in range(40)))
+    train = TrainConfig(
+        model=str(tiny_models["lora"]),
+        data=DataConfig(path="data.csv", prompt="{q}", completion="{a}"),
+        max_steps=10_000,
+        global_batch=4,
+        micro_batch=2,
+        precision="fp32",
+    )
+    job = WorkerJob(train=train, data=str(data), data_format="csv", number=1, save_every_s=3600)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = Node(tmp_path, 0, port, job), Node(tmp_path, 1, port, job)
+    yield made
+    for node in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.process.pid, signal.SIGKILL)
+        node.process.wait(10)
+
+
+@pytest.mark.parametrize(("code", "told"), [(3, True), (0, False), (70, False)])
+def test_a_machine_that_fails_says_so_for_all(bench: Bench, code: int, told: bool) -> None:
+    bench.env = {"GPUBROKER_NODE": "1"}
+    agent = script(bench, f"import sys; sys.exit({code})")
+    agent.process.wait(60)
+    final = bench.path(keys.final(agent.attempt))
+    assert final.exists() is told
+    if told:
+        assert agent.final.outcome is Outcome.USER_ERROR
+
+
+def test_the_first_machines_word_stands(bench: Bench) -> None:
+    bench.env = {"GPUBROKER_NODE": "1"}
+    agent = script(bench, WAITS)
+    tree = bench.folder / "work" / agent.attempt / "checkpoint"
+    until((tree / "running").exists, "it runs")
+    first = Final(attempt=agent.attempt, outcome=Outcome.OOM)
+    bench.put(keys.final(agent.attempt), first)
+    (tree / "go").touch()
+    agent.process.wait(60)
+    assert agent.final == first
+
+
+def test_what_the_second_machine_is_told_both_obey(nodes: tuple[Node, Node]) -> None:
+    until(lambda: all(node.step >= 2 for node in nodes), "both train")
+    nodes[1].run.drain.touch()
+    assert [node.end().code for node in nodes] == [ExitCode.DRAINED, ExitCode.DRAINED]
+    assert [len(node.run.waiting()) for node in nodes] == [1, 0], "the first machine alone saves"
