@@ -49,7 +49,8 @@ class StsIssuer:
         headers = signed_headers(self.endpoint, body, own, region=self.region, service="sts", now=self.now())
         status, answer = await post("STS", self.endpoint, headers=headers, body=body)
         if status != 200:
-            raise refused("STS", _error(status, answer), FIX["role" if self.role_arn else "user"])
+            fix = FIX["role" if self.role_arn else "user"] if status in (401, 403) else ""
+            raise refused("STS", _error(status, answer), fix)
         return _issued(answer)
 
     def _question(self, scope: Scope) -> dict[str, str]:

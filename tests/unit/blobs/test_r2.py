@@ -1,5 +1,6 @@
 """R2's temporary credentials: the documented request, and what becomes of its answers."""
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,8 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
 from tests.unit.blobs.cloud import Asked, serving
 from tests.unit.blobs.samples import ATTEMPT, FINAL, JOB, LEASE, NOW, READS, SCOPE, WRITES, now
+from trainer.blobs import Objects, StoreError
+from trainer.contract.rendezvous import READER
 
 ENDPOINT = "https://0123abcd.r2.cloudflarestorage.com"
 
@@ -74,6 +77,25 @@ async def test_a_refusal_is_one_line_without_secrets(answer: Callable[[Asked], t
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert "api-token" not in str(error.value) + repr(_issuer(""))
+
+
+async def test_the_agent_reads_with_one_and_writes_with_the_other() -> None:
+    async with serving(lambda asked: (404, "") if asked.method == "GET" else (200, "")) as cloud:
+        options = {"aws_endpoint": cloud.url, "aws_region": "auto"}
+        for name, who in (("", "writer"), (READER, "reader")):
+            options |= {f"{name}aws_access_key_id": who, f"{name}aws_secret_access_key": "x"}
+        objects = Objects.open("s3://training", options, "abcd")
+        assert await objects.read("broker/lease") is None
+        with contextlib.suppress(StoreError):
+            await objects.keys(f"checkpoints/{JOB}/")
+        with contextlib.suppress(StoreError):
+            await objects.write(f"beats/{ATTEMPT}/0", b"1")
+        with contextlib.suppress(StoreError):
+            await objects.delete(f"checkpoints/{JOB}/{ATTEMPT}/x")
+    used = [
+        (asked.method, asked.headers["authorization"].split("Credential=")[1].split("/")[0]) for asked in cloud.asked
+    ]
+    assert used == [("GET", "reader"), ("GET", "reader"), ("PUT", "writer"), ("POST", "writer")]
 
 
 async def test_a_store_at_r2_scopes_once_there_is_an_api_token(monkeypatch: pytest.MonkeyPatch) -> None:
