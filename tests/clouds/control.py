@@ -21,8 +21,8 @@ from tests.clouds.vast_market import VastOffer
 
 DOORS = frozenset(
     {
-        "capacity", "price", "preempt", "kill", "status", "sell_instead", "fail", "heal", "list_lag", "teardown",
-        "hold_boots", "release_boots",
+        "capacity", "price", "preempt", "resume", "kill", "status", "sell_instead", "fail", "heal", "list_lag",
+        "teardown", "hold_boots", "release_boots",
     }
 )  # fmt: skip
 
@@ -118,6 +118,13 @@ class Control:
             case "vast":
                 rented.facts["state"] = "stopped"
                 await self._world.stop(rented, "stopped", "evicted")
+
+    async def resume(self, machine_id: str) -> None:
+        """Starts a machine again that was taken, as Vast does by itself once a bid wins again."""
+        rented = self._rented(machine_id)
+        starting, running = ("loading", "running") if rented.cloud == "vast" else ("CREATED", "RUNNING")
+        rented.facts["state"] = "running"
+        await self._world.resume(rented, starting=starting, running=running)
 
     async def kill(self, machine_id: str) -> None:
         """The machine dies; its cloud has not noticed, and goes on billing."""

@@ -39,7 +39,7 @@ class Clouds:
     def environment(self) -> Mapping[str, str]:
         """Variables that send the clouds' own SDKs, SkyPilot's plugin and our providers here."""
         return {
-            "RUNPOD_API_BASE_URL": self.url, "VAST_URL": self.url, "GPUBROKER_LAMBDA_ENDPOINT": f"{self.url}/api/v1",
+            "RUNPOD_API_BASE_URL": self.url, "VAST_URL": self.url, "GPUBROKER_LAMBDA_ENDPOINT": self.url,
         }  # fmt: skip
 
     @property

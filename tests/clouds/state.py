@@ -148,9 +148,7 @@ class World:
         self._log(rented, "resumed", computing=False)
         self.spawn(self._boot(rented, running))
 
-    async def destroy(
-        self, rented: Rented, status: str, *, kind: Literal["evicted", "destroyed"] = "destroyed"
-    ) -> None:
+    async def destroy(self, rented: Rented, status: str, kind: Literal["evicted", "destroyed"] = "destroyed") -> None:
         """Ends it and its costs. Destroyed already is fine."""
         if rented.gone_at is not None:
             return

@@ -20,7 +20,7 @@ SKYPILOT = """
 import json, os, sys, time
 from sky.provision import common
 from sky.provision.lambda_cloud import instance, lambda_utils
-lambda_utils.API_ENDPOINT = os.environ["GPUBROKER_LAMBDA_ENDPOINT"]
+lambda_utils.API_ENDPOINT = os.environ["GPUBROKER_LAMBDA_ENDPOINT"] + "/api/v1"
 client = lambda_utils.LambdaCloudClient()
 name, exists = client.get_unique_ssh_key_name("sky-key-x", "ssh-ed25519 AAAA us")
 if not exists:
@@ -125,6 +125,16 @@ async def test_the_bill_runs_from_active_to_terminate_by_the_minute(
     time.pass_by(1)
     assert (await ask(session, "GET", "instances"))[1]["data"] == []
     assert clouds.bill().usd() == Decimal("3.29") * 2 / 60
+
+
+async def test_a_machine_that_is_taken_is_gone_after_its_notice(session: aiohttp.ClientSession, clouds: Clouds) -> None:
+    machine = await launch(session)
+    await clouds.world.reach(machine, "active")
+    await clouds.control.preempt(machine, notice_s=0.01)
+    assert len((await ask(session, "GET", "instances"))[1]["data"]) == 1
+    await clouds.world.reach(machine, "terminated")
+    assert (await ask(session, "GET", "instances"))[1]["data"] == []
+    assert list(clouds.bill().open()) == []
 
 
 async def test_types_say_where_there_is_capacity(session: aiohttp.ClientSession, clouds: Clouds) -> None:

@@ -22,7 +22,8 @@ async def test_it_says_where_it_is_serves_and_ends(tmp_path: Path) -> None:
         assert set(variables) == {"RUNPOD_API_BASE_URL", "VAST_URL", "GPUBROKER_LAMBDA_ENDPOINT", "HF_ENDPOINT"}
         async with aiohttp.ClientSession(headers={"Authorization": "Bearer test-key"}) as session:
             for url in (
-                f"{variables['VAST_URL']}/api/v0/users/current/", f"{variables['GPUBROKER_LAMBDA_ENDPOINT']}/instance-types",
+                f"{variables['VAST_URL']}/api/v0/users/current/",
+                f"{variables['GPUBROKER_LAMBDA_ENDPOINT']}/api/v1/instance-types",
                 f"{variables['HF_ENDPOINT']}/HuggingFaceTB/SmolLM2-135M-Instruct/resolve/main/config.json",
                 f"{variables['VAST_URL']}/api/v0/nothing/",
             ):  # fmt: skip

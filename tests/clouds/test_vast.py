@@ -67,6 +67,16 @@ async def test_outbid_it_stops_and_its_disk_is_billed_until_it_is_destroyed(
     assert list(clouds.bill().open()) == [machine]
 
 
+async def test_a_machine_that_was_outbid_comes_back_and_costs_again(sdk: VastAI, clouds: Clouds, time: Time) -> None:
+    machine = await rent(sdk, 70010, price=0.2)
+    await clouds.world.reach(machine, "running")
+    await clouds.control.preempt(machine)
+    await clouds.control.resume(machine)
+    await clouds.world.reach(machine, "running")
+    time.pass_by(3600)
+    assert clouds.bill().usd() == pytest.approx(Decimal("0.2") + Decimal("0.15") * 72 / 720)
+
+
 async def test_without_a_price_it_is_on_demand(sdk: VastAI, clouds: Clouds) -> None:
     machine = await rent(sdk, 70010)
     assert not clouds.world.rented[machine].spot
