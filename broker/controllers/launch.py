@@ -105,7 +105,7 @@ class Launch:
         if age_s > self._context.rhythm.quote_ttl_s:
             return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old"
         bought = one.attempt.line.offer
-        change = outdated(bought, self._for_sale.get(bought.id))
+        change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider))
         return None if change is None else (AttemptEvent.QUOTE_EXPIRED, change)
 
     def _never_mind(self, one: Leased, why: AttemptEvent, words: str) -> Change:
@@ -259,7 +259,9 @@ class Launch:
         """Waits for the launch no longer: what stands there is destroyed, and its launcher is told to stop."""
         offer = one.attempt.line.offer
         decision = step(one.attempt, why, self._context.clock.now())
-        detail = (mismatch(offer, tuple(seen)) if why is AttemptEvent.MISMATCH else None) or why.value
+        # What create said before it was given up on tells people more than that it was.
+        cause = f"{why.value} ({one.attempt.detail})" if one.attempt.detail else why.value
+        detail = (mismatch(offer, tuple(seen)) if why is AttemptEvent.MISMATCH else None) or cause
         ended = replace(decision.attempt, detail=detail, handles=_handles(one.attempt, seen))
         told = () if why in _SIGNALS else (moved(one.job, ended),)
         (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), events=told)])

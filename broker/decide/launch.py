@@ -56,8 +56,14 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     return AttemptEvent.SETUP_FAILED if look.seen and waited else None
 
 
-def outdated(bought: Offer, latest: Offer | None) -> str | None:
-    """Why an offer is not bought as it was quoted, in one line; None: it still stands, or has become cheaper."""
+def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None) -> str | None:
+    """Why an offer is not bought as it was quoted, in one line; None: it still stands, or has become cheaper.
+
+    `latest`, `seen_at`: the offer and its provider's newest answer, as this process knows them; another broker, which
+    quoted, may know more.
+    """
+    if seen_at is not None and seen_at <= bought.seen_at:
+        return None
     if latest is None:
         return f"{bought.id} is no longer offered"
     if latest.available is False:

@@ -69,7 +69,7 @@ async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build)
         await broker.state_of(job, JobState.SUCCEEDED)
         first, second = await broker.attempts(job)
         assert (first.reason, second.reason) == (Reason.INFRASTRUCTURE, Reason.COMPLETED)
-        assert first.detail == "launcher dead, machine without a beat"
+        assert first.detail.startswith("launcher dead, machine without a beat (create's outcome is unknown: ")
         assert await cloud_of(broker).list() == []
 
 
@@ -134,7 +134,7 @@ async def test_a_create_that_takes_too_long_is_cancelled(house: Build, monkeypat
     async with broker.running():
         job = await broker.submit(retry={"max": 0})
         done = await broker.state_of(job, JobState.FAILED)
-        assert done.reason == "boot deadline passed"
+        assert done.reason.startswith("boot deadline passed")
         assert ("cancel", name_of(job)) in cloud_of(broker).called
         assert await cloud_of(broker).list() == []
 
@@ -149,14 +149,13 @@ async def test_a_price_that_jumps_between_quote_and_purchase_is_quoted_again(hou
         job = await broker.submit()
         await broker.until(job, lambda j: j.state is JobState.ACTIVE)
         (waiting,) = await broker.attempts(job)
-        dear = [
-            replace(o, usd_per_hour=o.usd_per_hour + 1) if o.id == waiting.line.offer.id else o for o in market.offers()
-        ]
-        broker.for_sale = tuple(dear)
+        bought, now = waiting.line.offer, broker.clock.now()
+        later = [replace(o, seen_at=now) for o in market.offers()]
+        broker.for_sale = [replace(o, usd_per_hour=o.usd_per_hour + 1) if o.id == bought.id else o for o in later]
         cloud_of(broker).set_up.set()
         await broker.state_of(job, JobState.SUCCEEDED)
         first, second = await broker.attempts(job)
-        was = waiting.line.offer.usd_per_hour
+        was = bought.usd_per_hour
         assert first.reason is Reason.QUOTE_EXPIRED
         assert first.create_sent_at is None
         assert f"from ${was:.4f}/h to ${was + 1:.4f}/h" in first.detail

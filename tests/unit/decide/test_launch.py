@@ -81,15 +81,24 @@ def test_create_is_repeated_only_after_proven_death_and_absence(look: LaunchLook
     assert told is None or isinstance(attempt_rule(AttemptState.LAUNCHING, told), Rule)
 
 
+def now_sold(**changes: Any) -> str | None:
+    """`outdated` against the offer as a later answer shows it."""
+    return outdated(build.offer(), build.offer(seen_at=build.at(30), **changes), build.at(30))
+
+
 def test_what_was_quoted_is_bought_while_it_stands() -> None:
-    assert outdated(build.offer(), build.offer()) is None
-    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal("0.20"), available=True)) is None
-    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal("0.3672"))) is None
+    assert now_sold() is None
+    assert now_sold(usd_per_hour=Decimal("0.20"), available=True) is None
+    assert now_sold(usd_per_hour=Decimal("0.3672")) is None
 
 
 def test_what_changed_since_the_quote_is_named_with_both_prices() -> None:
-    risen = outdated(build.offer(), build.offer(usd_per_hour=Decimal("0.3673")))
-    assert risen is not None
-    assert "from $0.3600/h to $0.3673/h" in risen
-    assert "sold out" in (outdated(build.offer(), build.offer(available=False)) or "")
-    assert "no longer offered" in (outdated(build.offer(), None) or "")
+    assert "from $0.3600/h to $0.3673/h" in (now_sold(usd_per_hour=Decimal("0.3673")) or "")
+    assert "sold out" in (now_sold(available=False) or "")
+    assert "no longer offered" in (outdated(build.offer(), None, build.at(30)) or "")
+    assert "no longer offered" in (outdated(build.offer(), None, None) or "")
+
+
+def test_an_answer_that_is_no_newer_than_the_quote_changes_nothing() -> None:
+    assert outdated(build.offer(), None, build.T0) is None
+    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal(9)), build.T0) is None
