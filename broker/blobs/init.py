@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from broker.blobs.connect import folder_of, scheme_of
+from broker.blobs.grants import GrantSettings
 from broker.blobs.store import ObstoreBlobs
 from broker.domain.errors import AlreadyExists, BlobError
-from broker.domain.ids import Installation, base32
+from broker.domain.ids import ID_LENGTH, AttemptId, Installation, JobId, base32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,23 @@ async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) ->
     if checks[0].ok:
         checks += [await _conditional_put(blobs), await _list_after_put(blobs), await _clean_up(blobs)]
     return Report(url=url, checks=tuple(checks), policy=policy(url))
+
+
+async def check_grants(
+    url: str, *, options: Mapping[str, str] | None = None, grants: GrantSettings | None = None
+) -> str | None:
+    """One line on what attempts are given, None when there is nothing to say: makes credentials once and drops them.
+
+    Raises InvalidInput.
+    """
+    probe = base32(os.urandom(9), ID_LENGTH)
+    blobs = ObstoreBlobs.open(url, Installation("check"), options=options, grants=grants)
+    if blobs.unscoped is None and not blobs.local:
+        try:
+            await blobs.grant(JobId(probe), AttemptId(probe))
+        except BlobError as e:
+            return f"blobs {url}: no attempt can start: {e}"
+    return blobs.unscoped
 
 
 async def _write_and_read(blobs: ObstoreBlobs) -> Check:

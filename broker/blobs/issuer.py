@@ -10,7 +10,7 @@ import aiohttp
 from broker.blobs.scope import Scope
 from broker.domain.errors import BlobsUnavailable
 
-CALL_S = 15.0
+CALL_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)

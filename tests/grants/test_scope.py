@@ -8,6 +8,7 @@ import obstore
 import pytest
 
 from broker.blobs import GrantSettings, ObstoreBlobs
+from broker.blobs.init import check_grants
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, JobId
 from tests.grants.gate import ROLE, Gate, gated
@@ -191,6 +192,18 @@ async def test_a_refusal_of_sts_says_what_to_do(gate: Gate, blobs: ObstoreBlobs)
     with pytest.raises(BlobsUnavailable, match="STS: no credentials for the attempt: 503") as error:
         await blobs.grant(JOB, ATTEMPT)
     assert "\n" not in str(error.value)
+
+
+async def test_the_operator_is_told_before_an_attempt_fails(gate: Gate) -> None:
+    settings = GrantSettings(role_arn=ROLE, sts_endpoint=gate.url)
+    assert await check_grants(gate.place, options=gate.options(), grants=settings) is None
+    gate.issues = False
+    said = await check_grants(gate.place, options=gate.options(), grants=settings)
+    assert said is not None
+    assert said.startswith(f"blobs {gate.place}: no attempt can start: STS: no credentials for the attempt: 503")
+    without = await check_grants(gate.place, options=gate.options(), grants=GrantSettings(scope=False))
+    assert "grants.scope is false" in (without or "")
+    assert await check_grants("memory://") is None
 
 
 async def test_a_policy_that_is_too_long_is_told_before_it_is_sent(gate: Gate) -> None:
