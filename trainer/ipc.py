@@ -24,6 +24,8 @@ class WorkerJob(Document):
     number: int
     """Number of the attempt, for the metrics."""
     save_every_s: float
+    gpus: int = 0
+    """GPUs that this machine was bought with; 0: it trains on the CPU."""
     restore: str | None = None
     """Folder of a verified checkpoint."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench
-from trainer.contract.rendezvous import Outcome
+from trainer.contract.rendezvous import Outcome, World
 from trainer.contract.train import DataConfig, TrainConfig
 from trainer.dataset import Example, collate, encode, micro_batches
 
@@ -34,6 +34,15 @@ def test_outcome_and_message(
     assert final.outcome is outcome
     assert final.message.startswith(message)
     assert "\n" not in final.message
+
+
+def test_gpus_that_were_bought_but_cannot_be_used_end_the_attempt(bench: Bench, tiny_models: dict[str, Path]) -> None:
+    bench.env = {"CUDA_VISIBLE_DEVICES": ""}
+    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}")
+    train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=1)
+    final = bench.start(train=train, data=bench.data(rows(), "csv"), world=World(gpus_per_node=1)).wait()
+    assert final.outcome is Outcome.INFRASTRUCTURE
+    assert final.message.startswith("torch can use 0 of 1 GPUs; the driver may be too old")
 
 
 @pytest.fixture(scope="session")

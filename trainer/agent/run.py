@@ -116,6 +116,7 @@ class Agent:
             data_format=spec.data.format,
             number=spec.number,
             save_every_s=spec.checkpoint.every_s,
+            gpus=spec.world.gpus_per_node,
             restore=str(self._env.workdir / "restore") if restored else None,
         )
         replace(self._state.run.job, job.model_dump_json())
