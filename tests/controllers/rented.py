@@ -24,6 +24,8 @@ class Rented(SimulatedProvider):
         self.set_up = asyncio.Event()
         """Set: launches get through."""
         self.launches: dict[InstanceName, asyncio.Task[Sequence[Handle]]] = {}
+        self.mute = False
+        """True: creates do not return, whatever became of the launch."""
         self.bare: dict[str, Observed] = {}
         """Machines on which no agent runs, by id: not yet, or since they are not the first of several."""
         self.shown: dict[str, dict[str, Any]] = {}
@@ -48,6 +50,8 @@ class Rented(SimulatedProvider):
             self.bare[one.id] = Observed(handle=one, state=InstanceState.RUNNING)
         self.launches[name] = asyncio.create_task(self._launch(name, offer, boot))
         await asyncio.wait([self.launches[name]])
+        if self.mute:
+            await asyncio.Event().wait()
         if self.launches[name].cancelled():
             raise OutcomeUnknown(f"the launcher of {name} died")
         return self.launches[name].result()
