@@ -50,6 +50,8 @@ class SkyConfig(Config):
     """A launch that takes longer, counted from its start, is cancelled; what it left is looked up and destroyed."""
     env: dict[str, str] = Field(default_factory=dict, repr=False)
     """More environment for the daemon's own server, e.g. another endpoint of a cloud."""
+    config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """More of SkyPilot's own configuration for that server, e.g. `{"aws": {"use_internal_ips": true}}`."""
 
 
 class SkyLauncher:
@@ -74,7 +76,12 @@ class SkyLauncher:
             self._remote = SkyApi(config.url, token=config.token, user=self._user)
         else:
             self._server = SkyServer(
-                state, installation=installation, port=config.port, files=files or {}, env={**(env or {}), **config.env}
+                state,
+                installation=installation,
+                port=config.port,
+                files=files or {},
+                env={**(env or {}), **config.env},
+                config=config.config,
             )
         self._catalog = SkyCatalog(self._server.home if self._server else state)
         self._slots = asyncio.Semaphore(config.launches)

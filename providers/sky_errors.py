@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected
 from providers.sky_api import Failure
+from providers.sky_facts import NOTHING
 
 _CAPACITY = re.compile(
     r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"
@@ -31,7 +32,7 @@ _FIXES = (
         r"manifest unknown|image .*(not found|unknown|denied)|pull access denied|toomanyrequests|failed to pull",
         "check trainer.image and its login",
     ),
-    (r"invalid region|invalid zone|instance type .*not found|not supported", "the cloud sells no such thing any more"),
+    (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
 )
 _REFUSES = {
     "NoCloudAccessError", "InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError",
@@ -44,19 +45,18 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 
 def meaning(failure: Failure, cloud: str, secrets: Iterable[str]) -> ProviderError:
     """The broker's error for a failed launch on `cloud`, in one line without the `secrets`."""
-    said = one_line(failure.message, secrets)
-    text = f"{cloud}: {said}" if said else f"{cloud}: {failure.kind}"
-    if failure.kind in _REFUSES:
-        return Rejected(_with_fix(text))
-    if failure.kind == "ResourcesUnavailableError":
-        if _CAPACITY.search(said):
-            return NoCapacity(text)
-        return Rejected(_with_fix(text)) if _fix(said) else OutcomeUnknown(text)
-    if failure.kind in ("ValueError", "AssertionError") and re.search(
-        r"invalid (region|zone)|not found in", said, re.I
-    ):
-        return Rejected(_with_fix(text))
-    return OutcomeUnknown(f"{text} ({failure.kind})")
+    nothing = failure.message.startswith(NOTHING)
+    said = one_line(failure.message.removeprefix(NOTHING), secrets)
+    kind = said.partition(":")[0] if nothing else failure.kind
+    text = f"{cloud}: {said}" if said else f"{cloud}: {kind}"
+    fix = next((fix for pattern, fix in _FIXES if re.search(pattern, said, re.I)), None)
+    if kind in _REFUSES:
+        return Rejected(f"{text}; {fix}" if fix else text)
+    if failure.kind == "ResourcesUnavailableError" and _CAPACITY.search(said):
+        return NoCapacity(text)
+    if fix is not None and (nothing or failure.kind == "ResourcesUnavailableError"):
+        return Rejected(f"{text}; {fix}")
+    return OutcomeUnknown(text)
 
 
 def one_line(text: str, secrets: Iterable[str]) -> str:
@@ -66,12 +66,3 @@ def one_line(text: str, secrets: Iterable[str]) -> str:
         if secret:
             plain = plain.replace(secret, "***")
     return plain if len(plain) <= 600 else f"{plain[:200]} … {plain[-395:]}"
-
-
-def _fix(text: str) -> str | None:
-    return next((fix for pattern, fix in _FIXES if re.search(pattern, text, re.I)), None)
-
-
-def _with_fix(text: str) -> str:
-    fix = _fix(text)
-    return f"{text}; {fix}" if fix else text

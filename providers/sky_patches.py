@@ -19,7 +19,7 @@ from sky import exceptions
 from sky.adaptors import aws
 from sky.utils import annotations, registry, status_lib
 
-from providers.sky_facts import CLOUDS, LAUNCHING, LOCK, PIN, SKY_VERSION, STATE
+from providers.sky_facts import CLOUDS, LAUNCHING, LOCK, NOTHING, PIN, SKY_VERSION, STATE
 
 Replacement = Callable[..., Any]
 
@@ -84,6 +84,7 @@ def _launch_under_lock(original: Replacement) -> Replacement:
         if cluster is None:
             return original(*args, **kwargs)
         _causes.clear()
+        _asked.clear()
         with _launching(cluster):
             try:
                 return original(*args, **kwargs)
@@ -91,12 +92,27 @@ def _launch_under_lock(original: Replacement) -> Replacement:
                 if _causes:
                     e.args = ("; ".join(dict.fromkeys(_causes)), *e.args[1:])
                 raise
+            except Exception as e:
+                if _asked:
+                    raise
+                raise RuntimeError(f"{NOTHING}{type(e).__name__}: {e}") from e
 
     return launch
 
 
 _causes: list[str] = []
-"""Of the launch under way in this process: a worker carries out one at a time."""
+_asked: list[str] = []
+"""What clouds said, and what they were asked for, in the launch under way: a worker carries out one at a time."""
+
+
+def _counted(original: Replacement) -> Replacement:
+    """Before this, nothing is created."""
+
+    def run_instances(provider_name: str, *args: Any, **kwargs: Any) -> Any:
+        _asked.append(provider_name)
+        return original(provider_name, *args, **kwargs)
+
+    return run_instances
 
 
 def _remembered(original: Replacement) -> Replacement:
@@ -323,6 +339,7 @@ _QUERY = "cluster_name cluster_name_on_cloud provider_config non_terminated_only
 
 PATCHES = (
     Patch("sky.execution", "launch", None, _launch_under_lock),
+    Patch("sky.provision", "run_instances", "provider_name region cluster_name cluster_name_on_cloud config", _counted),
     Patch(
         "sky.backends.cloud_vm_ray_backend", "FailoverCloudErrorHandlerV2.update_blocklist_on_error",
         "blocked_resources launchable_resources region zones error", _remembered,

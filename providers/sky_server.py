@@ -36,7 +36,7 @@ KILL_S = 15.0
 TRIES = 3
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
-_CONFIG = {"aws": {"remote_identity": "NO_UPLOAD"}}
+_CONFIG: Mapping[str, Mapping[str, object]] = {"aws": {"remote_identity": "NO_UPLOAD"}}
 """SkyPilot's own configuration; the plugin keeps keys off machines, this says so as well."""
 
 
@@ -61,12 +61,20 @@ class SkyServer:
     """The one private server of a state folder."""
 
     def __init__(
-        self, state: Path, *, installation: Installation, port: int, files: Mapping[str, bytes], env: Mapping[str, str]
+        self,
+        state: Path,
+        *,
+        installation: Installation,
+        port: int,
+        files: Mapping[str, bytes],
+        env: Mapping[str, str],
+        config: Mapping[str, Mapping[str, object]],
     ) -> None:
-        """`files`: credentials by path relative to the server's home; `env`: what it gets beside them."""
+        """`files`: credentials by path relative to the server's home; `env`, `config` (SkyPilot's): beside them."""
         self._state, self._port = state, port
         self._user = user_of(installation)
         self._files, self._env = dict(files), dict(env)
+        self._config = {name: {**_CONFIG.get(name, {}), **config.get(name, {})} for name in {*_CONFIG, *config}}
         self._starting = asyncio.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._running: Running | None = None
@@ -162,7 +170,7 @@ class SkyServer:
 
     def _write_home(self) -> None:
         config, plugins = self.home / ".sky" / "config.yaml", self._state / "plugins.yaml"
-        _write(config, yaml.safe_dump(_CONFIG).encode())
+        _write(config, yaml.safe_dump(self._config).encode())
         _write(plugins, yaml.safe_dump({"plugins": [{"class": PLUGIN}]}).encode())
         for name, content in self._files.items():
             _write(self.home / name, content)
@@ -198,7 +206,7 @@ class SkyServer:
 
     def _made_of(self, server: str) -> str:
         """Keyed by the id, so that equal credentials do not look equal on disk."""
-        parts = [SKY_VERSION, PLUGIN_VERSION, sys.version, json.dumps(self._env, sort_keys=True)]
+        parts = [SKY_VERSION, PLUGIN_VERSION, sys.version, json.dumps([self._env, self._config], sort_keys=True)]
         parts += [f"{name}={content.hex()}" for name, content in sorted(self._files.items())]
         return hmac.new(server.encode(), "\0".join(parts).encode(), "sha256").hexdigest()
 

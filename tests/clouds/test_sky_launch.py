@@ -1,0 +1,200 @@
+"""What SkyPilot does at each cloud for the daemon: refusals, bids, keys, and launches that are cut short.
+
+No machine comes up here; see `test_sky_machines.py`.
+"""
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from broker.domain.errors import NoCapacity, OutcomeUnknown, Rejected
+from broker.domain.ids import InstanceName
+from broker.domain.instance import Liveness
+from providers.sky import SkyLauncher
+from tests.clouds.emulator import Clouds
+from tests.clouds.sky_rig import (
+    KEY,
+    PLAIN,
+    TASK,
+    NoRsync,
+    launcher,
+    name,
+    of_lambda,
+    of_runpod,
+    of_vast,
+    processes,
+    server,
+)
+from tests.clouds.wait import until
+
+L40S, H100 = "NVIDIA L40S", "gpu_1x_h100_pcie"
+needs_vast = pytest.mark.skipif(
+    importlib.util.find_spec("vastai.sdk") is None, reason="SkyPilot's Vast needs vastai-sdk 1.0 or newer"
+)
+
+
+@pytest.fixture(scope="module")
+async def emulated() -> AsyncIterator[Clouds]:
+    async with Clouds() as clouds:
+        yield clouds
+        assert clouds.violations == []
+
+
+@pytest.fixture(scope="module")
+async def sky(emulated: Clouds, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SkyLauncher]:
+    state = tmp_path_factory.mktemp("sky")
+    try:
+        opened = launcher(state, emulated)
+    except NoRsync as e:
+        pytest.skip(str(e))
+    yield opened
+    await opened.stop()
+    assert processes(state) == {}
+
+
+@pytest.fixture
+def clouds(emulated: Clouds) -> Iterator[Clouds]:
+    """Everything is for sale again afterwards."""
+    emulated.control.capacity("lambda", H100, 2)
+    yield emulated
+    emulated.control.heal()
+    emulated.control.release_boots()
+
+
+def created(clouds: Clouds, wanted: InstanceName, launch: asyncio.Task[None]) -> bool:
+    return bool(clouds.world.named(wanted)) or launch.done()
+
+
+async def begun(sky: SkyLauncher, clouds: Clouds, wanted: InstanceName) -> asyncio.Task[None]:
+    """A launch whose machine was created and does not come up."""
+    clouds.control.hold_boots()
+    launch = asyncio.create_task(sky.launch(wanted, of_lambda(), PLAIN))
+    await until(partial(created, clouds, wanted, launch), within_s=60)
+    assert not launch.done(), launch.exception()
+    return launch
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+async def test_sold_out_is_no_capacity_with_the_clouds_own_words(sky: SkyLauncher, clouds: Clouds) -> None:
+    clouds.control.capacity("lambda", H100, 0)
+    with pytest.raises(NoCapacity, match=r"^lambda: LambdaCloudError: .*insufficient-capacity"):
+        await sky.launch(name("a"), of_lambda(), PLAIN)
+    assert clouds.world.named(name("a")) == []
+    assert await sky.liveness(sky.id, name("a")) is Liveness.DEAD
+
+
+async def test_a_refused_key_says_where_to_look(sky: SkyLauncher, clouds: Clouds) -> None:
+    clouds.world.api_key = "another"
+    try:
+        with pytest.raises(Rejected, match=r"^runpod: .*check the key with `gpubroker doctor`") as refused:
+            await sky.launch(name("b"), of_runpod(), TASK)
+    finally:
+        clouds.world.api_key = KEY
+    assert KEY not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+async def test_an_error_of_the_cloud_says_nothing_about_machines(sky: SkyLauncher, clouds: Clouds) -> None:
+    clouds.control.fail(cloud="lambda", call="launch", status=500, times=9, done=True)
+    with pytest.raises(OutcomeUnknown):
+        await sky.launch(name("c"), of_lambda(), PLAIN)
+
+
+@needs_vast
+async def test_a_vast_ask_that_is_gone_is_never_another_machine(sky: SkyLauncher, clouds: Clouds) -> None:
+    [other, *_] = [o for o in clouds.vast.offers.values() if o.gpu == "RTX 4090" and not o.rented]
+    with pytest.raises(NoCapacity, match="vast: HTTPError: 410"):
+        await sky.launch(name("d"), of_vast("424242", 0.5), TASK)
+    assert not other.rented
+    assert clouds.world.named(name("d")) == []
+
+
+# ------------------------------------------------------------------------------------------------- what is bought, how
+
+
+async def test_the_second_bid_is_the_second(sky: SkyLauncher, clouds: Clouds) -> None:
+    """SkyPilot's workers keep a catalog for life, and RunPod's bid is what stands in it."""
+    clouds.control.hold_boots()
+    bought = []
+    for last, bid in (("e", "0.31"), ("f", "0.37")):
+        launch = asyncio.create_task(sky.launch(name(last), of_runpod(bid), TASK))
+        await until(partial(created, clouds, name(last), launch), within_s=60)
+        [pod] = clouds.world.named(name(last))
+        bought.append((str(pod.usd_per_hour), pod.spot, pod.gpu))
+        await sky.cancel(name(last))
+        with suppress(OutcomeUnknown):
+            await launch
+    assert bought == [("0.31", True, L40S), ("0.37", True, L40S)]
+
+
+@needs_vast
+async def test_vast_sells_the_very_ask_for_the_bid_and_gets_no_key(sky: SkyLauncher, clouds: Clouds) -> None:
+    clouds.control.hold_boots()
+    offers = [o for o in clouds.vast.offers.values() if o.gpu == "RTX 4090" and not o.rented and o.min_bid]
+    dearest = max(offers, key=lambda offer: offer.min_bid)
+    price = round(dearest.min_bid + 0.01, 4)
+    launch = asyncio.create_task(sky.launch(name("g"), of_vast(str(dearest.id), price), TASK))
+    await until(partial(created, clouds, name("g"), launch), within_s=60)
+    [machine] = clouds.world.named(name("g"))
+    assert machine.facts["asked_offer"] is dearest
+    assert (machine.spot, float(machine.usd_per_hour)) == (True, price)
+    assert machine.request["cancel_unavail"] is True
+    assert KEY not in json.dumps(dict(machine.request), default=str)
+    assert "authorized_keys" in machine.request["onstart"]
+    await sky.cancel(name("g"))
+    with suppress(OutcomeUnknown):
+        await launch
+
+
+# ------------------------------------------------------------------------------------------------------ cut short
+
+
+async def test_a_launch_past_its_deadline_is_cancelled_and_its_machine_left_to_the_sweep(
+    sky: SkyLauncher, clouds: Clouds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sky, "_config", sky._config.model_copy(update={"launch_deadline_s": 12.0}))
+    clouds.control.hold_boots()
+    with pytest.raises(OutcomeUnknown, match=r"^lambda: .* was not up after 12 s; the launch was cancelled"):
+        await sky.launch(name("h"), of_lambda(), PLAIN)
+    await dead(sky, name("h"))
+    [machine] = clouds.world.named(name("h"))
+    assert machine.gone_at is None
+
+
+async def test_a_launch_goes_on_without_its_caller_until_it_is_cancelled(sky: SkyLauncher, clouds: Clouds) -> None:
+    launch = await begun(sky, clouds, name("i"))
+    launch.cancel()
+    await asyncio.wait([launch])
+    assert launch.cancelled()
+    assert await sky.liveness(sky.id, name("i")) is Liveness.ALIVE
+    assert await sky.liveness(sky.id, name("j")) is Liveness.DEAD, "another name is another launch"
+    await sky.cancel(name("i"))
+    await dead(sky, name("i"))
+
+
+async def test_a_killed_server_creates_no_more(sky: SkyLauncher, clouds: Clouds) -> None:
+    launch = await begun(sky, clouds, name("k"))
+    died, state = sky.id, sky._state.parent
+    server(state).kill()
+    with pytest.raises(OutcomeUnknown):
+        await launch
+    await until(lambda: processes(state) == {}, within_s=20)
+    assert await sky.liveness(died, name("k")) is Liveness.DEAD
+    clouds.control.capacity("lambda", H100, 0)
+    with pytest.raises(NoCapacity):
+        await sky.launch(name("l"), of_lambda(), PLAIN)
+    assert sky.id != died
+    assert await sky.liveness(died, name("k")) is Liveness.DEAD
+
+
+async def dead(sky: SkyLauncher, wanted: InstanceName) -> None:
+    async with asyncio.timeout(30):
+        while await sky.liveness(sky.id, wanted) is not Liveness.DEAD:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)

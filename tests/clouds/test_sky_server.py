@@ -1,0 +1,163 @@
+"""The daemon's own API server: started, adopted, killed, reaped and proven dead. Every test runs a real one."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from broker.domain.errors import OutcomeUnknown, Rejected
+from broker.domain.instance import Liveness
+from providers.sky import SkyLauncher
+from providers.sky_facts import TOKEN_HEADER
+from tests.clouds.sky_rig import KEY, NoRsync, launcher, name, processes, server
+from tests.clouds.wait import until
+
+NAME = name("a")
+BEGIN = """
+from sky.server.plugins import ExtensionContext
+from providers.sky_plugin import GpuBroker
+GpuBroker().install(ExtensionContext())
+"""
+"""What every process of a server does first."""
+
+
+@pytest.fixture
+async def state(tmp_path: Path) -> AsyncIterator[Path]:
+    """A state folder; whatever runs below it ends with the test."""
+    yield tmp_path
+    for process in processes(tmp_path).values():
+        process.kill()
+
+
+def opened(state: Path, **settings: Any) -> SkyLauncher:
+    try:
+        return launcher(state, **settings)
+    except NoRsync as e:
+        pytest.skip(str(e))
+
+
+async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -> None:
+    sky = opened(state)
+    planned = sky.id
+    assert await sky.liveness(planned, NAME) is Liveness.DEAD, "nothing was ever started"
+    await asyncio.gather(sky.warm(), sky.warm())
+    assert sky.id == planned
+    assert len([p for p in processes(state).values() if "sky.server.server" in p.cmdline()]) == 1
+    keys = state / "sky/home/.lambda_cloud/lambda_keys"
+    assert (keys.read_text(), stat.S_IMODE(keys.stat().st_mode)) == (f"api_key = {KEY}\n", 0o600)
+    assert stat.S_IMODE((state / "sky").stat().st_mode) == 0o700
+    assert await sky.liveness(sky.id, NAME) is Liveness.DEAD, "it runs, and has no launch of that name"
+    assert await sky.liveness("elsewhere.12345678.abcdef01", NAME) is Liveness.UNKNOWN
+    await sky.stop()
+    assert processes(state) == {}
+    assert await sky.liveness(planned, NAME) is Liveness.DEAD
+
+
+async def test_only_the_daemon_gets_in(state: Path) -> None:
+    sky = opened(state)
+    await sky.warm()
+    port = json.loads((state / "sky/server.json").read_bytes())["port"]
+    async with aiohttp.ClientSession() as http:
+        for headers in ({}, {TOKEN_HEADER: "wrong"}):
+            async with http.get(f"http://127.0.0.1:{port}/api/status", headers=headers) as answer:
+                assert answer.status == 401
+    await sky.stop()
+
+
+async def test_the_next_daemon_adopts_a_living_server(state: Path) -> None:
+    first = opened(state)
+    await first.warm()
+    known = server(state).pid
+    await first.close()
+    second = opened(state)
+    assert second.id == first.id
+    assert await second.liveness(first.id, NAME) is Liveness.UNKNOWN, "a last request may still be on its way"
+    await second.warm()
+    assert server(state).pid == known
+    await second.stop()
+
+
+async def test_a_server_made_of_other_credentials_is_replaced(state: Path) -> None:
+    first = opened(state)
+    await first.warm()
+    await first.close()
+    second = opened(state, env={"ANOTHER": "value"})
+    assert second.id != first.id
+    assert await second.liveness(first.id, NAME) is Liveness.UNKNOWN, "it lives, and is not ours to ask"
+    await second.warm()
+    assert await second.liveness(first.id, NAME) is Liveness.DEAD
+    await second.stop()
+    assert processes(state) == {}
+
+
+async def test_workers_do_not_outlive_a_server_that_was_killed(state: Path) -> None:
+    sky = opened(state)
+    await sky.warm()
+    died = sky.id
+    await until(lambda: len(processes(state)) >= 3)
+    server(state).send_signal(signal.SIGKILL)
+    await until(lambda: processes(state) == {}, within_s=20)
+    assert await sky.liveness(died, NAME) is Liveness.DEAD
+    await sky.warm()
+    assert sky.id != died
+    assert await sky.liveness(died, NAME) is Liveness.DEAD
+    await sky.stop()
+
+
+async def test_what_a_killed_keeper_left_behind_is_reaped_before_the_next_start(state: Path) -> None:
+    sky = opened(state)
+    await sky.warm()
+    died, left = sky.id, set(processes(state))
+    [keeper] = [p for p in processes(state).values() if "providers.sky_host" in p.cmdline()]
+    workers = [p for p in processes(state).values() if p.pid != keeper.pid and "sky.server.server" not in p.cmdline()]
+    for worker in workers:
+        worker.suspend()  # so that they cannot end by themselves
+    keeper.send_signal(signal.SIGKILL)
+    await until(lambda: not psutil.pid_exists(keeper.pid) or keeper.status() == psutil.STATUS_ZOMBIE)
+    assert set(processes(state)) & {w.pid for w in workers}
+    assert await sky.liveness(died, NAME) is Liveness.UNKNOWN, "its workers could still create"
+    await sky.warm()
+    assert not left & set(processes(state))
+    assert await sky.liveness(died, NAME) is Liveness.DEAD
+    await sky.stop()
+
+
+async def test_a_server_that_was_declared_dead_does_not_begin_again(state: Path) -> None:
+    sky = opened(state)
+    await sky.warm()
+    died = sky.id
+    env = {**os.environ, **server(state).environ()}
+    await sky.stop()
+    assert await sky.liveness(died, NAME) is Liveness.DEAD
+    late = await asyncio.create_subprocess_exec(sys.executable, "-c", BEGIN, env=env, stderr=asyncio.subprocess.PIPE)
+    _, said = await late.communicate()
+    assert late.returncode != 0
+    assert f"API server {died} was declared dead" in said.decode()
+
+
+async def test_a_busy_port_is_told_with_the_log(state: Path) -> None:
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    sky = opened(state, port=port)
+    with pytest.raises(OutcomeUnknown, match=r"does not start: see .*server\.log"):
+        await sky.warm()
+    listener.close()
+    await sky.stop()
+
+
+async def test_a_missing_program_is_named_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "sky").mkdir()
+    sky = launcher(tmp_path, env={"PATH": str(tmp_path)})
+    with pytest.raises(Rejected, match="SkyPilot needs rsync and ssh on this machine"):
+        await sky.warm()
+    assert processes(tmp_path) == {}
+    await sky.close()
