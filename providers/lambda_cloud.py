@@ -24,7 +24,7 @@ from providers.rest import Rest
 from providers.sieve import Sieve
 from trainer.contract.base import Config
 
-ENDPOINT = "https://cloud.lambda.ai/api/v1"
+ENDPOINT = "https://cloud.lambda.ai"
 LAUNCHES_APART_S = 12.0
 """The API takes one launch in 12 seconds; SkyPilot backs off when two come closer all the same."""
 CAPS = Caps(
@@ -56,7 +56,7 @@ class LambdaConfig(Config):
     """Lambda Cloud."""
 
     endpoint: str | None = None
-    """`http://host:port/api/v1` of an emulator in place of https://cloud.lambda.ai/api/v1."""
+    """`http://host:port` of a proxy or an emulator in place of https://cloud.lambda.ai."""
     emulated: bool = False
     """The endpoint is an emulator: its machines compute on a CPU and nothing costs money."""
     regions: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class LambdaCloud:
         """`data` of the answer. The key is read anew, so that a new one is taken up without a restart."""
         key = key_of("lambda", self._env, self._home).key
         if key not in self._apis:
-            base = self._config.endpoint or ENDPOINT
+            base = (self._config.endpoint or ENDPOINT) + "/api/v1"
             headers = {"Authorization": f"Bearer {key}"}
             self._apis[key] = Rest("Lambda", base, headers, key_help=key_help("lambda"))
         answer = await self._apis[key].call(method, path, body)
