@@ -185,8 +185,9 @@ class Aws:
         price = self.front.spot.get((kind, zone)) if spot else self.front.on_demand.get((kind, region))
         imds = self._imds[one["InstanceId"]] = _imds(one, region)
         spec = MachineSpec(
-            id=one["InstanceId"], user="ubuntu", public_keys=_keys(data), ip=ip, ssh_port=SSH_PORT, imds=imds
-        )
+            id=one["InstanceId"], user="ubuntu", public_keys=_keys(data), ip=ip, ssh_port=SSH_PORT, imds=imds,
+            private_ip=one["PrivateIpAddress"],
+        )  # fmt: skip
         rented = Rented(
             id=one["InstanceId"], cloud="aws", name=_tags(one).get(TAG) or _tags(one).get("Name", ""), gpu=kind, gpus=1,
             spot=spot, usd_per_hour=Decimal(price or 0), status="pending", created_at=self.world.now(), spec=spec,

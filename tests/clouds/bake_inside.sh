@@ -47,7 +47,7 @@ rm -r /root/.sky && cp -r $home/.sky /root/.sky
 chown root:root /root /root/.sky /root/.local /root/sky_workdir
 
 # deploy/trainer_install.sh, with uv; the trainer's own package comes from the checkout at boot.
-$uv venv --quiet --python /usr/bin/python3 /srv/venv
+$uv venv --quiet --seed --python /usr/bin/python3 /srv/venv
 $uv pip install --quiet --python /srv/venv/bin/python -c /bake/constraints-trainer.txt -r /bake/requirements.txt
 /srv/venv/bin/python -m compileall -q /srv/venv/lib > /dev/null || true
 

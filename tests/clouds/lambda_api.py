@@ -119,7 +119,7 @@ class LambdaApi(JsonApi):
             "id": rented.id,
             "name": rented.name,
             "ip": None if rented.status == "booting" else rented.spec.ip,
-            "private_ip": None if rented.status == "booting" else rented.spec.ip,
+            "private_ip": None if rented.status == "booting" else rented.spec.inner_ip,
             "status": rented.status,
             "hostname": rented.spec.ip,
             "ssh_key_names": list(rented.request["ssh_key_names"]),

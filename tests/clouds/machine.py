@@ -21,8 +21,15 @@ class MachineSpec:
     """Shell script that the cloud runs inside at boot: RunPod's dockerArgs, decoded; Vast's onstart."""
     env: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
+    private_ip: str = ""
+    """By which other machines reach it, in 10.0.0.0/8; empty: `inner_ip` makes one up."""
     imds: Mapping[str, str] | None = None
     """AWS: what the instance metadata service says, by path; None where the cloud has none."""
+
+    @property
+    def inner_ip(self) -> str:
+        """Its address in the cloud's own network."""
+        return self.private_ip or f"10.{self.ip.partition('.')[2]}"
 
 
 class Machine(Protocol):

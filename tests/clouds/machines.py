@@ -21,19 +21,23 @@ from tests.clouds.bake import BASE, CHECKOUT, ENCLOSE, bake, cache_folder
 from tests.clouds.forward import Link, Switchboard, splice
 from tests.clouds.imds import Imds
 from tests.clouds.isolation import NotIsolated, prove
+from tests.clouds.lan import Lan
 from tests.clouds.machine import MachineSpec
 
 FILES = Path(__file__).with_name("root")
 INIT = "/usr/local/lib/emulated/init.py"
 EVERYWHERE = {
     INIT: "init.py",
+    "/etc/uv/uv.toml": "uv.toml",
     "/usr/local/bin/apt": "apt_get.py", "/usr/local/bin/apt-get": "apt_get.py",
     "/usr/local/sbin/halt": "power.sh", "/usr/local/sbin/poweroff": "power.sh", "/usr/local/sbin/shutdown": "power.sh",
 }  # fmt: skip
 WITH_DOCKER = {"/usr/bin/docker": "docker_shim.py"}
 TRAINER = "/srv/venv/lib/python3.11/site-packages/trainer"
-ADDRESSES = ("8.8.8.8", "1.1.1.1", "169.254.169.254")
-"""SkyPilot probes the first two to learn whether it has a network; the third is the metadata service's."""
+UBUNTU = 1000
+"""User id of `ubuntu`, who may install another trainer over this one, as into a virtual environment of its own."""
+PROBED = ("8.8.8.8", "1.1.1.1")
+"""What SkyPilot and Ray ask for a way to, to learn whether there is a network and what the own address is."""
 IMDS = ("169.254.169.254", 80)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_S = 30.0
@@ -47,9 +51,11 @@ class NoNamespaces(RuntimeError):
 class NamespaceMachine:
     """One machine. `died` is called once on the switchboard's loop, with True if it shut itself down."""
 
-    def __init__(self, spec: MachineSpec, folder: Path, forwards: Mapping[int, tuple[str, int]],
-                 switchboard: Switchboard) -> None:  # fmt: skip
-        self.spec = spec
+    def __init__(
+        self, spec: MachineSpec, folder: Path, forwards: Mapping[int, tuple[str, int]], switchboard: Switchboard,
+        lan: Lan | None,
+    ) -> None:  # fmt: skip
+        self.spec, self._lan = spec, lan
         self.root: Path | None = folder / "disk" / "up"
         self.died: Callable[[bool], None] | None = None
         self.halted = False
@@ -115,12 +121,15 @@ class NamespaceMachine:
     def _settings(self) -> Mapping[str, Any]:
         listen = [("127.0.0.1", port) for port in self._forwards]
         listen += [IMDS] if self._imds else []
-        return {"hostname": f"machine-{self.spec.id[:12]}", "user": self.spec.user, "keys": self.spec.public_keys,
-                "addresses": ADDRESSES, "listen": listen, "startup": self.spec.startup,
-                "env": dict(self.spec.env)}  # fmt: skip
+        return {
+            "hostname": f"machine-{self.spec.id[:12]}", "user": self.spec.user, "keys": self.spec.public_keys,
+            "address": self.spec.inner_ip, "imds": IMDS[0], "probed": PROBED, "listen": listen,
+            "startup": self.spec.startup, "env": dict(self.spec.env),
+        }  # fmt: skip
 
     def _arrived(self, message: Mapping[str, Any], sock: socket.socket | None) -> None:
         if "up" in message:
+            self._attach()
             self._up.set()
         elif "startup" in message:
             self._startup = message["startup"]
@@ -130,6 +139,15 @@ class NamespaceMachine:
             self.halted = True
         elif sock is not None:
             self._keep(asyncio.create_task(self._relay(message.get("address"), message.get("port"), sock)))
+
+    def _attach(self) -> None:
+        assert self._process is not None
+        try:
+            if self._lan is not None:
+                self._lan.attach(self._process.pid, self.spec.inner_ip)
+        except OSError as e:
+            self._failure = str(e)
+            self._end_life()
 
     async def _relay(self, address: str | None, port: int | None, sock: socket.socket) -> None:
         """What somebody inside connected to. The machine names the port, so it is looked up, never trusted."""
@@ -271,13 +289,22 @@ class NamespaceMachines:
         self._locks.append(_lock(root_fs.parent.with_suffix(".lock"), fcntl.LOCK_SH))
         self._switchboard = Switchboard()
         self._proven = False
+        self._lan: Lan | None = None
+        self.no_lan = ""
+        """Why machines cannot reach each other; empty: they can."""
+        try:
+            self._lan = Lan()
+        except OSError as e:
+            self.no_lan = str(e)
         self._layer, self._docker = self._folder / "layer", self._folder / "docker"
         _put(self._layer, EVERYWHERE)
-        shutil.copytree(CHECKOUT / "trainer", self._layer / TRAINER.lstrip("/"),
-                        ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+        package = self._layer / TRAINER.lstrip("/")
+        shutil.copytree(CHECKOUT / "trainer", package, ignore=shutil.ignore_patterns("__pycache__"))
         _put(self._docker, WITH_DOCKER)
         _own(self._layer)
         _own(self._docker)
+        for path in (package.parent, package, *package.rglob("*")):
+            os.chown(path, BASE + UBUNTU, BASE + UBUNTU)
 
     @classmethod
     async def open(
@@ -317,7 +344,7 @@ class NamespaceMachines:
 
     async def _start(self, spec: MachineSpec) -> NamespaceMachine:
         folder = Path(tempfile.mkdtemp(prefix=f"{spec.id[:16]}-", dir=self._folder))
-        machine = NamespaceMachine(spec, folder, self.forwards, self._switchboard)
+        machine = NamespaceMachine(spec, folder, self.forwards, self._switchboard, self._lan)
         self.booted.append(machine)
         layers = [self._docker, self._layer, self._root_fs] if spec.user == "ubuntu" else [self._layer, self._root_fs]
         await self._switchboard.call(machine.start(layers))
@@ -327,6 +354,8 @@ class NamespaceMachines:
         for machine in self.booted:
             await machine.kill()
         await self._switchboard.close()
+        if self._lan is not None:
+            self._lan.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         for fd in self._locks:
             os.close(fd)

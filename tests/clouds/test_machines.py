@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clouds.bake import NoBake, cache_folder
+from tests.clouds.bake import CHECKOUT, NoBake, cache_folder
 from tests.clouds.machine import MachineSpec
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
 from tests.clouds.wait import until
@@ -160,6 +160,48 @@ async def test_a_machine_may_shut_itself_down(fleet: Fleet) -> None:
     await fleet.ssh(machine, "sudo shutdown -h now")
     await until(lambda: ended == [True])
     assert not machine.alive
+
+
+async def test_machines_reach_each_other_and_nobody_else(fleet: Fleet) -> None:
+    if fleet.machines.no_lan:
+        pytest.skip(fleet.machines.no_lan)
+    head, worker = await fleet.boot("ubuntu"), await fleet.boot("ubuntu")
+    listening = asyncio.create_task(fleet.ssh(head, "touch /tmp/up; nc -lN 6380 < /dev/null"))
+    assert head.root is not None
+    await until((head.root / "tmp/up").exists)
+    said = f"until echo hello | nc -N {head.spec.inner_ip} 6380; do sleep 0.05; done; ip route get 192.0.2.1"
+    code, output = await fleet.ssh(worker, said)
+    assert (code, output) == (2, "RTNETLINK answers: Network is unreachable\n")
+    assert await listening == (0, "hello\n")
+
+
+async def test_another_build_of_skypilot_installs_without_a_network(fleet: Fleet) -> None:
+    """As SkyPilot's set-up does where the baked wheel is not the API server's."""
+    machine = await fleet.boot("ubuntu")
+    uv = "VIRTUAL_ENV=~/skypilot-runtime UV_LINK_MODE=copy ~/.local/bin/uv pip"
+    code, output = await fleet.ssh(machine, f"{uv} uninstall skypilot && {uv} install "
+                                            '"$(echo ~/.sky/wheels/*/skypilot-*.whl)[aws, remote]"')  # fmt: skip
+    assert (code, "+ skypilot==" in output) == (0, True), output
+
+
+@pytest.mark.parametrize("user", ["root", "ubuntu"])
+async def test_the_trainers_own_installer_needs_no_network(fleet: Fleet, user: str) -> None:
+    machine = await fleet.boot(user)
+    packing = await asyncio.create_subprocess_exec(
+        "tar", "-c", "deploy", "trainer", "pyproject.toml", "constraints-trainer.txt", cwd=CHECKOUT,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    packed, _ = await packing.communicate()
+    said = "mkdir ~/bundle && tar -xC ~/bundle && bash ~/bundle/deploy/trainer_install.sh /srv/venv"
+    code, output = await fleet.ssh(machine, said, packed)
+    assert (code, "trainer ready" in output) == (0, True), output
+
+
+async def test_a_machine_takes_its_own_address_for_its_own(fleet: Fleet) -> None:
+    """Ray asks so."""
+    machine = await fleet.boot("ubuntu")
+    ask = "from socket import *; u = socket(AF_INET, SOCK_DGRAM); u.connect(('8.8.8.8', 80)); print(u.getsockname()[0])"
+    assert await fleet.ssh(machine, f"python3 -c {shlex.quote(ask)}") == (0, f"{machine.spec.inner_ip}\n")
 
 
 # ------------------------------------------------------------------------------------------------------- docker's shim

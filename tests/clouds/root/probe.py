@@ -82,6 +82,7 @@ def mounts(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def network(facts: dict[str, Any]) -> Iterator[str]:
+    """eth0 is the machines' own network; that it is another namespace's than the host's is looked at in `names`."""
     addresses: list[Any] = [tuple(facts["tcp"]), facts["unix"], "\0" + facts["abstract"]]
     for address in addresses:
         with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as sock:
@@ -95,7 +96,7 @@ def network(facts: dict[str, Any]) -> Iterator[str]:
         if facts["marker"] in line:
             yield "sees the host's unix sockets"
     for _, interface in socket.if_nameindex():
-        if interface not in ("lo", "sit0", "tunl0", "ip6tnl0"):
+        if interface not in ("lo", "eth0", "sit0", "tunl0", "ip6tnl0"):
             yield f"has the network interface {interface}"
 
 
