@@ -26,6 +26,8 @@ class Rented(SimulatedProvider):
         self.launches: dict[InstanceName, asyncio.Task[Sequence[Handle]]] = {}
         self.mute = False
         """True: creates do not return, whatever became of the launch."""
+        self.deaf = 0
+        """So many of the next cancels go unheard."""
         self.bare: dict[str, Observed] = {}
         """Machines on which no agent runs, by id: not yet, or since they are not the first of several."""
         self.shown: dict[str, dict[str, Any]] = {}
@@ -70,6 +72,9 @@ class Rented(SimulatedProvider):
 
     async def cancel(self, name: InstanceName) -> None:
         self.called.append(("cancel", name))
+        if self.deaf:
+            self.deaf -= 1
+            raise OutcomeUnknown("the launcher did not hear")
         if name in self.launches:
             self.kill(name)
 

@@ -130,6 +130,19 @@ async def test_a_stopped_launch_is_cancelled_and_destroyed(house: Build) -> None
         assert await cloud_of(broker).list() == []
 
 
+async def test_a_cancel_that_was_not_heard_is_sent_again(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt does not end while its launcher lives."""
+    monkeypatch.setattr("broker.controllers.launchers.ASK_AGAIN_S", 0.05)
+    broker = house(Rented)
+    cloud_of(broker).deaf = 3
+    async with broker.running():
+        job = await broker.submit()
+        await standing(broker, job)
+        await broker.stop(job)
+        await broker.state_of(job, JobState.CANCELLED)
+        assert [call for call, _ in cloud_of(broker).called].count("cancel") == 4
+
+
 async def test_a_create_that_takes_too_long_is_cancelled(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rented, "deadline_s", 0.3)
     broker = house(Rented)
