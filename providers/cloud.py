@@ -92,6 +92,10 @@ class Launcher(Protocol):
         """Housekeeping once the cloud says absent: SkyPilot's own record of the cluster. Never raises."""
         ...
 
+    async def close(self) -> None:
+        """Lets go; launches under way go on. The clouds share it, so it is closed more than once."""
+        ...
+
 
 class CloudProvider:
     """`ports.Provider` of one rented cloud."""
@@ -192,3 +196,4 @@ class CloudProvider:
 
     async def close(self) -> None:
         await self._cloud.close()
+        await self._launcher.close()

@@ -1,23 +1,64 @@
 """Every cloud that the broker knows. A new one is a file of its own, and here a field and a line."""
 
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
 
 from broker.domain.ids import Installation
 from broker.ports import Blobs, Clock, Provider
+from providers.aws import AwsCloud, AwsConfig
 from providers.body import Body
+from providers.cloud import Cloud, CloudProvider
+from providers.credentials import sky_env, sky_files
+from providers.lambda_cloud import LambdaCloud, LambdaConfig
 from providers.local import LocalConfig, LocalProvider
 from providers.processes import RealBody
+from providers.runpod import RunpodCloud, RunpodConfig
 from providers.sim_config import SimulatedConfig
 from providers.sim_virtual import VirtualBody
 from providers.simulated import SimulatedProvider
+from providers.sky import SkyConfig, SkyLauncher
+from providers.vast import VastCloud, VastConfig
 from trainer.contract.base import Config
+
+CLOUDS: Mapping[str, tuple[Callable[..., Cloud], str]] = {
+    "runpod": (RunpodCloud, "RUNPOD_API_BASE_URL"),
+    "vast": (VastCloud, "VAST_URL"),
+    "lambda": (LambdaCloud, "GPUBROKER_LAMBDA_ENDPOINT"),
+    "aws": (AwsCloud, "AWS_ENDPOINT_URL"),
+}
+"""By name: the native half, and the variable by which SkyPilot's half is told of another endpoint."""
 
 
 class ProvidersConfig(Config):
     """Which clouds are used: a section that is absent is off."""
 
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
     local: LocalConfig | None = LocalConfig()
     simulated: SimulatedConfig | None = None
+    runpod: RunpodConfig | None = None
+    vast: VastConfig | None = None
+    lambda_: LambdaConfig | None = Field(default=None, alias="lambda")
+    aws: AwsConfig | None = None
+    sky: SkyConfig = SkyConfig()
+    """How rented machines are launched, whichever cloud they are of."""
+
+    @model_validator(mode="after")
+    def _skypilot_is_there(self) -> "ProvidersConfig":
+        for cloud in self.rented():
+            if importlib.util.find_spec("sky") is None:
+                raise ValueError(f"{cloud} is bought through SkyPilot: pip install 'gpubroker[clouds]', or remove it")
+        return self
+
+    def rented(self) -> dict[str, Any]:
+        """The configuration of each cloud that is switched on, by name."""
+        sections = {"runpod": self.runpod, "vast": self.vast, "lambda": self.lambda_, "aws": self.aws}
+        return {name: section for name, section in sections.items() if section is not None}
 
 
 def build(
@@ -29,7 +70,23 @@ def build(
         found["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
     if config.simulated is not None:
         found["simulated"] = _simulated(config.simulated, installation, state / "simulated", clock, blobs)
+    rented = config.rented()
+    if not rented:
+        return found
+    launcher = _launcher(config.sky, rented, installation, state / "sky")
+    for name, section in rented.items():
+        make, _ = CLOUDS[name]
+        cloud = make(section, installation=installation, clock=clock, env=os.environ, home=Path.home())
+        found[name] = CloudProvider(cloud, launcher, installation=installation, emulated=section.emulated)
     return found
+
+
+def _launcher(config: SkyConfig, rented: Mapping[str, Any], installation: Installation, state: Path) -> SkyLauncher:
+    """One API server for all clouds, with their credentials and endpoints."""
+    env = sky_env(rented, os.environ, Path.home())
+    env |= {CLOUDS[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
+    files = sky_files(rented, os.environ, Path.home())
+    return SkyLauncher(config, installation=installation, state=state, files=files, env=env)
 
 
 def _simulated(

@@ -239,14 +239,24 @@ class SkyLauncher:
         return path
 
     async def close(self) -> None:
-        """The server and its launches go on; the next daemon adopts it."""
+        """A server with launches under way goes on, for the next daemon to adopt; an idle one ends with this one."""
+        idle = await self._idle()
         for task in [*self._forgetting.values()]:
             task.cancel()
         await asyncio.gather(*self._forgetting.values(), return_exceptions=True)
         if self._remote is not None:
             await self._remote.close()
         if self._server is not None:
-            await self._server.close()
+            await (self._server.stop() if idle else self._server.close())
+
+    async def _idle(self) -> bool:
+        if self._server is None or not self._server.started or any(self._under_way.values()):
+            return False
+        try:
+            async with asyncio.timeout(CANCEL_S):
+                return await self._server.api().idle()
+        except (Failure, ProviderError, TimeoutError):
+            return False
 
     async def stop(self) -> None:
         """Ends the daemon's own server as well, with whatever it launches."""

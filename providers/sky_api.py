@@ -73,11 +73,18 @@ class SkyApi:
 
     async def unfinished(self, cluster: str) -> list[str]:
         """Ids of the launches of `cluster` that have not ended."""
-        query = [("cluster_name", cluster)]
-        query += [("fields", name) for name in ("request_id", "name", "status", "cluster_name")]
-        said = await self._call("GET", "/api/status", query=query)
+        said = await self._requests([("cluster_name", cluster)])
         mine = (one for one in said if one["cluster_name"] == cluster and one["name"] == "sky.launch")
         return [one["request_id"] for one in mine if one["status"] in _UNFINISHED]
+
+    async def idle(self) -> bool:
+        """No launch of any name is under way."""
+        said = await self._requests([])
+        return not any(one["name"] == "sky.launch" and one["status"] in _UNFINISHED for one in said)
+
+    async def _requests(self, query: list[tuple[str, str]]) -> Any:
+        fields = [("fields", name) for name in ("request_id", "name", "status", "cluster_name")]
+        return await self._call("GET", "/api/status", query=[*query, *fields])
 
     async def launching(self, cluster: str) -> bool:
         """Whether a worker acts on the name, which outlasts the end of a cancelled request."""

@@ -16,10 +16,8 @@ from broker.cli.shell import Json, command, command_on, interruptible
 from broker.client import connection
 from broker.client.client import Client
 from broker.config import DaemonConfig
-from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.logs import set_up
-
-THROUGH_SKYPILOT = frozenset({"aws", "lambda", "runpod", "vast"})
 
 
 @command_on(uvloop.new_event_loop)
@@ -38,17 +36,9 @@ async def serve(
 
         await run(settings, ready=lambda url: typer.echo(f"gpubroker serves {url} from {settings.home}"))
     except InvalidInput as e:
-        raise BadInput("\n".join(explain(problem) for problem in e.problems)) from None
+        raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
     except GpubrokerError as e:
         raise ServerProblem(str(e)) from None
-
-
-def explain(problem: Problem) -> str:
-    """A fault of the configuration; a cloud that comes through SkyPilot says so while that is not installed."""
-    section, _, cloud = problem.field.partition(".")
-    if section == "providers" and cloud in THROUGH_SKYPILOT and importlib.util.find_spec("sky") is None:
-        return f"{problem.field}: {cloud} is bought through SkyPilot: pip install 'gpubroker[clouds]', or remove it"
-    return f"{problem.field}: {problem.message}"
 
 
 def note_missing_trainer(settings: DaemonConfig) -> None:

@@ -172,7 +172,14 @@ async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
 async def test_doctor_names_each_problem_with_a_fix(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = await to_thread(shell.run, "doctor", "--json")
     assert ran.code == 0
-    assert {c["name"] for c in ran.document["checks"]} >= {"daemon", "database", "blobs", "broker", "token", "offers"}
+    assert {c["name"] for c in ran.document["checks"]} >= {
+        "daemon",
+        "database",
+        "blobs",
+        "broker",
+        "token",
+        "simulated",
+    }
     monkeypatch.setenv("GPUBROKER_URL", "http://127.0.0.1:9")
     ran = await to_thread(shell.run, "doctor")
     assert ran.code == Exit.JOB_FAILED

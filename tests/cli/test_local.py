@@ -1,5 +1,6 @@
 """What works without a daemon, and what is said when there is none."""
 
+import importlib.util
 import json
 import os
 import stat
@@ -86,10 +87,13 @@ def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
     assert not connection.login_file().exists()
 
 
-def test_serve_explains_its_configuration(own_home: Path) -> None:
+def test_serve_explains_its_configuration(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = own_home / "gpubroker.yaml"
     config.write_text("providers: {runpod: {}}\n")
-    code, _, err = run("serve", "--config", str(config))
+    found = importlib.util.find_spec
+    with monkeypatch.context() as without_sky:
+        without_sky.setattr(importlib.util, "find_spec", lambda name: None if name == "sky" else found(name))
+        code, _, err = run("serve", "--config", str(config))
     assert code == Exit.BAD_INPUT
     assert "pip install 'gpubroker[clouds]'" in err
     config.write_text("prot: 80\n")
