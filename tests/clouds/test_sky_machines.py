@@ -1,0 +1,97 @@
+"""SkyPilot's whole launch on a real machine of each emulated cloud: the task runs, nothing else was brought along."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from broker.domain.instance import Liveness
+from providers.cloud import Purchase
+from providers.sky import SkyLauncher
+from providers.task import Task
+from tests.clouds.aws import Aws
+from tests.clouds.bake import NoBake
+from tests.clouds.emulator import Clouds
+from tests.clouds.machines import NamespaceMachines, NoNamespaces
+from tests.clouds.sky_rig import AWS_KEY, KEY, PLAIN, TASK, launcher, name, of_lambda, of_runpod, of_vast, processes
+from tests.clouds.test_sky_launch import needs_vast
+
+TASK_SECRET = TASK.secrets["SECRET_WORD"]
+LARGE = 5_000_000
+
+
+def of_aws() -> Purchase:
+    row = {
+        "InstanceType": "g6e.xlarge", "AcceleratorName": "L40S", "AcceleratorCount": "1", "vCPUs": "4",
+        "MemoryGiB": "32", "Price": "1.861", "SpotPrice": "0.6", "Region": "us-east-1", "AvailabilityZone": "use1-az6",
+        "Arch": "x86_64",
+    }  # fmt: skip
+    return Purchase(
+        cloud="aws", region="us-east-1", zone="us-east-1a", instance_type="g6e.xlarge", use_spot=True,
+        catalog={"aws/vms.csv": [row]}, config={"aws": {"disk_encrypted": True, "remote_identity": "NO_UPLOAD"}},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Clouds, Aws, SkyLauncher]]:
+    state = tmp_path_factory.mktemp("sky")
+    async with AsyncExitStack() as stack:
+        try:
+            machines = await NamespaceMachines.open()
+        except (NoBake, NoNamespaces) as e:
+            pytest.skip(str(e))
+        clouds = await stack.enter_async_context(Clouds(machines))
+        aws = await stack.enter_async_context(Aws(clouds.world))
+        sky = launcher(state, clouds, env={**aws.environment, **AWS_KEY}, config=dict(aws.sky_config))
+        aws.write_catalog(state / "sky/home/.sky/catalogs/v8/aws")
+        yield clouds, aws, sky
+        await sky.stop()
+        assert processes(state) == {}
+        assert clouds.violations == []
+
+
+def purchase(clouds: Clouds, cloud: str) -> tuple[Purchase, Task]:
+    match cloud:
+        case "lambda":
+            return of_lambda(), PLAIN
+        case "runpod":
+            return of_runpod(), TASK
+        case "vast":
+            [offer, *_] = [o for o in clouds.vast.offers.values() if o.gpu == "RTX 4090" and not o.rented and o.min_bid]
+            return of_vast(str(offer.id), offer.min_bid + 0.01), TASK
+    return of_aws(), PLAIN
+
+
+@pytest.mark.parametrize("cloud", ["lambda", "runpod", pytest.param("vast", marks=needs_vast), "aws"])
+async def test_a_launch_runs_the_task_and_brings_no_key(house: tuple[Clouds, Aws, SkyLauncher], cloud: str) -> None:
+    clouds, _, sky = house
+    mine = name(cloud[0])
+    await sky.launch(mine, *purchase(clouds, cloud))
+    assert await sky.liveness(sky.id, mine) is Liveness.DEAD
+    [machine] = clouds.world.named(mine)
+    way = await sky.ssh(mine, tty=False)
+    said = await asyncio.to_thread(
+        subprocess.run, [*way, "until test -s ran; do sleep 0.1; done; cat ran; sudo -n true && ls -A ~/.ssh"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert said.stdout.startswith(f"hello {TASK_SECRET}"), said
+    assert "sky-cluster-key" not in said.stdout
+    assert machine.machine is not None
+    assert machine.machine.root is not None
+    assert leaks(machine.machine.root) == []
+    assert all(secret not in str(machine.request) for secret in (*AWS_KEY.values(), TASK_SECRET))
+    assert KEY not in str(machine.request)
+
+
+def leaks(disk: Path) -> list[str]:
+    """Files that were written on the machine's disk and hold an account's key, or the key of all its machines."""
+    found = []
+    for path in disk.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGE:
+            content = path.read_bytes()
+            if any(key.encode() in content for key in (KEY, *AWS_KEY.values())) or b"OPENSSH PRIVATE KEY" in content:
+                found.append(str(path.relative_to(disk)))
+    return [path for path in found if not path.startswith("etc/ssh/")]
