@@ -1,0 +1,61 @@
+"""What a failed launch means."""
+
+import pytest
+
+from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from providers.sky_api import Failure
+from providers.sky_errors import meaning, one_line
+from providers.sky_facts import NOTHING
+
+NONE_LEFT = "QueryError: There are no longer any instances available with the requested specifications."
+SOLD_OUT = "RuntimeError: Failed to launch instances.; ClientError: An error occurred (InsufficientInstanceCapacity)"
+QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInstances: more vCPU than your limit of 0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected", "says"),
+    [
+        ("ResourcesUnavailableError", NONE_LEFT, NoCapacity, "no longer any instances available"),
+        ("ResourcesUnavailableError", SOLD_OUT, NoCapacity, "InsufficientInstanceCapacity"),
+        ("ResourcesUnavailableError", "HTTPError: 410 Client Error: Gone for url: x/asks/7/", NoCapacity, "410"),
+        (
+            "ResourcesUnavailableError",
+            "RuntimeError: gpubroker: gb-x-head is EXITED before it was ready",
+            NoCapacity,
+            "",
+        ),
+        ("ResourcesUnavailableError", QUOTA, Rejected, "raise the account's quota"),
+        ("ResourcesUnavailableError", "Found no quota for g6e.xlarge", Rejected, "raise the account's quota"),
+        ("ResourcesUnavailableError", "ClientError: ExpiredToken: it is expired", Rejected, "log in again"),
+        ("ResourcesUnavailableError", "QueryError: Unauthorized", Rejected, "gpubroker doctor"),
+        ("ResourcesUnavailableError", "RuntimeError: pull access denied for x", Rejected, "check trainer.image"),
+        ("ResourcesUnavailableError", "ConnectionError: reset by peer", OutcomeUnknown, "reset by peer"),
+        ("ResourcesUnavailableError", "Failed to provision all possible resources: image_id=x", OutcomeUnknown, ""),
+        ("ResourcesMismatchError", "the cluster exists with other resources", Rejected, ""),
+        ("RuntimeError", f"{NOTHING}AuthenticationError: Unauthorized request", Rejected, "gpubroker doctor"),
+        ("RuntimeError", f"{NOTHING}ResourcesMismatchError: other resources", Rejected, ""),
+        ("RuntimeError", f"{NOTHING}ValueError: Invalid zone 'x' for region 'y'", Rejected, "ask for another place"),
+        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", OutcomeUnknown, ""),
+        ("AuthenticationError", "Unauthorized request", OutcomeUnknown, ""),
+        ("CommandError", "setup failed with return code 1", OutcomeUnknown, ""),
+        ("BrokenProcessPool", "a worker died", OutcomeUnknown, ""),
+        ("RequestCancelled", "", OutcomeUnknown, "RequestCancelled"),
+        ("CANCELLED", "request 1 ended without a result", OutcomeUnknown, ""),
+    ],
+)
+def test_only_what_left_nothing_behind_is_a_refusal(
+    kind: str, message: str, expected: type[ProviderError], says: str
+) -> None:
+    found = meaning(Failure(kind=kind, message=message), "aws", [])
+    assert type(found) is expected
+    assert str(found).startswith("aws: ")
+    assert says in str(found)
+    assert NOTHING not in str(found)
+
+
+def test_a_message_is_one_short_line_without_secrets() -> None:
+    said = one_line("\x1b[33mfirst\n second\t key=s3cret \x1b[0m" + "x" * 1000 + " the cause", ["s3cret", ""])
+    assert said.startswith("first second key=***")
+    assert said.endswith("the cause")
+    assert len(said) <= 600
+    assert "\x1b" not in said
