@@ -20,7 +20,7 @@ SCHEMES = ("file", "memory", "s3", "gs", "az")
 _ENVIRONMENT = {
     "s3": (
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
-        "AWS_ENDPOINT", "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",
     ),
     "gs": ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_APPLICATION_CREDENTIALS"),
     "az": (
@@ -28,6 +28,11 @@ _ENVIRONMENT = {
         "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID",
     ),
 }  # fmt: skip
+_ALIASES = {
+    "endpoint": "aws_endpoint", "endpoint_url": "aws_endpoint", "aws_endpoint_url": "aws_endpoint",
+    "aws_endpoint_url_s3": "aws_endpoint", "region": "aws_region",
+}  # fmt: skip
+"""Of S3: obstore refuses two names of one setting, which an option and a variable easily are."""
 _HTTP_SETTING = re.compile(
     r"(aws_|google_|azure_)?(allow_http|allow_invalid_certificates|\w*timeout|default_content_type|http[12]_\w+"
     r"|pool_\w+|proxy_\w+|user_agent)"
@@ -58,9 +63,11 @@ def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
 
     Made explicit because an instance that is handed these options does not see the broker's environment.
     """
-    names = _ENVIRONMENT.get(scheme_of(url), ())
-    found = {name.lower(): os.environ[name] for name in names if os.environ.get(name)}
-    return found | {key.lower(): value for key, value in (options or {}).items()}
+    scheme = scheme_of(url)
+    names = _ENVIRONMENT.get(scheme, ())
+    aliases = _ALIASES if scheme == "s3" else {}
+    said = [(name, os.environ[name]) for name in names if os.environ.get(name)] + [*(options or {}).items()]
+    return {aliases.get(key.lower(), key.lower()): value for key, value in said}
 
 
 def connect(url: str, options: Mapping[str, str]) -> ObjectStore:

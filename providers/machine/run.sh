@@ -19,7 +19,8 @@ folders() {
 
 # The variables that the trainer is given, one a line; values hold no line break.
 given() {
-    env | grep '^GPUBROKER_' | grep -v -e '^GPUBROKER_REGISTRY_' -e '^GPUBROKER_BUNDLE_'
+    env | grep -e '^GPUBROKER_' -e '^HOME=' -e '^HF_HOME=' -e '^USER=' -e '^LOGNAME=' |
+        grep -v -e '^GPUBROKER_REGISTRY_' -e '^GPUBROKER_BUNDLE_'
 }
 
 run_docker() {

@@ -214,3 +214,13 @@ async def test_environment_credentials_are_handed_over(monkeypatch: pytest.Monke
         "aws_access_key_id": "from-the-environment", "aws_secret_access_key": "hidden", "aws_region": "us-east-1",
     }  # fmt: skip
     assert "hidden" not in repr(access)
+
+
+async def test_one_setting_under_two_names_is_the_configured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://everything.example")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3.example")
+    unscoped = GrantSettings(scope=False)
+    told = ObstoreBlobs.open("s3://bucket", HERE, grants=unscoped)
+    assert (await told.grant(JobId("j" * 13), AttemptId("a" * 13))).options["aws_endpoint"] == "http://s3.example"
+    chosen = ObstoreBlobs.open("s3://bucket", HERE, options={"endpoint": "http://ours.example"}, grants=unscoped)
+    assert (await chosen.grant(JobId("j" * 13), AttemptId("a" * 13))).options == {"aws_endpoint": "http://ours.example"}

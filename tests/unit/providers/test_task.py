@@ -243,6 +243,7 @@ def test_run_gives_the_container_its_variables_in_no_argument_and_no_file(machin
     assert {**ENV, **SECRET_ENV}.items() <= given.items()
     assert (given["GPUBROKER_NODE"], given["GPUBROKER_MASTER"]) == ("1", "10.0.0.4:29400")
     assert json.loads(given["GPUBROKER_STORE_OPTIONS"])
+    assert given["HF_HOME"].startswith(given["HOME"] + "/"), "uid 1000 has no home of its own in a container"
     assert not any("REGISTRY" in name for name in given)
     assert not any(KEY.encode() in p.read_bytes() for p in machine.work.rglob("*") if p.is_file())
     assert machine.work.stat().st_uid == 1000
