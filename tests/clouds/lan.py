@@ -11,7 +11,7 @@ BRIDGE = ("link add lan type bridge", "link set lan up")
 
 
 class Lan:
-    """Machines that are attached reach each other at their addresses in 10.0.0.0/8."""
+    """Machines that are attached reach each other at addresses that begin with the same number."""
 
     def __init__(self) -> None:
         """Raises OSError where this host cannot make one."""

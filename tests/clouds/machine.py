@@ -22,7 +22,7 @@ class MachineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     image: str = ""
     private_ip: str = ""
-    """By which other machines reach it, in 10.0.0.0/8; empty: `inner_ip` makes one up."""
+    """By which the other machines of its cloud reach it; empty: `inner_ip` makes one up."""
     imds: Mapping[str, str] | None = None
     """AWS: what the instance metadata service says, by path; None where the cloud has none."""
 
