@@ -119,7 +119,7 @@ class Aws:
             for region, image in self.images.items():
                 rows.writerows((tag, region, "ubuntu", "22.04", image, "20260101", image) for tag in GPU_TAGS)
         quotas = folder / "instance_quota_mapping.csv"
-        quotas.write_text("InstanceType,OnDemandCode,SpotInstanceCode\n")
+        quotas.write_text("InstanceType,OnDemandInstanceCode,SpotInstanceCode\n")
 
     # ---------------------------------------------------------------------------------------------------- the machines
 
