@@ -45,6 +45,12 @@ def opened(state: Path, **settings: Any) -> SkyLauncher:
         pytest.skip(str(e))
 
 
+async def dies(sky: SkyLauncher) -> None:
+    """As much of a daemon's sudden end as one process can show: its server goes on without it."""
+    assert sky._server is not None
+    await sky._server.close()
+
+
 async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -> None:
     sky = opened(state)
     planned = sky.id
@@ -77,7 +83,7 @@ async def test_the_next_daemon_adopts_a_living_server(state: Path) -> None:
     first = opened(state)
     await first.warm()
     known = server(state).pid
-    await first.close()
+    await dies(first)
     second = opened(state)
     assert second.id == first.id
     assert await second.liveness(first.id, NAME) is Liveness.UNKNOWN, "a last request may still be on its way"
@@ -86,15 +92,27 @@ async def test_the_next_daemon_adopts_a_living_server(state: Path) -> None:
     await second.stop()
 
 
+async def test_an_idle_server_ends_with_its_daemon(state: Path) -> None:
+    sky = opened(state)
+    await sky.warm()
+    ended = sky.id
+    await sky.close()
+    assert processes(state) == {}
+    later = opened(state)
+    assert await later.liveness(ended, NAME) is Liveness.DEAD
+    await later.close()
+
+
 async def test_a_server_made_of_other_credentials_is_replaced(state: Path) -> None:
     first = opened(state)
     await first.warm()
-    await first.close()
+    former = first.id
+    await dies(first)
     second = opened(state, env={"ANOTHER": "value"})
-    assert second.id != first.id
-    assert await second.liveness(first.id, NAME) is Liveness.UNKNOWN, "it lives, and is not ours to ask"
+    assert second.id != former
+    assert await second.liveness(former, NAME) is Liveness.UNKNOWN, "it lives, and is not ours to ask"
     await second.warm()
-    assert await second.liveness(first.id, NAME) is Liveness.DEAD
+    assert await second.liveness(former, NAME) is Liveness.DEAD
     await second.stop()
     assert processes(state) == {}
 
