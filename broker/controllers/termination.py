@@ -48,7 +48,10 @@ class Termination:
         ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))
         held = await context.store.apply([change for _, change in ends])
         for (one, change), ok in zip(ends, held, strict=True):
-            if ok and change.attempt and not change.attempt[1].live:
+            if not ok:
+                # Billing charged it meanwhile: settled at the next look, not when the lease lapses.
+                await context.store.release([], [one.attempt], due_in_s=0.0)
+            elif change.attempt and not change.attempt[1].live:
                 await self._clean_up(one.attempt)
         return len(leased) == context.rhythm.claim
 
