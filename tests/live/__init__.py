@@ -1,0 +1,1 @@
+"""The real clouds, for whoever has keys: see docs/clouds.md."""

@@ -1,0 +1,36 @@
+"""What is left in an account, where a cloud's API tells it: RunPod and Vast, which are paid in advance."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from broker.domain.errors import ProviderError
+from providers import runpod, vast
+from providers.credentials import key_of
+from providers.rest import Rest
+
+
+async def balance(cloud: str, env: Mapping[str, str], home: Path, endpoint: str | None = None) -> Decimal | None:
+    """Dollars; None where the cloud does not say. Lambda has no such call; AWS's lags by a day and costs money."""
+    if cloud not in ("runpod", "vast"):
+        return None
+    base = endpoint or {"runpod": runpod.ENDPOINT, "vast": vast.ENDPOINT}[cloud]
+    try:
+        api = Rest(cloud, base, {"Authorization": f"Bearer {key_of(cloud, env, home).key}"}, key_help="")
+    except ProviderError:
+        return None
+    try:
+        told = await _told(cloud, api)
+    except (ProviderError, KeyError, TypeError):
+        return None
+    finally:
+        await api.close()
+    return None if told is None else Decimal(str(told))
+
+
+async def _told(cloud: str, api: Rest) -> Any:
+    if cloud == "vast":
+        return (await api.call("GET", "/api/v0/users/current/"))["credit"]
+    answer = await api.call("POST", "/graphql", {"query": "query { myself { clientBalance } }"})
+    return answer["data"]["myself"]["clientBalance"]

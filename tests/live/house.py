@@ -1,0 +1,193 @@
+"""A daemon of its own for a run that costs money, and the end of everything that it rented."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from broker import outside
+from broker.api.models import JobDetail
+from broker.client.client import Client
+from broker.client.errors import ClientError
+from broker.clock import SystemClock
+from broker.domain.errors import ProviderError
+from broker.domain.ids import Installation
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import RESTING_JOB_STATES
+from providers.cloud import Cloud
+from providers.registry import CLOUDS, ProvidersConfig
+
+KEPT = ("providers", "home", "port", "database_url")
+"""Of the user's configuration these are the run's own."""
+LOOK_S = 5.0
+START_S, END_S, SWEEP_S = 180.0, 900.0, 1200.0
+
+
+class House:
+    """The home of one run: kept, since it tells whose machines they were."""
+
+    def __init__(self, home: Path, clouds: list[str], given: Mapping[str, Any]) -> None:
+        """`given`: a gpubroker.yaml; its blob store must be a bucket."""
+        self.home, self.clouds = home, clouds
+        sections = given.get("providers") or {}
+        chosen = {name: sections.get(name) or {} for name in clouds}
+        own = {"port": 0, "providers": {"local": None, **chosen, **{k: sections[k] for k in ("sky",) if k in sections}}}
+        self.configuration = {key: value for key, value in given.items() if key not in KEPT} | own
+        self.jobs: list[str] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._natives: dict[str, Cloud] = {}
+
+    @property
+    def config_file(self) -> Path:
+        return self.home / "gpubroker.yaml"
+
+    @property
+    def installation(self) -> Installation:
+        return Installation((self.home / "installation").read_text().strip())
+
+    # ------------------------------------------------------------------------------------------------------ the daemon
+
+    async def start(self) -> None:
+        """Raises RuntimeError with the end of its log when it does not come up."""
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.config_file.write_text(yaml.safe_dump(self.configuration))
+        client_file = self.home / "client.json"
+        client_file.unlink(missing_ok=True)
+        with (self.home / "daemon.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home), stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        async with asyncio.timeout(START_S):
+            while not client_file.exists():
+                if self._process.returncode is not None:
+                    raise RuntimeError(f"the daemon does not start: {self.log()[-500:]}")
+                await asyncio.sleep(0.1)
+
+    async def kill(self) -> None:
+        """SIGKILL, and its SkyPilot server with it: as a host that loses its power."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+        self.end_processes()
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+            await self._process.wait()
+        self.end_processes()
+
+    def end_processes(self) -> None:
+        """What names this home in its environment or arguments: the API server, which outlives the daemon."""
+        for process in psutil.process_iter():
+            try:
+                told = " ".join(process.cmdline()) + " ".join(process.environ().values())
+                if str(self.home) in told and process.pid != os.getpid():
+                    process.kill()
+            except psutil.Error:
+                continue
+
+    def log(self) -> str:
+        return (self.home / "daemon.log").read_text(errors="replace")
+
+    def client(self) -> Client:
+        found = json.loads((self.home / "client.json").read_text())
+        return Client(found["url"], found["token"])
+
+    # -------------------------------------------------------------------------------------------------------- the jobs
+
+    async def submit(self, spec: Mapping[str, Any], data: Path) -> str:
+        async with self.client() as client:
+            upload = await client.upload(data.read_bytes(), name=data.name)
+            body = json.loads(json.dumps(spec))
+            body["train"]["data"]["path"] = upload.ref
+            job = str((await client.submit(body, key=os.urandom(8).hex())).id)
+        self.jobs.append(job)
+        return job
+
+    async def until(self, job: str, what: str, holds: Callable[[JobDetail], bool], *, within_s: float) -> JobDetail:
+        """The job once it `holds`. Raises AssertionError when it rests before, or does not in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    async with self.client() as client:
+                        detail = await client.job(job)
+                    if holds(detail):
+                        return detail
+                    if detail.state in RESTING_JOB_STATES:
+                        raise AssertionError(f"{what}: the job is {detail.state}: {detail.reason}")
+                    await asyncio.sleep(2.0)
+        except TimeoutError:
+            raise AssertionError(f"{what}: not within {within_s:.0f} s") from None
+
+    async def spent(self) -> Decimal:
+        """By the ledgers of all jobs."""
+        async with self.client() as client:
+            return sum([(await client.job(job)).spent_usd for job in self.jobs], Decimal(0))
+
+    async def cancel_all(self) -> None:
+        """Asks every job to stop, and waits for them for a while."""
+        for job in self.jobs:
+            try:
+                async with self.client() as client:
+                    await client.cancel(job)
+                await self.until(job, "cancelled", lambda d: d.state in RESTING_JOB_STATES, within_s=END_S)
+            except (ClientError, AssertionError) as e:
+                print(f"  job {job}: {e}; the sweep ends its machines")
+
+    # ------------------------------------------------------------------------------------------------------ the clouds
+
+    def native(self, cloud: str) -> Cloud:
+        """The cloud's own API, past the daemon."""
+        if cloud not in self._natives:
+            sections = ProvidersConfig.model_validate(self.configuration["providers"]).rented()
+            make, _ = CLOUDS[cloud]
+            self._natives[cloud] = make(
+                sections[cloud], installation=self.installation, clock=SystemClock(), env=os.environ, home=Path.home()
+            )
+        return self._natives[cloud]
+
+    async def machines(self, cloud: str) -> list[Observed]:
+        """Of this run, that may cost money. Raises ProviderError."""
+        return [one for one in await self.native(cloud).list() if one.state is not InstanceState.GONE]
+
+    async def close(self) -> None:
+        for native in self._natives.values():
+            await native.close()
+
+
+async def sweep(house: House) -> dict[str, str]:
+    """Destroys every machine of the run, until each cloud says twice that there is none; what is left, by cloud."""
+    left: dict[str, str] = {}
+    for cloud in house.clouds:
+        try:
+            async with asyncio.timeout(SWEEP_S):
+                await _sweep(house, cloud)
+        except (ProviderError, TimeoutError, OSError) as e:
+            left[cloud] = str(e) or "machines still stand after so long a time"
+    return left
+
+
+async def _sweep(house: House, cloud: str) -> None:
+    """Two empty listings, a listing's lag apart: what was being created may show only in the second."""
+    native, clock, empty = house.native(cloud), SystemClock(), 0
+    while empty < 2:
+        if standing := await house.machines(cloud):
+            empty = 0
+            for one in standing:
+                print(f"  sweep: destroying {one.handle.name} ({one.handle.id}) at {cloud}")
+                found = outside.Found(provider=cloud, observed=one, orphan="the run has ended")
+                if why := await outside.destroy(found, native, clock):  # type: ignore[arg-type]  # it lists and destroys
+                    raise ProviderError(f"{one.handle.name} ({one.handle.id}) stands: {why}")
+            continue
+        empty += 1
+        if empty < 2:
+            await asyncio.sleep(native.caps.list_lag_s)

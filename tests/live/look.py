@@ -1,0 +1,106 @@
+"""`--read-only`: what each cloud sells and shows, by our own providers, and whether its answers have changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graphql import build_client_schema, build_schema, get_introspection_query
+
+from broker.clock import SystemClock
+from broker.domain.errors import ProviderError, Rejected
+from broker.domain.offer import GpuAsk
+from providers.aws_api import KEYS
+from providers.credentials import aws_source, key_of
+from providers.registry import CLOUDS, ProvidersConfig
+from providers.rest import Rest
+from providers.runpod import ENDPOINT
+from providers.sieve import Sieve
+from tests.clouds.runpod_api import SDL
+from tests.live import introspection
+from tests.live.answers import OURS, Answers
+from tests.live.guard import reading
+from tests.live.shapes import Difference
+
+NAMES = tuple(CLOUDS)
+UNREADABLE = "unreadable"
+_ALL = {"runpod": {"community": True}, "vast": {"verified": False}}
+"""Settings with which a cloud shows as much as it has."""
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What was learned of one cloud."""
+
+    cloud: str
+    skipped: str = ""
+    """Why it was not asked, and how to get a key."""
+    error: str = ""
+    calls: int = 0
+    offers: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    machines: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    unseen: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.error and not any(one.needed for one in self.differences)
+
+
+def missing(cloud: str, env: Mapping[str, str], home: Path) -> str:
+    """What is not there of a cloud's credentials, and how to get it; empty: something is."""
+    if cloud == "aws":
+        return "" if aws_source(env, home) else f"AWS: no keys; {KEYS}"
+    try:
+        key_of(cloud, env, home)
+    except Rejected as e:
+        return str(e)
+    return ""
+
+
+async def look(cloud: str, endpoint: str | None, env: Mapping[str, str], home: Path) -> Found:
+    """Asks one cloud; sends nothing but reads."""
+    found, answers = Found(cloud=cloud), Answers(cloud)
+    settings = {"endpoint": endpoint, **_ALL.get(cloud, {})}
+    section = ProvidersConfig.model_validate({cloud: settings}).rented()[cloud]
+    native = CLOUDS[cloud][0](section, installation=OURS, clock=SystemClock(), env=env, home=home)
+    with reading(answers):
+        try:
+            if (problem := await native.check()) is not None:
+                found.notes.append(problem)
+            sieve = Sieve(GpuAsk())
+            await native.rows(sieve)
+            found.offers, found.dropped = len(sieve.offers), sieve.dropped
+            found.machines = len(await native.list())
+        except ProviderError as e:
+            found.error = str(e)
+        except Exception as e:  # what a provider meets in an answer that has changed; the differences say more
+            found.error = f"its answers cannot be read: {e!r}"
+        finally:
+            await native.close()
+        found.differences, found.unseen, found.calls = answers.differences(), answers.unseen, answers.calls
+        if cloud == "runpod" and answers.queries:
+            await _introspect(found, answers, endpoint, key_of("runpod", env, home).key)
+    if found.dropped.get(UNREADABLE):
+        found.error = found.error or f"{found.dropped[UNREADABLE]} rows of what it sells cannot be read"
+    return found
+
+
+async def _introspect(found: Found, answers: Answers, endpoint: str | None, key: str) -> None:
+    """RunPod's types, if it tells them; else its answers must do."""
+    headers = {"Authorization": f"Bearer {key}"}
+    api = Rest("RunPod", endpoint or ENDPOINT, headers, key_help="")
+    ours = build_schema(SDL.read_text(encoding="utf-8"))
+    try:
+        said: Any = await api.call("POST", "/graphql", {"query": get_introspection_query(descriptions=False)})
+    except ProviderError as e:
+        said = {"errors": [{"message": str(e)}]}
+    finally:
+        await api.close()
+    if not isinstance(said, dict) or not isinstance(said.get("data"), dict):
+        found.notes.append("RunPod does not describe its API, so fields were checked by its answers alone")
+        return
+    theirs = build_client_schema(said["data"])
+    found.differences += introspection.differences(ours, theirs, introspection.used(answers.queries, ours))

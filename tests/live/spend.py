@@ -1,0 +1,243 @@
+"""Scenarios on real clouds, for money: `python -m tests.live --max-usd 2 --yes-spend-money --cloud runpod …`.
+
+What cannot be ordered from a real cloud (a preemption, no capacity, another price, the wrong GPU) is left to the
+emulators in tests/clouds/scenarios; a machine that is taken away is played by destroying it behind the daemon's back.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import ROUND_DOWN, Decimal
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from broker.api.models import JobDetail
+from broker.domain.errors import ProviderError
+from broker.domain.job import AttemptState, JobState
+from tests.live.balance import balance
+from tests.live.house import House, sweep
+from tests.live.look import missing
+
+HUB = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+DATA = Path("examples/devils-dictionary.csv")
+CENT = Decimal("0.01")
+LEAST_CAP = Decimal("0.10")
+"""A share below this buys nothing."""
+LAUNCH_S, RUN_S, NOTICE_S = 3600.0, 5400.0, 120.0
+SLACK_USD = Decimal("0.05")
+"""By which an account's balance may fall further than our ledger says: what we do not count, and rounding."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a run showed."""
+
+    scenarios: dict[str, str] = field(default_factory=dict)
+    """By `<cloud>/<scenario>`: `ok`, or what went wrong."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    spent_usd: Decimal | None = None
+    fell_usd: dict[str, str] = field(default_factory=dict)
+    """By how much the account's balance fell, where the cloud tells it."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Clouds where something of the run stands, or may."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.left and bool(self.scenarios) and all(said == "ok" for said in self.scenarios.values())
+
+
+Scenario = Callable[[House, str, Decimal], Awaitable[None]]
+
+
+def job(cloud: str, cap: Decimal, *, steps: int) -> Mapping[str, Any]:
+    """The fine-tune of the emulated scenarios, on one cloud and under a cap."""
+    from tests.clouds.scenarios.scene import fine_tune
+
+    limits = {"providers": [cloud], "gpus": 1}
+    return fine_tune(HUB, steps=steps, cap_usd=str(cap), resources=limits, checkpoint={"every_s": 20})
+
+
+async def fine_tuned(house: House, cloud: str, cap: Decimal) -> None:
+    """A job from submit to its end, and nothing left of it."""
+    name = await house.submit(job(cloud, cap, steps=20), DATA)
+    await house.until(name, "fine-tuned", _succeeded, within_s=RUN_S)
+    await _nothing_stands(house, cloud)
+
+
+async def taken(house: House, cloud: str, cap: Decimal) -> None:
+    """Its machine is destroyed by the cloud's own API while it trains: noticed, and resumed on another one."""
+    name = await house.submit(job(cloud, cap, steps=400), DATA)
+    await house.until(name, "training with a checkpoint behind it", _well_under_way, within_s=LAUNCH_S)
+    for machine in await house.machines(cloud):
+        await house.native(cloud).destroy(machine.handle)
+    await house.until(name, "noticed", lambda d: d.runs[0].state is not AttemptState.TRAINING, within_s=NOTICE_S)
+    detail = await house.until(name, "resumed to its end", _succeeded, within_s=RUN_S)
+    assert len(detail.runs) >= 2, "it succeeded without a second attempt"
+    assert detail.runs[1].resume_from, "the second attempt began anew"
+    await _nothing_stands(house, cloud)
+
+
+async def killed(house: House, cloud: str, cap: Decimal) -> None:
+    """The daemon and its SkyPilot server are killed in the middle of a launch: never two machines of one name."""
+    name = await house.submit(job(cloud, cap, steps=20), DATA)
+    await house.until(name, "a launch", lambda d: any(run.create_sent_at for run in d.runs), within_s=LAUNCH_S)
+    await house.kill()
+    await house.start()
+    watch = asyncio.create_task(_never_two(house, cloud))
+    try:
+        await house.until(name, "succeeded after the restart", _succeeded, within_s=RUN_S)
+    finally:
+        watch.cancel()
+    if (failed := (await asyncio.gather(watch, return_exceptions=True))[0]) and isinstance(failed, AssertionError):
+        raise failed
+    await _nothing_stands(house, cloud)
+
+
+SCENARIOS: Mapping[str, Scenario] = {"fine-tuned": fine_tuned, "taken": taken, "killed": killed}
+
+
+def _succeeded(detail: JobDetail) -> bool:
+    return detail.state is JobState.SUCCEEDED
+
+
+def _well_under_way(detail: JobDetail) -> bool:
+    """So far that a checkpoint was committed, which is what a second attempt would resume from."""
+    run = detail.runs[-1] if detail.runs else None
+    if run is None or run.state is not AttemptState.TRAINING or run.beat is None or run.first_beat_at is None:
+        return False
+    return (datetime.now(UTC) - run.first_beat_at).total_seconds() > 120 and (run.beat.step or 0) > 5
+
+
+async def _nothing_stands(house: House, cloud: str) -> None:
+    async with asyncio.timeout(300):
+        while await house.machines(cloud):  # noqa: ASYNC110
+            await asyncio.sleep(5)
+
+
+async def _never_two(house: House, cloud: str) -> None:
+    while True:
+        try:
+            names = [one.handle.name for one in await house.machines(cloud)]
+        except ProviderError:
+            names = []
+        assert len(names) == len(set(names)), f"two machines of one name: {names}"
+        await asyncio.sleep(5)
+
+
+# ----------------------------------------------------------------------------------------------------------- the run
+
+
+def begin(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str]) -> int:
+    """Exit code 0 when all went well and nothing stands, 1 when not, 2 when nothing was begun."""
+    problem = refusal(clouds, max_usd, config, scenarios)
+    if problem:
+        print(f"tests.live: {problem}; nothing was begun", file=sys.stderr)
+        return 2
+    home = Path.home() / ".local/state/gpubroker-live" / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    house = House(home, clouds, yaml.safe_load(config.read_text()) or {})
+    report = asyncio.run(run(house, share(max_usd, clouds, scenarios), scenarios))
+    document = {
+        "scenarios": report.scenarios, "seconds": report.seconds, "orphans": report.left,
+        "spent_usd": None if report.spent_usd is None else str(report.spent_usd), "balance_fell_usd": report.fell_usd,
+        "ok": report.ok,
+    }  # fmt: skip
+    print(json.dumps(document))
+    return 0 if report.ok else 1
+
+
+def refusal(clouds: list[str], max_usd: Decimal, config: Path, scenarios: list[str]) -> str:
+    """Why a run would make no sense; empty: it may begin."""
+    if unknown := [name for name in scenarios if name not in SCENARIOS]:
+        return f"there is no scenario {unknown[0]}; one of {', '.join(SCENARIOS)}"
+    if (cap := share(max_usd, clouds, scenarios)) < LEAST_CAP:
+        return f"--max-usd {max_usd} leaves each job ${cap}, less than ${LEAST_CAP}: name fewer clouds or scenarios"
+    try:
+        given = yaml.safe_load(config.read_text()) or {}
+    except (OSError, yaml.YAMLError) as e:
+        return f"--config {config}: {str(e).splitlines()[0]}"
+    if not str(given.get("blobs", "")).startswith(("s3://", "gs://", "az://")):
+        return f"--config {config}: `blobs` must be a bucket, which rented machines can reach"
+    return next(filter(None, (missing(cloud, *_user()) for cloud in clouds)), "")
+
+
+def _user() -> tuple[Mapping[str, str], Path]:
+    return os.environ, Path.home()
+
+
+def share(max_usd: Decimal, clouds: list[str], scenarios: list[str]) -> Decimal:
+    """The cap of each job, so that all together hold to `max_usd`."""
+    return (max_usd / (len(clouds) * len(scenarios))).quantize(CENT, rounding=ROUND_DOWN)
+
+
+async def run(house: House, cap: Decimal, scenarios: list[str]) -> Report:
+    """One scenario after the other; whatever happens, everything is destroyed and looked for at the end."""
+    report = Report()
+    me = asyncio.current_task()
+    assert me is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+    before = {cloud: await balance(cloud, *_user()) for cloud in house.clouds}
+    try:
+        await house.start()
+        print(f"installation {house.installation}, home {house.home}; each job's cap is ${cap}")
+        print(f"if this is killed: gpubroker sweep --once --destroy --config {house.config_file}")
+        for cloud in house.clouds:
+            for name in scenarios:
+                await _try(report, f"{cloud}/{name}", SCENARIOS[name](house, cloud, cap))
+    except asyncio.CancelledError:
+        report.scenarios["run"] = "interrupted"
+    except (RuntimeError, TimeoutError) as e:
+        report.scenarios["run"] = str(e) or "the daemon did not start in time"
+    finally:
+        await asyncio.shield(_end(house, report))
+    for cloud, had in before.items():
+        await _compare(report, cloud, had)
+    return report
+
+
+async def _try(report: Report, name: str, scenario: Awaitable[None]) -> None:
+    begun = time.monotonic()
+    print(f"{name} …", flush=True)
+    try:
+        await scenario
+        report.scenarios[name] = "ok"
+    except Exception as e:  # the next scenario is another matter
+        report.scenarios[name] = f"{type(e).__name__}: {e}"
+    report.seconds[name] = round(time.monotonic() - begun, 1)
+    print(f"{name}: {report.scenarios[name]} ({report.seconds[name]} s)", flush=True)
+
+
+async def _end(house: House, report: Report) -> None:
+    """Cancels, counts, stops the daemon, and then sweeps: nothing can be launched behind the sweep any more."""
+    if not (house.home / "installation").exists():
+        return  # no daemon ever was, so nothing could be rented
+    try:
+        await house.cancel_all()
+        report.spent_usd = await house.spent()
+        print(f"spent by our ledger: ${report.spent_usd}")
+    except Exception as e:  # the sweep must come, whatever the daemon says
+        print(f"  {type(e).__name__}: {e}")
+    await house.stop()
+    report.left = await sweep(house)
+    for cloud, why in report.left.items():
+        print(f"ATTENTION: at {cloud} machines of installation {house.installation} may stand and bill: {why}")
+    await house.close()
+
+
+async def _compare(report: Report, cloud: str, had: Decimal | None) -> None:
+    """An account's balance covers all that goes on in it, so only what exceeds our ledger is a fault."""
+    now = await balance(cloud, *_user())
+    if had is None or now is None:
+        report.fell_usd[cloud] = "its API does not tell"
+        return
+    fell = had - now
+    report.fell_usd[cloud] = str(fell)
+    if report.spent_usd is not None and fell > report.spent_usd + SLACK_USD:
+        report.scenarios[f"{cloud}/bill"] = f"the balance fell by ${fell}, our ledgers say ${report.spent_usd}"
