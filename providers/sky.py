@@ -116,7 +116,8 @@ class SkyLauncher:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 api = await self._api()
-                request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin)
+                rows = purchase.catalog if self._server is None else {}
+                request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin, rows)
                 await api.result(request)
         except Failure as e:
             raise meaning(e, purchase.cloud, secrets) from None

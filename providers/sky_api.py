@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 from broker.domain.errors import OutcomeUnknown, Rejected
-from providers.sky_facts import PIN, PLUGIN_VERSION, SKY_VERSION, TOKEN_HEADER
+from providers.sky_facts import PIN, PLUGIN, PLUGIN_VERSION, ROWS, SKY_VERSION, TOKEN_HEADER
 
 PATIENCE_S = 20.0
 _API_VERSION = "62"
@@ -51,11 +51,19 @@ class SkyApi:
         said = await self._call("GET", "/api/plugins")
         if not any(p.get("name") == "gpubroker" and p.get("version") == PLUGIN_VERSION for p in said["plugins"]):
             raise Rejected(
-                f"the API server at {self._base} lacks gpubroker's plugin {PLUGIN_VERSION}; see docs/skypilot.md"
+                f"the API server at {self._base} lacks gpubroker's plugin {PLUGIN_VERSION}: "
+                f"install gpubroker there, and name {PLUGIN} in its plugins.yaml"
             )
 
-    async def launch(self, task: str, cluster: str, config: Mapping[str, object], pin: Mapping[str, str]) -> str:
-        """Hands in a launch; the request's id. `task`: YAML. `pin`: for our plugin."""
+    async def launch(
+        self,
+        task: str,
+        cluster: str,
+        config: Mapping[str, object],
+        pin: Mapping[str, str],
+        rows: Mapping[str, object],
+    ) -> str:
+        """Hands in a launch; the request's id. `task`: YAML. `pin`, `rows` of the catalog: for our plugin."""
         body = {
             "task": task,
             "cluster_name": cluster,
@@ -63,7 +71,8 @@ class SkyApi:
             "disable_controller_check": True,
             "override_skypilot_config": dict(config),
         }
-        return await self._submit("/launch", body, {PIN: json.dumps(dict(pin))})
+        told = {PIN: json.dumps(dict(pin)), ROWS: json.dumps(dict(rows), default=dict)}
+        return await self._submit("/launch", body, told)
 
     async def result(self, request: str) -> None:
         """Waits until the request has ended. Raises Failure; OutcomeUnknown when it cannot be learned."""

@@ -9,15 +9,17 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from broker.domain.errors import NoCapacity, OutcomeUnknown, Rejected
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
-from providers.sky import SkyLauncher
+from providers.sky import SkyConfig, SkyLauncher
 from tests.clouds.emulator import Clouds
 from tests.clouds.sky_rig import (
+    INSTALLATION,
     KEY,
     PLAIN,
     TASK,
@@ -132,6 +134,30 @@ async def test_the_second_bid_is_the_second(sky: SkyLauncher, clouds: Clouds) ->
         with suppress(OutcomeUnknown):
             await launch
     assert bought == [("0.31", True, L40S), ("0.37", True, L40S)]
+
+
+async def test_a_teams_server_is_asked_by_its_address_and_bids_what_was_quoted(
+    sky: SkyLauncher, clouds: Clouds, tmp_path: Path
+) -> None:
+    await sky.warm()
+    known = json.loads((sky._state / "server.json").read_bytes())
+    config = SkyConfig(url=f"http://127.0.0.1:{known['port']}", token=known["token"])
+    guest = SkyLauncher(config, installation=INSTALLATION, state=tmp_path)
+    clouds.control.hold_boots()
+    launch = asyncio.create_task(guest.launch(name("m"), of_runpod("0.43"), TASK))
+    await until(partial(created, clouds, name("m"), launch), within_s=60)
+    [pod] = clouds.world.named(name("m"))
+    assert str(pod.usd_per_hour) == "0.43"
+    launch.cancel()
+    await asyncio.wait([launch])
+    assert await guest.liveness(guest.id, name("m")) is Liveness.ALIVE
+    await guest.cancel(name("m"))
+    await dead(guest, name("m"))
+    await guest.close()
+    outsider = SkyLauncher(config.model_copy(update={"token": "wrong"}), installation=INSTALLATION, state=tmp_path)
+    with pytest.raises(Rejected, match="the token in the configuration is not the server's"):
+        await outsider.launch(name("n"), of_runpod(), TASK)
+    await outsider.close()
 
 
 @needs_vast
