@@ -187,7 +187,7 @@ async def run(house: House, cap: Decimal, scenarios: list[str]) -> Report:
     try:
         await house.start()
         print(f"installation {house.installation}, home {house.home}; each job's cap is ${cap}")
-        print(f"if this is killed: gpubroker sweep --once --destroy --config {house.config_file}")
+        print(f"if this is killed: GPUBROKER_HOME={house.home} gpubroker sweep --once --destroy", flush=True)
         for cloud in house.clouds:
             for name in scenarios:
                 await _try(report, f"{cloud}/{name}", SCENARIOS[name](house, cloud, cap))
