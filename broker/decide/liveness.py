@@ -1,5 +1,6 @@
 """Is it alive, dead, or unknown? Beats, the cloud's inventory and notices, three-valued."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -25,6 +26,8 @@ class Patience:
 
     lost_s: float = 20.0
     """Without a beat for so long, the word of the cloud that nothing is there is believed."""
+    stopped_s: float = 10.0
+    """Without a beat for so long, a machine that its cloud lists as stopped is; a host's listing may blink."""
     silence_s: float = 300.0
     hang_s: float = 1800.0
     """Without a new step, once training has begun."""
@@ -53,10 +56,12 @@ class Observation:
 def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
     """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]
-    if seen.node_lost or not TAKEN_AWAY.isdisjoint(states):
+    if seen.node_lost or InstanceState.GONE in states:
         return Liveness.DEAD
-    beating = seen.beat_age_s is not None and seen.beat_age_s < patience.lost_s
-    if beating:
+    age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
+    if InstanceState.STOPPED in states and age_s >= patience.stopped_s:
+        return Liveness.DEAD
+    if age_s < patience.lost_s:
         return Liveness.ALIVE
     if seen.absent and not states:
         return Liveness.DEAD

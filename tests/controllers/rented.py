@@ -78,6 +78,12 @@ class Rented(SimulatedProvider):
         if name in self.launches:
             self.kill(name)
 
+    async def evict(self, name: InstanceName) -> None:
+        """Its agent dies, and the cloud lists it as stopped: ours until it is destroyed."""
+        (machine,) = [o for o in await super().list() if o.handle.name == name]
+        await super().destroy(machine.handle)
+        self.bare[name] = replace(machine, state=InstanceState.STOPPED)
+
     async def list(self) -> Sequence[Observed]:
         listed = [*self.bare.values(), *await super().list()]
         return [replace(o, **self.shown.get(o.handle.id, {})) for o in listed]

@@ -193,7 +193,7 @@ async def test_a_machine_that_its_cloud_has_stopped_is_noticed_within_20_s_and_d
             return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
 
         await broker.eventually(trains)
-        cloud.shown[name_of(job)] = {"state": InstanceState.STOPPED}
+        await cloud.evict(name_of(job))
         await broker.eventually(lambda: _ended(broker, job), within_s=20)
         (first, *_) = await broker.attempts(job)
         assert first.reason is Reason.PREEMPTED
