@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.api.models import ProviderView
-from broker.blobs.init import check_bucket
+from broker.blobs.connect import folder_of
+from broker.blobs.init import check_bucket, check_grants
 from broker.cli import words
 from broker.client import connection
 from broker.client.client import Client
@@ -15,6 +16,8 @@ from broker.config import CONFIG_FILE, DaemonConfig
 from broker.domain.errors import BlobError, InvalidInput
 
 TRAINER = ("torch", "transformers", "accelerate", "peft", "safetensors")
+TOOLS = {"rsync": "rsync", "ssh": "openssh-client"}
+"""That SkyPilot calls on this machine, and the package that has each."""
 LEAST_FREE_BYTES = 5 * 1024**3
 PARTS = {
     "database": "see the daemon's log; GPUBROKER_DATABASE_URL names another server",
@@ -106,6 +109,7 @@ async def _machine() -> list[Check]:
     missing = [name for name in TRAINER if importlib.util.find_spec(name) is None]
     checks = [
         await _blobs(config),
+        *(await _rented(config) if config.providers.rented() else ()),
         Check(
             name="trainer",
             ok=not missing,
@@ -120,6 +124,29 @@ async def _machine() -> list[Check]:
         *checks,
         Check(name="disk", ok=free >= LEAST_FREE_BYTES, detail=detail, fix="free some space, or move the home"),
     ]
+
+
+async def _rented(config: DaemonConfig) -> list[Check]:
+    """What launching on rented machines takes: SkyPilot's tools here, the trainer there, and scoped credentials."""
+    lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
+    own = f"machines run {config.trainer.image}" if config.trainer.image else "unset: machines install this trainer"
+    checks = [
+        Check(
+            name="skypilot",
+            ok=not lacking or config.providers.sky.url is not None,
+            detail=f"{', '.join(lacking)} not installed" if lacking else f"{', '.join(TOOLS)} are there",
+            fix=f"apt-get install {' '.join(TOOLS[t] for t in lacking)}, or what your system calls them",
+        ),
+        Check(name="trainer image", ok=True, detail=own),
+    ]
+    if folder_of(config.blobs_url) is not None:
+        detail = "a folder cannot be reached by rented machines"
+        return [*checks, Check(name="grants", ok=False, detail=detail, fix="set blobs to s3://, gs:// or az://")]
+    from broker.app import grants_of
+
+    warning = await check_grants(config.blobs_url, options=config.blob_options, grants=grants_of(config))
+    detail = warning or "each attempt gets credentials for its own part of the blob store, and no more"
+    return [*checks, Check(name="grants", ok=warning is None, detail=detail)]
 
 
 async def _blobs(config: DaemonConfig) -> Check:
