@@ -32,6 +32,8 @@ class RunPodApi:
     def __init__(self, world: World, faults: Faults) -> None:
         self.world, self.faults = world, faults
         self.schema = build_schema(SDL.read_text(encoding="utf-8"))
+        self._documents: dict[str, DocumentNode] = {}
+        """Queries that have been found right."""
         self.gpus = {gpu.id: gpu for gpu in GPUS}
         self.pools = runpod_market()
         self.pub_key = ""
@@ -66,12 +68,15 @@ class RunPodApi:
         if key != self.world.api_key:
             return web.json_response({"errors": [{"message": "Unauthorized"}]}, status=401)
         asked = await request.json()
-        try:
-            document = parse(asked["query"])
-        except GraphQLError as e:
-            return self._refuse([e])
-        if problems := validate(self.schema, document):
-            return self._refuse(problems)
+        document = self._documents.get(asked["query"])
+        if document is None:
+            try:
+                document = parse(asked["query"])
+            except GraphQLError as e:
+                return self._refuse([e])
+            if problems := validate(self.schema, document):
+                return self._refuse(problems)
+            self._documents[asked["query"]] = document
 
         async def carry_out() -> web.Response:
             done = execute(
