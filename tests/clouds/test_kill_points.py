@@ -1,0 +1,278 @@
+"""Broker, launch server or both are killed at twenty points of a launch: one machine, no orphan, an honest ledger.
+
+The controllers, the native halves of the clouds and their HTTP APIs are real; the server behind the launcher creates
+machines by the calls that SkyPilot makes.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.fleet import Fleet
+from broker.controllers.loop import run_forever
+from broker.domain.ids import Installation, job_id
+from broker.domain.instance import TrainerImage
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind
+from broker.domain.offer import Workload
+from broker.domain.spec import JobSpec
+from broker.market.market import Market, MarketRhythm
+from broker.ports import Change
+from broker.secrets import SecretBox
+from broker.store.memory import MemoryStore
+from providers.cloud import CloudProvider
+from providers.lambda_cloud import LambdaCloud, LambdaConfig
+from providers.runpod import RunpodCloud, RunpodConfig
+from providers.vast import VastCloud, VastConfig
+from tests.clouds.emulator import Clouds
+from tests.clouds.paper import Agents, FarBlobs, Host, PaperLauncher, Server, SlowMachines
+from tests.clouds.warp import Life, LoopClock, Mortal, MortalCloud, Point, WarpLoop
+from trainer.contract.rendezvous import Limits
+
+CLOUDS = ("lambda", "runpod", "vast")
+KILLED = ("broker", "server", "both")
+POINTS = (
+    "before the intent",
+    "after the intent",
+    "before create_sent_at",
+    "after create_sent_at",
+    "after spec.json",
+    "before the launch is asked for",
+    "the launch is asked for",
+    "the server has begun",
+    "before the key is registered",
+    "the key is registered",
+    "before the create request",
+    "the create request is answered unread",
+    "create has answered",
+    "the machine boots",
+    "the machine is set up",
+    "the agent is started",
+    "the agent has beaten",
+    "the launch is answered",
+    "before the answer is written",
+    "after the answer is written",
+)
+BARE = POINTS[POINTS.index("the create request is answered unread") : POINTS.index("the agent is started")]
+"""Here a machine stands on which nobody but the server would start the agent."""
+INSTALLATION = Installation("test")
+RHYTHM = Rhythm(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
+LAG_S = 8
+"""Of the emulated clouds' listings; all caps promise 10 at most."""
+PRECISION = Decimal("0.0001")
+AWAY_S = 12.0
+"""From the death of a broker to the start of the next one."""
+SOON_S = 12.0
+"""Looks at an attempt."""
+
+
+class WatchedStore(Mortal):
+    """Tells the writes that matter apart."""
+
+    def __init__(self, port: Any, life: Life, point: Point) -> None:
+        super().__init__(port, life)
+        self._point = point
+
+    async def apply(self, changes: Any) -> Any:
+        self._life.check()
+        names = {what for change in changes if (what := _written(change))}
+        for name in names:
+            self._point.reached(f"before {name}", self._life)
+        held = await self._port.apply(changes)
+        for name in names:
+            self._point.reached(f"after {name}", self._life)
+        self._life.check()
+        return held
+
+
+class WatchedBlobs(Mortal):
+    def __init__(self, port: Any, life: Life, point: Point) -> None:
+        super().__init__(port, life)
+        self._point = point
+
+    async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        spec = key.endswith("/spec.json")
+        self._life.check()
+        if spec:
+            self._point.reached("before spec.json", self._life)
+        etag = await self._port.put(key, data, if_absent=if_absent)
+        if spec:
+            self._point.reached("after spec.json", self._life)
+        self._life.check()
+        return str(etag)
+
+
+def _written(change: Change) -> str | None:
+    if change.admit is not None:
+        return "the intent"
+    if change.attempt is None:
+        return None
+    match (change.attempt[0].state, change.attempt[1].state):
+        case (AttemptState.INTENDED, AttemptState.LAUNCHING):
+            return "create_sent_at"
+        case (AttemptState.LAUNCHING, AttemptState.BOOTING):
+            return "the answer is written"
+    return None
+
+
+class Story:
+    """One job at one cloud, with one killing."""
+
+    def __init__(self, clouds: Clouds, cloud: str, point: str, killed: str, home: Path) -> None:
+        self.clouds, self._cloud, self._killed, self._home = clouds, cloud, killed, home
+        self.clock = LoopClock()
+        self.store = MemoryStore(self.clock)
+        self.blobs = FarBlobs.in_memory(INSTALLATION)
+        self.agents = Agents(self.blobs)
+        self.point = Point(point, self._kill)
+        self.host = Host(lambda n: Server(n, clouds, self.agents, self.point))
+        self.life = Life()
+        self._brokers: list[tuple[Life, asyncio.Task[None]]] = []
+
+    def _kill(self) -> None:
+        if self._killed in ("broker", "both"):
+            life, broker = self._brokers[0]
+            life.over = True
+            asyncio.get_running_loop().call_soon(broker.cancel)
+        if self._killed in ("server", "both"):
+            self.host.kill()
+
+    def start_broker(self) -> None:
+        life = Life()
+        self._brokers.append((life, asyncio.create_task(self._broker(life, f"broker-{len(self._brokers) + 1}"))))
+
+    async def _broker(self, life: Life, owner: str) -> None:
+        clock: Any = Mortal(self.clock, life)
+        cloud = MortalCloud(_cloud(self._cloud, self.clouds.url, clock, self._home), life)
+        provider = CloudProvider(cloud, PaperLauncher(self.host, life, self.point), installation=INSTALLATION)
+        store: Any = WatchedStore(self.store, life, self.point)
+        blobs: Any = WatchedBlobs(self.blobs, life, self.point)
+        context = Context(
+            installation=INSTALLATION, owner=owner, store=store, blobs=blobs,
+            providers={self._cloud: provider}, clock=clock, rhythm=RHYTHM, limits=Limits(drain_s=30),
+        )  # fmt: skip
+        market = Market({self._cloud: provider}, clock, MarketRhythm(poll_s=300))
+
+        async def trainer() -> TrainerImage:
+            return TrainerImage(reference="r/i@sha256:" + "0" * 64)
+
+        try:
+            await market.step()
+            fleet = Fleet.build(context, SecretBox(bytes(32)), market.offers, (), trainer=trainer)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fleet.run())
+                group.create_task(run_forever(market, clock))
+        finally:
+            await cloud._port.close()
+
+    async def submit(self) -> Job:
+        values = {"name": "job", "cap_usd": "10", "script": {"code": "upload:" + "0" * 64, "command": ["true"]}}
+        spec = JobSpec.model_validate(values)
+        job = Job(
+            id=job_id(bytes(9)), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
+            created_at=self.clock.now(), cap_usd=spec.cap_usd,
+        )  # fmt: skip
+        await self.store.submit(job, key=None, body_sha256="", events=())
+        return job
+
+    async def rest(self, job: Job, *, within_s: float = 3600.0) -> Job:
+        async with asyncio.timeout(within_s):
+            while True:
+                found = await self.store.job(job.id)
+                assert found is not None
+                if found.state in RESTING_JOB_STATES:
+                    return found
+                await asyncio.sleep(5)
+
+    async def told(self, job: Job) -> str:
+        lines = [f"{e.at} {e.kind}: {e.message}" for e in await self.store.events(job.id, after=0, limit=200)]
+        for a in await self.store.attempts(job.id):
+            lines.append(f"{a.number} {a.state} {a.reason} {a.detail} {a.launched_by}")
+        return "\n".join([*lines, *(f"{e.at} {e.kind} {e.name}" for e in self.clouds.world.events)])
+
+    async def close(self) -> None:
+        for life, broker in self._brokers:
+            life.over = True
+            broker.cancel()
+            await asyncio.gather(broker, return_exceptions=True)
+        await self.host.close()
+        await self.agents.close()
+
+
+def _cloud(name: str, url: str, clock: Any, home: Path) -> Any:
+    env = {f"{name.upper()}_API_KEY": "test-key"}
+    given: Any = {"installation": INSTALLATION, "clock": clock, "env": env, "home": home}
+    match name:
+        case "lambda":
+            return LambdaCloud(LambdaConfig(endpoint=url), **given)
+        case "runpod":
+            return RunpodCloud(RunpodConfig(endpoint=url, gpu_counts=(1,), regions=("US",)), **given)
+    return VastCloud(VastConfig(endpoint=url), **given)
+
+
+def told(story: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=WarpLoop) as runner:
+        runner.run(story)
+
+
+@pytest.mark.parametrize("killed", KILLED)
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_killed(cloud: str, point: str, killed: str, tmp_path: Path) -> None:
+    told(_killed(cloud, point, killed, tmp_path))
+
+
+async def _killed(cloud: str, point: str, killed: str, home: Path) -> None:
+    clock = LoopClock()
+    async with Clouds(SlowMachines(), now=clock.now) as clouds:
+        clouds.control.list_lag(cloud, LAG_S)  # type: ignore[arg-type]
+        story = Story(clouds, cloud, point, killed, home)
+        try:
+            job = await story.submit()
+            story.start_broker()
+            async with asyncio.timeout(600):
+                await story.point.passed.wait()
+            if killed != "server":
+                await asyncio.sleep(AWAY_S)
+                story.start_broker()
+            try:
+                done = await story.rest(job)
+            except TimeoutError:
+                raise AssertionError(await story.told(job)) from None
+            assert done.state is JobState.SUCCEEDED, await story.told(job)
+            assert clouds.bill().open() == [], await story.told(job)
+            attempts = await story.store.attempts(job.id)
+            for attempt in attempts:
+                await _honest(story, attempt)
+            # A machine that its dead launcher left bare is given back; everything else is picked up as it is.
+            tries = 2 if point in BARE and killed != "broker" else 1
+            assert len(attempts) == tries, await story.told(job)
+            assert clouds.violations == []
+        finally:
+            await story.close()
+
+
+async def _honest(story: Story, attempt: Attempt) -> None:
+    """At most one machine at any time, none after the end, and a ledger that is the bill and what nobody can know."""
+    lives = [(machine.created_at, machine.gone_at) for machine in story.clouds.world.named(attempt.name)]
+    assert len(lives) == 1, lives
+    assert attempt.ended_at is not None
+    assert all(end is not None and end <= attempt.ended_at for _, end in lives), lives
+    assert story.agents.started[attempt.id] <= 1
+    ledger = await story.store.ledger(attempt.job_id)
+    kinds = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
+    charged = sum((e.usd for e in ledger if e.attempt_id == attempt.id and e.kind in kinds), Decimal(0))
+    assert charged >= story.clouds.bill().usd(attempt.name)
+    assert attempt.absent_at is not None
+    assert attempt.create_sent_at is not None
+    ((_, gone),) = lives
+    assert gone is not None
+    assert attempt.absent_at - gone <= timedelta(seconds=LAG_S + SOON_S)
+    offer = attempt.line.offer
+    whole_s = (attempt.absent_at - attempt.create_sent_at).total_seconds() + offer.billing_quantum_s
+    assert charged <= offer.usd_per_hour * Decimal(whole_s) / 3600 + PRECISION

@@ -1,0 +1,140 @@
+"""Time that takes none, and processes that can be killed, within one event loop.
+
+Everything that would be a process has a `Life`; once that is over, nothing of it has an effect any more, as after
+kill -9. Time is the loop's own and jumps as soon as nobody has work.
+"""
+
+import asyncio
+import inspect
+import selectors
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HELD_S = 10.0
+"""Of the wall: a call that takes longer hangs, and the clock goes on."""
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+class _Warp(selectors.DefaultSelector):
+    """Waits for the network as ever, and for the clock not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.held = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        if found := super().select(HELD_S if self.held else 0):
+            return found
+        self.now += timeout
+        return []
+
+
+class WarpLoop(asyncio.SelectorEventLoop):
+    """An event loop in whose time nothing but waiting takes any."""
+
+    def __init__(self) -> None:
+        self._warp = _Warp()
+        super().__init__(self._warp)
+
+    def time(self) -> float:
+        return self._warp.now
+
+    @contextmanager
+    def _hold(self) -> Iterator[None]:
+        self._warp.held += 1
+        try:
+            yield
+        finally:
+            self._warp.held -= 1
+
+
+def held() -> AbstractContextManager[None]:
+    """Time stands still inside: for calls of other threads and over sockets, in which nobody sleeps."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, WarpLoop)
+    return loop._hold()
+
+
+class LoopClock:
+    """`ports.Clock` by the loop's time."""
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.monotonic())
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+class Life:
+    """One process."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def check(self) -> None:
+        """Ends whoever asks, if its process is dead."""
+        if self.over:
+            raise asyncio.CancelledError
+
+
+class Mortal:
+    """A port as one process has it: once that is dead, calls do nothing and answers are never read."""
+
+    def __init__(self, port: Any, life: Life) -> None:
+        self._port, self._life = port, life
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._port, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._life.check()
+            answer = await found(*args, **kwargs)
+            self._life.check()
+            return answer
+
+        return call
+
+
+class MortalCloud(Mortal):
+    """A cloud's native half: its calls are short and go over the network."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            with held():
+                return await found(*args, **kwargs)
+
+        return call
+
+
+class Point:
+    """The place of the story at which somebody is killed, once."""
+
+    def __init__(self, name: str, kill: Callable[[], None]) -> None:
+        self._name, self._kill = name, kill
+        self.passed = asyncio.Event()
+
+    def reached(self, name: str, life: Life) -> None:
+        """`life`: of the process that has come there; it goes no further when it was among the killed."""
+        if name == self._name and not self.passed.is_set():
+            self._kill()
+            self.passed.set()
+        life.check()
