@@ -125,9 +125,15 @@ class RunpodCloud:
         return pods
 
     async def check(self) -> str | None:
-        me = (await self._ask("query { myself { id clientBalance } }")).get("myself") or {}
+        me = (await self._ask("query { myself { id clientBalance } }")).get("myself")
+        if not isinstance(me, dict):
+            raise OutcomeUnknown("RunPod: the answer does not describe an account")
         balance = me.get("clientBalance")
-        if balance is not None and (left := Decimal(str(balance))) < LITTLE_USD:
+        try:
+            left = None if balance is None else Decimal(str(balance))
+        except ArithmeticError:
+            raise OutcomeUnknown(f"RunPod: the account's balance is no number: {str(balance)[:40]!r}") from None
+        if left is not None and left < LITTLE_USD:
             return f"RunPod: the balance is {show(left)}; add credit at https://www.console.runpod.io/user/billing"
         return None
 

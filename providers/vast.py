@@ -122,6 +122,8 @@ class VastCloud:
             instances = answer.get("instances")
             if not isinstance(instances, list):
                 raise OutcomeUnknown("Vast: the listing has no `instances`")
+            if not all(isinstance(machine, dict) and "id" in machine for machine in instances):
+                raise OutcomeUnknown("Vast: an instance of the listing cannot be read: it has no id")
             found |= {machine["id"]: machine for machine in instances}
             token = answer.get("next_token")
             if not token:
@@ -144,7 +146,13 @@ class VastCloud:
         """The answer holds the account's key too: nothing of it but the balance is looked at."""
         me = await self._call("GET", "/api/v0/users/current/")
         credit = me.get("credit")
-        if credit is not None and (left := Decimal(str(credit))) < LITTLE_USD:
+        try:
+            left = None if credit is None else Decimal(str(credit))
+        except ArithmeticError:
+            raise OutcomeUnknown(f"Vast: the account's credit is no number: {str(credit)[:40]!r}") from None
+        if left is None and "id" not in me:
+            raise OutcomeUnknown("Vast: the answer does not describe an account")
+        if left is not None and left < LITTLE_USD:
             return f"Vast: the credit is {show(left)}; add some at https://cloud.vast.ai/billing/"
         return None
 
