@@ -49,6 +49,11 @@ class House:
     def config_file(self) -> Path:
         return self.home / "gpubroker.yaml"
 
+    def endpoint(self, cloud: str) -> str | None:
+        """Of an emulator or a proxy, where the configuration names one."""
+        found: str | None = self.configuration["providers"][cloud].get("endpoint")
+        return found
+
     @property
     def installation(self) -> Installation:
         return Installation((self.home / "installation").read_text().strip())
@@ -138,6 +143,8 @@ class House:
         for job in self.jobs:
             try:
                 async with self.client() as client:
+                    if (await client.job(job)).state in RESTING_JOB_STATES:
+                        continue
                     await client.cancel(job)
                 await self.until(job, "cancelled", lambda d: d.state in RESTING_JOB_STATES, within_s=END_S)
             except (ClientError, AssertionError) as e:

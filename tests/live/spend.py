@@ -183,7 +183,7 @@ async def run(house: House, cap: Decimal, scenarios: list[str]) -> Report:
     me = asyncio.current_task()
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
-    before = {cloud: await balance(cloud, *_user()) for cloud in house.clouds}
+    before = {cloud: await balance(cloud, *_user(), house.endpoint(cloud)) for cloud in house.clouds}
     try:
         await house.start()
         print(f"installation {house.installation}, home {house.home}; each job's cap is ${cap}")
@@ -198,7 +198,7 @@ async def run(house: House, cap: Decimal, scenarios: list[str]) -> Report:
     finally:
         await asyncio.shield(_end(house, report))
     for cloud, had in before.items():
-        await _compare(report, cloud, had)
+        await _compare(report, house, cloud, had)
     return report
 
 
@@ -231,9 +231,9 @@ async def _end(house: House, report: Report) -> None:
     await house.close()
 
 
-async def _compare(report: Report, cloud: str, had: Decimal | None) -> None:
+async def _compare(report: Report, house: House, cloud: str, had: Decimal | None) -> None:
     """An account's balance covers all that goes on in it, so only what exceeds our ledger is a fault."""
-    now = await balance(cloud, *_user())
+    now = await balance(cloud, *_user(), house.endpoint(cloud))
     if had is None or now is None:
         report.fell_usd[cloud] = "its API does not tell"
         return
