@@ -1,0 +1,33 @@
+"""One house for the scenarios; where this host cannot run machines they are skipped with the reason."""
+
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.clouds.bake import NoBake
+from tests.clouds.machines import NoNamespaces
+from tests.clouds.scenarios.scene import Scene
+
+REQUIRED = "GPUBROKER_CLOUDS_REQUIRED"
+"""Set: a host that cannot run machines fails the suite."""
+
+
+def cannot(why: Exception) -> None:
+    if os.environ.get(REQUIRED):
+        raise AssertionError(f"{REQUIRED} is set, and this host cannot run machines: {why}") from why
+    pytest.skip(str(why))
+
+
+@pytest.fixture(scope="session")
+async def scene() -> AsyncIterator[Scene]:
+    """A daemon, an API server, four clouds. What holds at the end of every scenario holds at the end of all."""
+    try:
+        async with Scene() as made:
+            yield made
+            assert made.orphans() == [], "machines still cost money"
+            assert made.secrets_seen() == [], "an account key came to a machine"
+            assert made.leaks == set(), "secrets in argument lists"
+            assert made.clouds.violations == []
+    except (NoBake, NoNamespaces) as e:
+        cannot(e)
