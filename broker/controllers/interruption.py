@@ -1,6 +1,6 @@
 """Stop, cap and notice: ask for a checkpoint, wait for the last word or the end of the grace, then let go."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from broker.controllers.context import Context
@@ -38,7 +38,7 @@ class Interruption:
         if not leased:
             return False
         draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]
-        unlisted = await self._refresh() if draining else set()
+        unlisted = await self._refresh(draining) if draining else set()
 
         async def decide(one: Leased) -> Change:
             if one.attempt.state is AttemptState.DRAINING:
@@ -49,10 +49,10 @@ class Interruption:
         await context.store.apply([change for _, change in decided])
         return len(leased) == context.rhythm.claim
 
-    async def _refresh(self) -> set[str]:
+    async def _refresh(self, draining: Sequence[Leased]) -> set[str]:
         """Without the blob store nothing new is known of anybody; a grace ends and the cap holds all the same."""
         try:
-            return await self._looker.refresh()
+            return await self._looker.refresh(draining)
         except BlobsUnavailable:
             return set(self._context.providers)
 

@@ -30,7 +30,7 @@ class LivenessController:
         )
         if not leased:
             return False
-        unlisted = await self._looker.refresh()
+        unlisted = await self._looker.refresh(leased)
         judged = await each(context, self.name, leased, lambda one: self._judge(one, unlisted))
         await context.store.apply([change for _, change in judged])
         return len(leased) == context.rhythm.claim

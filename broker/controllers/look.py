@@ -1,6 +1,6 @@
 """One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from broker.controllers.beats import Beats, Watch, read_final
@@ -9,6 +9,7 @@ from broker.controllers.inventory import Inventory
 from broker.decide.liveness import TAKEN_AWAY, Observation
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt
+from broker.ports import Leased
 
 
 class Looker:
@@ -18,9 +19,12 @@ class Looker:
         self.beats = beats
         self._watched_from: dict[AttemptId, float] = {}
 
-    async def refresh(self) -> set[str]:
-        """Fresh listings of all clouds and beats; returns the providers that could not be listed just now."""
-        failed = await self._inventory.refresh_all(self._context.providers)
+    async def refresh(self, leased: Sequence[Leased]) -> set[str]:
+        """Fresh beats, and listings of the clouds that these attempts are at: another one that hangs holds nobody up.
+
+        Returns the providers that could not be listed just now.
+        """
+        failed = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
         await self.beats.refresh()
         return failed
 
