@@ -1,6 +1,7 @@
 """The daemon: the only place where the rooms of the house are wired together."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -48,6 +49,8 @@ LOCAL_OWNER = "local"
 REPORT_ONLY = "sweep-report-only"
 FIRST_MIGRATION = "0001_first.sql"
 CHECK_S = 30.0
+FIRST_PRICES_S = 10.0
+"""How long the first prices may keep the daemon from serving: a cloud that hangs must not."""
 DRAIN_S = 2.0
 """How long a stopping daemon lets its HTTP answers finish."""
 
@@ -143,7 +146,9 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             stack.push_async_callback(provider.close)
         await _refuse_lost_providers(store, set(providers))
         market = Market(providers, clock, MarketRhythm(poll_s=config.rhythm.market_s))
-        await market.step()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_PRICES_S):
+                await market.step()
         context = Context(
             installation=installation,
             owner=f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}",
@@ -155,7 +160,10 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             limits=Limits(**config.limits.model_dump()),
         )
         trainer = TrainerSource(blobs, image)
-        fleet = Fleet.build(context, box, market.offers, [LogNotifier()], trainer=trainer, report_only=report_only)
+        fleet = Fleet.build(
+            context, box, market.offers, [LogNotifier()], trainer=trainer, report_only=report_only,
+            troubles=market.troubles,
+        )  # fmt: skip
         service = _service(config, context, market, box)
         application = build_app(service, Authenticator(store, clock), version=version("gpubroker"))
         yield House(
@@ -239,6 +247,9 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
                 return await provider.check()
         except TimeoutError:
             return f"no answer within {CHECK_S:.0f} s; check the network"
+        except Exception as e:  # a cloud whose code breaks must not hide the others
+            log.exception("checking %s failed", provider.name)
+            return f"{type(e).__name__} while it was checked; see the daemon's log"
 
     return dict(zip(providers, await asyncio.gather(*map(ask, providers.values())), strict=True))
 

@@ -18,7 +18,7 @@ from broker.controllers.liveness import LivenessController
 from broker.controllers.look import Looker
 from broker.controllers.loop import Controller, run_forever
 from broker.controllers.outbox import Outbox
-from broker.controllers.placement import Placement
+from broker.controllers.placement import Placement, Troubles
 from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
 from broker.domain.offer import Offer
@@ -44,6 +44,7 @@ class Fleet:
         *,
         trainer: TrainerOf | None = None,
         report_only: bool = False,
+        troubles: Troubles = dict,
     ) -> "Fleet":
         inventory, launchers = Inventory(context), Launchers(context)
         beats = Beats(context)
@@ -54,7 +55,7 @@ class Fleet:
             context=context,
             launch=launch,
             controllers=(
-                Placement(context, offers),
+                Placement(context, offers, troubles),
                 launch,
                 LivenessController(context, looker),
                 interruption,

@@ -1,7 +1,7 @@
 """Queued jobs: quote every offer, choose, and admit an attempt with its reservation, in one transaction."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -21,6 +21,7 @@ from broker.domain.offer import Offer, Quote, QuoteLine
 from broker.ports import Change
 from trainer.contract import keys
 
+Troubles = Callable[[], Mapping[str, str]]
 _NUMBER = re.compile(r"[\d.,]+")
 
 
@@ -29,9 +30,10 @@ class Placement:
 
     name = "placement"
 
-    def __init__(self, context: Context, offers: Offers) -> None:
+    def __init__(self, context: Context, offers: Offers, troubles: Troubles = dict) -> None:
+        """`troubles`: why a provider does not sell, by its name."""
         self._context = context
-        self._offers = offers
+        self._offers, self._troubles = offers, troubles
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
@@ -100,8 +102,14 @@ class Placement:
             state = next_job_state(job.state, JobEvent.CANNOT_FINISH)
             rest = replace(job, state=state, reason=reason, finished_at=self._context.clock.now())
             return Change(job=(job, rest), events=(event(job, "job.capped", reason),))
+        reason = "; ".join([reason, *self._silent(job)])
         events = () if _same_but_for_numbers(reason, job.reason) else (event(job, "job.waiting", reason),)
         return Change(job=(job, replace(job, reason=reason)), events=events, due_in_s=self._context.rhythm.replace_s)
+
+    def _silent(self, job: Job) -> list[str]:
+        """What the providers that the job may use, and that sell nothing, have said."""
+        asked = job.spec.resources.providers
+        return [f"{name}: {why}" for name, why in self._troubles().items() if not asked or name in asked]
 
     def _admit(self, job: Job, line: QuoteLine, reason: str, made: Quote, resume_from: tuple[str, ...]) -> Change:
         number = job.attempts + 1

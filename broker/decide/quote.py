@@ -41,7 +41,7 @@ LABELS = {
     Drop.GPUS: "have another number of GPUs",
     Drop.NODES: "join no machines",
     Drop.SPOT: "excluded by the spot policy",
-    Drop.UNREACHABLE: "cannot reach files of this machine",
+    Drop.UNREACHABLE: "cannot reach a blob store or model in a folder of this machine (use a bucket)",
     Drop.UNSCOPED: "on community hosts, which this blob store has no credentials for",
     Drop.NO_TRAINER: "lack the trainer",
     Drop.UNKNOWN_HARDWARE: "of unknown hardware",

@@ -83,5 +83,18 @@ class Market:
             counts[offer.provider] += 1
         return [replace(status, offers=counts[name]) for name, status in self._status.items()]
 
+    def troubles(self) -> Mapping[str, str]:
+        """Why a provider did not answer, or sells nothing, in one line by its name."""
+        return {status.name: why for status in self.status() if (why := _trouble(status)) is not None}
+
     def caps(self) -> Mapping[str, Caps]:
         return {name: provider.caps for name, provider in self._providers.items()}
+
+
+def _trouble(status: ProviderStatus) -> str | None:
+    if status.error is not None or status.offers:
+        return status.error
+    if not status.dropped:
+        return "nothing is for sale"
+    ranked = sorted(status.dropped.items(), key=lambda item: (-item[1], item[0]))
+    return "left out: " + ", ".join(f"{count} {why}" for why, count in ranked)

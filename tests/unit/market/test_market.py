@@ -26,12 +26,15 @@ class Cloud:
         self.fault: BaseException | None = None
         self.dropped: Mapping[str, int] = {"price 0 or less": 1}
         self.hangs = False
+        self.sells = True
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         if self.hangs:
             await asyncio.Event().wait()
         if self.fault:
             raise self.fault
+        if not self.sells:
+            return []
         found = offers(SimulatedConfig(sold_out=0), ask, self._clock.now(), cores=2)[:3]
         return [replace(offer, provider=self.name) for offer in found]
 
@@ -86,3 +89,18 @@ async def test_silent_offers_stand_until_they_are_stale_and_the_error_goes_with_
     cloud.fault = None
     await sold.step()
     assert (sold.status()[0].offers, sold.status()[0].error) == (3, None)
+
+
+async def test_why_a_cloud_sells_nothing_is_told(clock: SteppedClock) -> None:
+    good, bad, empty, refused = (Cloud(name, clock) for name in ("good", "bad", "empty", "refused"))
+    bad.fault = Rejected("bad refuses the key (401): set BAD_KEY")
+    for cloud in (empty, refused):
+        cloud.sells = False
+    empty.dropped, refused.dropped = {}, {"quota of 0 for p": 2, "no GPU": 7}
+    sold = market(clock, good, bad, empty, refused)
+    await sold.step()
+    assert sold.troubles() == {
+        "bad": "bad refuses the key (401): set BAD_KEY",
+        "empty": "nothing is for sale",
+        "refused": "left out: 7 no GPU, 2 quota of 0 for p",
+    }
