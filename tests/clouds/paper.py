@@ -299,7 +299,10 @@ class PaperLauncher:
             self._life.check()
             if work.cancelled():
                 raise OutcomeUnknown(f"{name}: the server is gone")
-            work.result()
+            try:
+                work.result()
+            except aiohttp.ClientError as e:
+                raise OutcomeUnknown(f"{name}: {type(e).__name__}") from None
             self._point.reached("the launch is answered", self._life)
         finally:
             self._under_way -= Counter({name: 1})

@@ -5,7 +5,8 @@ machines by the calls that SkyPilot makes.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -60,6 +61,12 @@ POINTS = (
 )
 BARE = POINTS[POINTS.index("the create request is answered unread") : POINTS.index("the agent is started")]
 """Here a machine stands on which nobody but the server would start the agent."""
+LISTING = {"lambda": "instances", "runpod": "myself", "vast": "instances"}
+CREATING = {
+    "lambda": ("launch",),
+    "runpod": ("podRentInterruptable", "podFindAndDeployOnDemand"),
+    "vast": ("create-instance",),
+}
 INSTALLATION = Installation("test")
 RHYTHM = Rhythm(poll_s=4, look_s=4, list_s=4, sweep_s=30, deadman_s=60, replace_s=15, grants_s=60)
 LAG_S = 8
@@ -227,34 +234,67 @@ def test_killed(cloud: str, point: str, killed: str, tmp_path: Path) -> None:
     told(_killed(cloud, point, killed, tmp_path))
 
 
-async def _killed(cloud: str, point: str, killed: str, home: Path) -> None:
+@pytest.mark.parametrize("killed", KILLED)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_killed_while_the_cloud_lists_nothing(cloud: str, killed: str, tmp_path: Path) -> None:
+    told(_killed(cloud, "create has answered", killed, tmp_path, blind=True))
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_create_whose_reply_is_lost(cloud: str, tmp_path: Path) -> None:
+    """The server gives up, or asks again and is told that this is sold: its machine is given back all the same."""
+    told(_reply_lost(cloud, tmp_path))
+
+
+async def _killed(cloud: str, point: str, killed: str, home: Path, *, blind: bool = False) -> None:
+    async with _story(cloud, point, killed, home) as story:
+        job = await story.submit()
+        story.start_broker()
+        async with asyncio.timeout(600):
+            await story.point.passed.wait()
+        if blind:
+            story.clouds.control.fail(cloud=cloud, call=LISTING[cloud], status=500, times=20)
+        if killed != "server":
+            await asyncio.sleep(AWAY_S)
+            story.start_broker()
+        # A machine that its dead launcher left bare is given back; everything else is picked up as it is.
+        lost = blind or (point in BARE and killed != "broker")
+        await _ends_well(story, job, tries=2 if lost else 1)
+
+
+async def _reply_lost(cloud: str, home: Path) -> None:
+    async with _story(cloud, "nowhere", "nobody", home) as story:
+        for call in CREATING[cloud]:
+            story.clouds.control.fail(cloud=cloud, call=call, trouble="drop", done=True)
+        job = await story.submit()
+        story.start_broker()
+        await _ends_well(story, job, tries=2)
+
+
+@asynccontextmanager
+async def _story(cloud: str, point: str, killed: str, home: Path) -> AsyncIterator[Story]:
     clock = LoopClock()
     async with Clouds(SlowMachines(), now=clock.now) as clouds:
         clouds.control.list_lag(cloud, LAG_S)  # type: ignore[arg-type]
         story = Story(clouds, cloud, point, killed, home)
         try:
-            job = await story.submit()
-            story.start_broker()
-            async with asyncio.timeout(600):
-                await story.point.passed.wait()
-            if killed != "server":
-                await asyncio.sleep(AWAY_S)
-                story.start_broker()
-            try:
-                done = await story.rest(job)
-            except TimeoutError:
-                raise AssertionError(await story.told(job)) from None
-            assert done.state is JobState.SUCCEEDED, await story.told(job)
-            assert clouds.bill().open() == [], await story.told(job)
-            attempts = await story.store.attempts(job.id)
-            for attempt in attempts:
-                await _honest(story, attempt)
-            # A machine that its dead launcher left bare is given back; everything else is picked up as it is.
-            tries = 2 if point in BARE and killed != "broker" else 1
-            assert len(attempts) == tries, await story.told(job)
+            yield story
             assert clouds.violations == []
         finally:
             await story.close()
+
+
+async def _ends_well(story: Story, job: Job, *, tries: int) -> None:
+    try:
+        done = await story.rest(job)
+    except TimeoutError:
+        raise AssertionError(await story.told(job)) from None
+    assert done.state is JobState.SUCCEEDED, await story.told(job)
+    assert story.clouds.bill().open() == [], await story.told(job)
+    attempts = await story.store.attempts(job.id)
+    assert len(attempts) == tries, await story.told(job)
+    for attempt in attempts:
+        await _honest(story, attempt)
 
 
 async def _honest(story: Story, attempt: Attempt) -> None:
