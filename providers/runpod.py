@@ -33,8 +33,8 @@ CAPS = Caps(
     teardown_s=10.0,
     boot_s=120.0,
     trust="secure",
-    # Each pod has a key of its own that can end it: RUNPOD_API_KEY, `Pod-scoped API key`
-    # (docs.runpod.io/pods/templates/environment-variables; docs.runpod.io/runpodctl/reference/runpodctl).
+    # Each pod has a key of its own that can end it: RUNPOD_API_KEY, `Pod-scoped API key`, with RUNPOD_POD_ID
+    # (docs.runpod.io/pods/templates/environment-variables; docs.runpod.io/runpodctl/reference/runpodctl). See run.sh.
     self_stop="instance_key",
     agent_start_s=120.0,
 )

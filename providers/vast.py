@@ -36,7 +36,7 @@ CAPS = Caps(
     boot_s=180.0,
     trust="community",
     # Each instance has a key of its own that can stop and destroy it: CONTAINER_API_KEY, with CONTAINER_ID
-    # (docs.vast.ai/guides/instances/docker-environment, "Using the CLI from Inside an Instance").
+    # (docs.vast.ai/guides/instances/docker-environment, "Using the CLI from Inside an Instance"). See run.sh.
     self_stop="instance_key",
     agent_start_s=120.0,
 )

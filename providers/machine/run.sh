@@ -17,6 +17,16 @@ folders() {
     as_root install -d -m 700 -o "$1" -g "$1" "$work" "$work/home" "$work/attempt"
 }
 
+# Files that everybody may read, into which SkyPilot, or an image, copies the container's environment, and with it the
+# key that the cloud laid there. The user's program is not root.
+copies=(/etc/profile.d/container_env_var.sh /etc/environment /etc/rp_environment)
+close_copies() {
+    local file
+    for file in "${copies[@]}"; do
+        [ ! -e "$file" ] || as_root chmod go= "$file" || return
+    done
+}
+
 # The variables that the trainer is given, one a line; values hold no line break.
 given() {
     env | grep -e '^GPUBROKER_' -e '^HOME=' -e '^HF_HOME=' -e '^USER=' -e '^LOGNAME=' |
@@ -39,6 +49,7 @@ run_here() {
     local uid=1000 names
     [ "$(id -u)" = 0 ] || uid=10001
     folders "$uid"
+    close_copies || return
     cd / || return
     local drop=(setpriv --reuid "$uid" --regid "$uid" --clear-groups --no-new-privs)
     local trainer=(env --chdir="$work" "$venv/bin/python" -m trainer)
@@ -50,20 +61,71 @@ run_here() {
     fi
 }
 
-# A machine that nobody destroys any more ends itself where its cloud then ends the bill.
+# A variable that the cloud laid into the container: an SSH session may lack it, process 1 has it.
+laid() {
+    local value=${!1:-}
+    [ -n "$value" ] || value=$(as_root cat /proc/1/environ "${copies[@]}" 2>/dev/null | tr '\0' '\n' |
+        sed -n "s/^\(declare -x \|export \)\?$1=//p" | head -n 1 | tr -d "\"'")
+    printf %s "$value"
+}
+
+# Ends this machine at its cloud, by the key that the cloud made for it alone and that can do little else.
+# The key travels in the environment: argument lists can be read. -I: nothing of the user's is imported.
+end_by_key() {
+    local cloud=runpod id key
+    id=$(laid RUNPOD_POD_ID) key=$(laid RUNPOD_API_KEY)
+    [ -n "$id" ] || { cloud=vast id=$(laid CONTAINER_ID) key=$(laid CONTAINER_API_KEY); }
+    if [ -z "$id" ] || [ -z "$key" ]; then
+        echo "gpubroker-run: the cloud has laid no key into this machine; destroy it by \`gpubroker sweep\`" >&2
+        return 1
+    fi
+    cd / || return
+    CLOUD=$cloud ID=$id KEY=$key "$(command -v python3 || echo "$venv/bin/python")" -I - <<'PYTHON'
+import json, os, sys, time, urllib.parse, urllib.request
+
+cloud, machine, key = os.environ["CLOUD"], os.environ["ID"], os.environ["KEY"]
+if cloud == "runpod":
+    query = "mutation { podTerminate(input: { podId: %s }) }" % json.dumps(machine)
+    base, path, method, body = "https://api.runpod.io", "/graphql", "POST", {"query": query}
+else:
+    path = "/api/v0/instances/%s/" % urllib.parse.quote(machine, safe="")
+    base, method, body = "https://console.vast.ai", "DELETE", {}
+url = (os.environ.get("GPUBROKER_SELF_STOP_URL") or base).rstrip("/") + path
+for pause in (0, 10, 60, 300, *[600] * 140):
+    time.sleep(pause)
+    request = urllib.request.Request(url, json.dumps(body).encode(), method=method)
+    request.add_header("Content-Type", "application/json")
+    request.add_header("User-Agent", "gpubroker")
+    request.add_unredirected_header("Authorization", "Bearer " + key)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            said = json.load(answer)
+        done = "data" in said and not said.get("errors") if cloud == "runpod" else said.get("success") is True
+        problem = "it answered " + json.dumps(said)[:200].replace(key, "...")
+    except Exception as e:
+        done, problem = False, "%s %s" % (type(e).__name__, getattr(e, "code", ""))
+    if done:
+        sys.exit(0)
+    print("gpubroker-run: %s does not end this machine: %s" % (cloud, problem.rstrip()), file=sys.stderr, flush=True)
+sys.exit("gpubroker-run: this machine cannot end itself; destroy it by `gpubroker sweep`")
+PYTHON
+}
+
+# A machine that nobody destroys any more ends itself where that ends the bill.
 stop_self() {
-    [ "${GPUBROKER_SELF_STOP:-}" = os_shutdown ] || return
+    case ${GPUBROKER_SELF_STOP:-} in os_shutdown | instance_key) ;; *) return ;; esac
     sleep "${GPUBROKER_SELF_STOP_S:-1800}"
-    echo "gpubroker-run: nobody has destroyed this machine; it shuts itself down" >&2
-    as_root shutdown -h now
+    echo "gpubroker-run: nobody has destroyed this machine; it ends itself" >&2
+    if [ "$GPUBROKER_SELF_STOP" = os_shutdown ]; then as_root shutdown -h now; else end_by_key; fi
 }
 
 export GPUBROKER_NODE=${SKYPILOT_NODE_RANK:-0}
 GPUBROKER_MASTER=$(head -n 1 <<<"${SKYPILOT_NODE_IPS:-127.0.0.1}"):29400
 export GPUBROKER_MASTER GPUBROKER_WORKDIR=$work/attempt
 export HOME=$work/home HF_HOME=$work/home/huggingface USER=gpubroker LOGNAME=gpubroker
-# Keys of the registry, of the bundle, and those that the clouds themselves lay into their containers.
-unset GPUBROKER_REGISTRY_PASSWORD GPUBROKER_BUNDLE_URL RUNPOD_API_KEY CONTAINER_API_KEY "${!SKYPILOT_DOCKER_@}"
+# Keys of the registry and of the bundle. Those that the clouds themselves lay into their containers stay with this shell.
+unset GPUBROKER_REGISTRY_PASSWORD GPUBROKER_BUNDLE_URL "${!SKYPILOT_DOCKER_@}"
+export -n RUNPOD_API_KEY CONTAINER_API_KEY
 
 code=0
 if [ "$GPUBROKER_WAY" = docker ]; then run_docker; else run_here; fi || code=$?

@@ -110,15 +110,16 @@ def test_registry_of(reference: str, server: str) -> None:
 
 
 class Machine:
-    """/srv, /var/tmp and the programs in front of PATH are this test's own."""
+    """/srv, /var/tmp, /etc and the programs in front of PATH are this test's own."""
 
     def __init__(self, folder: Path) -> None:
-        self.srv, self.var = folder / "srv", folder / "var"
+        self.srv, self.var, self.etc = folder / "srv", folder / "var", folder / "etc"
         self.bin, self.record = self.srv / "bin", self.var / "record"
         for path in (self.srv, self.var, self.bin, self.record):
             path.mkdir()
         for path in (self.var, self.record):
             path.chmod(0o1777)
+        subprocess.run(["cp", "-a", "/etc", self.etc], check=True)
         self.script = Path("/tmp") / f"sky_test_{os.getpid()}_{id(self)}"
         self.program("docker", RECORDER)
         self.program("shutdown", '#!/bin/bash\necho "shutdown $*" >>"$RECORD/argv"\n')
@@ -138,7 +139,8 @@ class Machine:
         self.script.chmod(0o600)
         os.chown(self.script, uid, uid)
         user = f"setpriv --reuid {uid} --regid {uid} --clear-groups" if uid else ""
-        mounts = f"mount --bind {self.srv} /srv && mount --bind {self.var} /var/tmp && {open_python()}"
+        own = ((self.srv, "/srv"), (self.var, "/var/tmp"), (self.etc, "/etc"))
+        mounts = " ".join(f"mount --bind {folder} {place} &&" for folder, place in own) + open_python()
         inside = f"{mounts} exec {user} bash {self.script}"
         try:
             return subprocess.run(
@@ -257,20 +259,12 @@ def test_run_tells_skypilot_only_of_a_trainer_that_could_not_run(machine: Machin
     assert "shutdown" not in machine.argv
 
 
-@pytest.mark.parametrize("code", ["70", "137"])
-def test_a_machine_that_nobody_destroys_ends_itself(machine: Machine, code: str) -> None:
-    stop = {"GPUBROKER_SELF_STOP": "os_shutdown", "GPUBROKER_SELF_STOP_S": "0"}
-    task = task_of(boot(PUBLIC, **stop), docker_run=True)
-    machine.do(task.run, task, env={"CODE": code})
-    assert machine.argv.endswith("shutdown -h now\n")
-
-
-def here(machine: Machine, **env: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+def here(machine: Machine, python: str = PYTHON, **env: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
     """The run of an image that is the machine, and the trainer's environment."""
-    python = machine.srv / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(PYTHON)
-    python.chmod(0o755)
+    path = machine.srv / "venv" / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text(python)
+    path.chmod(0o755)
     task = task_of(boot(PUBLIC), docker_run=False)
     assert machine.do(task.setup, task).returncode == 0
     done = machine.do(task.run, task, env=env)
