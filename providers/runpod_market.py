@@ -25,7 +25,7 @@ SKY_NAMES = {
 """RunPod's id of a GPU type → SkyPilot's name (`provision/runpod/utils.py`), without which it cannot be bought."""
 DISK_GB = 100
 DISK_USD_PER_GB_MONTH = Decimal("0.10")
-"""Of a running pod's container disk (docs.runpod.io/pods/pricing, storage billing)."""
+"""Of a running pod's container disk (docs.runpod.io/pods/storage/types, "Comparison"): beside the price of the GPU."""
 MONTH_H = Decimal(720)
 DISK_USD_PER_HOUR = usd(DISK_GB * DISK_USD_PER_GB_MONTH / MONTH_H)
 ANYWHERE = "community"

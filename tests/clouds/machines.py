@@ -107,7 +107,8 @@ class NamespaceMachine:
         life_r, self._life = os.pipe()
         config = {
             "lower": [str(layer) for layer in layers], "upper": str(disk), "base": BASE, "network": "own",
-            "argv": ["/usr/bin/python3", "-I", INIT, str(theirs.fileno())], "env": {"PATH": PATH, "LANG": "C.UTF-8"},
+            "argv": ["/usr/bin/python3", "-I", INIT, str(theirs.fileno())],
+            "env": {**self.spec.env, "PATH": PATH, "LANG": "C.UTF-8"},
             "life": life_r, "keep": [theirs.fileno()],
         }  # fmt: skip
         with theirs, open(self._folder / "enclose.log", "wb") as log:

@@ -19,8 +19,13 @@ from tests.clouds.state import Rented, World
 
 SDL = Path(__file__).with_name("schema") / "runpod.graphql"
 SSH_PORTS_FROM = 41000
-VOLUME_USD_PER_GB_MONTH = Decimal("0.10")
-"""Of a pod's volume (docs.runpod.io/pods/pricing); the container's disk is in the price of the GPU."""
+DISK_USD_PER_GB_MONTH = Decimal("0.10")
+"""Of a pod's volume, and of its container's disk while it runs (docs.runpod.io/pods/storage/types, "Comparison";
+docs.runpod.io/sdks/graphql/manage-pods: the container's disk is paid for only while the pod is running)."""
+CONTAINER_DISK_GB = 10
+"""Where none is asked for, as the SDK does by itself (runpod/api/ctl_commands.py)."""
+OWN_CALLS = frozenset({"pod", "podStop", "podTerminate"})
+"""What a pod's own key may do, with this pod alone."""
 NONE_LEFT = (
     "There are no longer any instances available with the requested specifications. Please refresh and try again."
 )
@@ -65,7 +70,8 @@ class RunPodApi:
 
     async def _handle(self, request: web.Request) -> web.Response:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.query.get("api_key")
-        if key != self.world.api_key:
+        root = self._root if key == self.world.api_key else self._own_calls(key)
+        if root is None:
             return web.json_response({"errors": [{"message": "Unauthorized"}]}, status=401)
         asked = await request.json()
         document = self._documents.get(asked["query"])
@@ -80,13 +86,28 @@ class RunPodApi:
 
         async def carry_out() -> web.Response:
             done = execute(
-                self.schema, document, self._root, variable_values=asked.get("variables"),
+                self.schema, document, root, variable_values=asked.get("variables"),
                 operation_name=asked.get("operationName"),
             )  # fmt: skip
             result = done if not hasattr(done, "__await__") else await done
             return web.json_response(result.formatted)
 
         return await self.faults.around(request, "runpod", _call(document, asked.get("operationName")), carry_out)
+
+    def _own_calls(self, key: str | None) -> dict[str, Any] | None:
+        """The calls as a pod may make them with its own key; None for a key that is nobody's."""
+        pods = (r.id for r in self.world.rented.values() if r.cloud == "runpod" and r.gone_at is None)
+        pod = next((pod for pod in pods if key_of(pod) == key), None)
+
+        def guarded(name: str, act: Any) -> Any:
+            def carry_out(info: Any, **arguments: Any) -> Any:
+                if name not in OWN_CALLS or arguments["input"]["podId"] != pod:
+                    raise GraphQLError("Unauthorized")
+                return act(info, **arguments)
+
+            return carry_out
+
+        return None if pod is None else {name: guarded(name, act) for name, act in self._root.items()}
 
     def _refuse(self, problems: Sequence[GraphQLError]) -> web.Response:
         for problem in problems:
@@ -216,12 +237,14 @@ class RunPodApi:
         return Rented(
             id=pod, cloud="runpod", name=asked.get("name") or "", gpu=gpu, gpus=count, spot=bid is not None,
             usd_per_hour=rate * count, status="CREATED", created_at=self.world.now(), request=asked,
-            storage_usd_per_hour=VOLUME_USD_PER_GB_MONTH * (asked.get("volumeInGb") or 0) / MONTH_H,
+            disk_usd_per_hour=DISK_USD_PER_GB_MONTH * (asked.get("containerDiskInGb") or CONTAINER_DISK_GB) / MONTH_H,
+            storage_usd_per_hour=DISK_USD_PER_GB_MONTH * (asked.get("volumeInGb") or 0) / MONTH_H,
             spec=MachineSpec(
                 id=pod, user="root", ip=ip, ssh_port=SSH_PORTS_FROM + number, image=asked.get("imageName") or "",
                 public_keys=tuple(line for line in self.pub_key.splitlines() if line),
                 startup=startup_of(asked.get("dockerArgs") or ""),
-                env={pair["key"]: pair["value"] for pair in asked.get("env") or []},
+                env={pair["key"]: pair["value"] for pair in asked.get("env") or []}
+                | {"RUNPOD_POD_ID": pod, "RUNPOD_API_KEY": key_of(pod)},
             ),
             facts={"pool": pool},
         )  # fmt: skip
@@ -268,6 +291,11 @@ class RunPodApi:
         registry = {"id": f"registry{len(self.registries)}", **input}
         self.registries[registry["id"]] = registry
         return registry
+
+
+def key_of(pod: str) -> str:
+    """The key that is laid into a pod (docs.runpod.io/pods/templates/environment-variables: `Pod-scoped API key`)."""
+    return f"own-key-of-{pod}"
 
 
 def startup_of(docker_args: str) -> str:

@@ -50,7 +50,9 @@ class Rented:
     gpus: int
     spot: bool
     usd_per_hour: Decimal
-    """While it computes."""
+    """While it computes, as its cloud shows it."""
+    disk_usd_per_hour: Decimal = Decimal(0)
+    """While it computes, beside what is shown."""
     storage_usd_per_hour: Decimal = Decimal(0)
     """While it exists, computing or not."""
     status: str
@@ -168,7 +170,7 @@ class World:
     def _log(self, rented: Rented, kind: Kind, *, computing: bool, stored: bool = True) -> None:
         event = Event(
             at=rented.gone_at or self.now(), cloud=rented.cloud, id=rented.id, name=rented.name, kind=kind,
-            usd_per_hour=rented.usd_per_hour if computing else Decimal(0),
+            usd_per_hour=rented.usd_per_hour + rented.disk_usd_per_hour if computing else Decimal(0),
             storage_usd_per_hour=rented.storage_usd_per_hour if stored else Decimal(0),
         )  # fmt: skip
         self.events.append(event)

@@ -44,6 +44,10 @@ def _endpoint(clouds: Clouds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runpod, "api_key", "test-key")
 
 
+def disk_usd_per_hour(gb: int) -> Decimal:
+    return gb * Decimal("0.10") / 720
+
+
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await asyncio.to_thread(function, *args, **kwargs)
 
@@ -61,7 +65,7 @@ async def test_a_pod_lives_and_dies(clouds: Clouds, time: Time) -> None:
     time.pass_by(1.2)
     await call(runpod.terminate_pod, made["id"])
     assert await call(runpod.get_pods) == []
-    assert clouds.bill().usd("gb-x") == Decimal("0.86") * 2 / 3600
+    assert clouds.bill().usd("gb-x") == pytest.approx((Decimal("0.86") + disk_usd_per_hour(10)) * 2 / 3600)
     with pytest.raises(QueryError, match="not found"):
         await call(runpod.terminate_pod, made["id"])
 
@@ -76,7 +80,7 @@ async def test_a_spot_pod_is_bid_for_and_stays_ours_when_it_is_taken(clouds: Clo
     time.pass_by(3600)
     pod = await call(runpod.get_pod, made["id"])
     assert (pod["desiredStatus"], pod["podType"], pod["runtime"]) == ("EXITED", "INTERRUPTABLE", None)
-    assert clouds.bill().usd() == Decimal("0.31")
+    assert clouds.bill().usd() == pytest.approx(Decimal("0.31") + disk_usd_per_hour(100)), "nothing since it was taken"
     assert list(clouds.bill().open()) == [made["id"]]
 
 

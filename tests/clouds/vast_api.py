@@ -53,7 +53,12 @@ class VastApi(JsonApi):
         ]
 
     def authorised(self, request: web.Request) -> bool:
-        return super().authorised(request) or request.query.get("api_key") == self.world.api_key
+        """By the account's key, or by an instance's own, which is for that instance alone."""
+        if super().authorised(request) or request.query.get("api_key") == self.world.api_key:
+            return True
+        own = request.match_info.get("id", "")
+        mine = self.world.owned("vast", own) is not None and request.path == f"{V0}/instances/{own}/"
+        return mine and request.headers.get("Authorization") == f"Bearer {key_of(own)}"
 
     def error(self, refusal: Refusal) -> web.Response:
         code = "auth_error" if refusal.status == 401 else refusal.code
@@ -166,7 +171,9 @@ class VastApi(JsonApi):
             spec=MachineSpec(
                 id=f"vast-{self._next}", user="root", ip=ip, ssh_port=SSH_PORTS_FROM + number,
                 public_keys=tuple(key["public_key"] for key in self.keys.values()), startup=asked.get("onstart") or "",
-                env=asked.get("env") or {}, image=asked.get("image") or "",
+                env=dict(asked.get("env") or {})
+                | {"CONTAINER_ID": str(self._next), "CONTAINER_API_KEY": key_of(str(self._next))},
+                image=asked.get("image") or "",
             ),
             facts={"offer": sold, "asked_offer": offer, "state": "running", "disk_gb": disk},
         )  # fmt: skip
@@ -203,6 +210,11 @@ class VastApi(JsonApi):
         if rented is None:
             raise Refusal(404, "no_such_instance", "Instance not found.")
         return rented
+
+
+def key_of(instance: str) -> str:
+    """The key that is laid into an instance (docs.vast.ai/guides/instances/docker-environment: CONTAINER_API_KEY)."""
+    return f"own-key-of-{instance}"
 
 
 def _passes(has: Any, test: dict[str, Any]) -> bool:
