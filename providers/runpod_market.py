@@ -12,6 +12,7 @@ from broker.ports import Clock
 from providers.bids import bid
 from providers.names import GB, accelerator
 from providers.sieve import Sieve
+from providers.sky_facts import ANYWHERE
 
 SKY_NAMES = {
     "NVIDIA B200": "B200", "NVIDIA H200": "H200-SXM", "NVIDIA H100 80GB HBM3": "H100-SXM",
@@ -28,8 +29,6 @@ DISK_USD_PER_GB_MONTH = Decimal("0.10")
 """Of a running pod's container disk (docs.runpod.io/pods/storage/types, "Comparison"): beside the price of the GPU."""
 MONTH_H = Decimal(720)
 DISK_USD_PER_HOUR = usd(DISK_GB * DISK_USD_PER_GB_MONTH / MONTH_H)
-ANYWHERE = "community"
-"""In place of a data centre, which community hosts do not have."""
 PRICES_A_QUERY = 600
 _CONTINENTS = frozenset({"EU", "EUR", "AP", "SEA", "OC", "AS", "ME", "AF", "SA"})
 _PRICE = "{ minimumBidPrice uninterruptablePrice stockStatus minVcpu minMemory }"

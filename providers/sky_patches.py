@@ -21,7 +21,7 @@ from sky import exceptions
 from sky.adaptors import aws
 from sky.utils import annotations, registry, status_lib
 
-from providers.sky_facts import CLOUDS, LAUNCHING, LOCK, NOTHING, PIN, ROWS, SKY_VERSION, STATE
+from providers.sky_facts import ANYWHERE, CLOUDS, LAUNCHING, LOCK, NOTHING, PIN, ROWS, SKY_VERSION, STATE
 
 Replacement = Callable[..., Any]
 
@@ -180,6 +180,18 @@ def _drop_placement_groups(ec2: Any, prefix: str) -> None:
         if group["GroupName"].startswith(prefix):
             with suppress(aws.botocore_exceptions().ClientError):
                 ec2.delete_placement_group(GroupName=group["GroupName"])
+
+
+# ------------------------------------------------------------------------------------------------------------- RunPod
+
+
+def _anywhere(original: Replacement) -> Replacement:
+    """A catalog needs a zone, which SkyPilot takes for the data centre; community hosts have none."""
+
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "zone": None if kwargs["zone"] == ANYWHERE else kwargs["zone"]})
+
+    return launch
 
 
 # --------------------------------------------------------------------------------------------------------------- Vast
@@ -346,6 +358,10 @@ def _endpoint(variable: str, path: str) -> Callable[[str], str]:
 
 
 _FILTER = "cluster_name_on_cloud status_filters head_only"
+_POD = (
+    "cluster_name node_type instance_type region zone disk_size image_name ports public_key preemptible bid_per_gpu "
+    "docker_login_config network_volume_id volume_mount_path"
+)
 _QUERY = "cluster_name cluster_name_on_cloud provider_config non_terminated_only retry_if_missing"
 
 PATCHES = (
@@ -359,6 +375,7 @@ PATCHES = (
     Patch("sky.provision.aws.config", "_configure_iam_role", "iam", _no_instance_role),
     Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", _aws_machine_as_bought),
     Patch("sky.adaptors.vast", "vast", "", _guarded_vast),
+    Patch("sky.provision.runpod.utils", "launch", _POD, _anywhere),
     Patch("sky.provision.vast.instance", "_filter_instances", _FILTER, _vast[1]),
     Patch("sky.provision.runpod.instance", "_filter_instances", _FILTER, _runpod[1]),
     Patch("sky.provision.vast", "query_instances", _QUERY, _vast[0]),

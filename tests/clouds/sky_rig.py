@@ -91,6 +91,17 @@ def of_runpod(bid: str = "0.31") -> Purchase:
     )  # fmt: skip
 
 
+def of_community() -> Purchase:
+    row = {
+        "InstanceType": "1x_RTX4090_COMMUNITY", "AcceleratorName": "RTX4090", "AcceleratorCount": "1", "vCPUs": "4",
+        "MemoryGiB": "24", "Price": "0.34", "SpotPrice": "", "Region": "US", "AvailabilityZone": "community",
+    }  # fmt: skip
+    return Purchase(
+        cloud="runpod", region="US", zone="community", instance_type="1x_RTX4090_COMMUNITY", use_spot=False,
+        catalog={"runpod/vms.csv": [row]},
+    )  # fmt: skip
+
+
 def of_vast(ask: str, price: float) -> Purchase:
     row = {
         "InstanceType": "1x-RTX_4090-32-65536", "AcceleratorName": "RTX4090", "AcceleratorCount": "1", "vCPUs": "32",

@@ -26,6 +26,7 @@ from tests.clouds.sky_rig import (
     NoRsync,
     launcher,
     name,
+    of_community,
     of_lambda,
     of_runpod,
     of_vast,
@@ -158,6 +159,19 @@ async def test_a_teams_server_is_asked_by_its_address_and_bids_what_was_quoted(
     with pytest.raises(Rejected, match="the token in the configuration is not the server's"):
         await outsider.launch(name("n"), of_runpod(), TASK)
     await outsider.close()
+
+
+async def test_a_community_pod_is_bought_in_its_country_and_in_no_data_centre(sky: SkyLauncher, clouds: Clouds) -> None:
+    clouds.control.hold_boots()
+    launch = asyncio.create_task(sky.launch(name("o"), of_community(), TASK))
+    await until(partial(created, clouds, name("o"), launch), within_s=60)
+    [pod] = clouds.world.named(name("o"))
+    assert not pod.facts["pool"].secure
+    asked = pod.request
+    assert (asked["cloudType"], asked["countryCode"], asked.get("dataCenterId")) == ("COMMUNITY", "US", None)
+    await sky.cancel(name("o"))
+    with suppress(OutcomeUnknown):
+        await launch
 
 
 @needs_vast
