@@ -121,6 +121,7 @@ class LambdaCloud:
             usd_per_hour=price,
             on_demand_usd_per_hour=price,
             billing_quantum_s=CAPS.billing_quantum_s,
+            billed_from="running",
             available=True,
             trust="secure",
             facts=HostFacts(

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
+from broker.decide.billing import runs_since
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
-from broker.domain.job import Handle
+from broker.domain.job import Attempt, Handle
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,17 @@ class Inventory:
         listing = self.latest(provider)
         return listing.by_name.get(name, ()) if listing else ()
 
+    def running_at(self, attempt: Attempt) -> datetime | None:
+        """As recorded, else what the listings tell of it by the wall clock; None: no machine of it has run yet."""
+        if attempt.running_at is not None:
+            return attempt.running_at
+        provider, not_yet = attempt.line.offer.provider, None
+        for listing in self._listings[provider]:
+            if any(o.state is not InstanceState.STARTING for o in listing.by_name.get(attempt.name, ())):
+                return runs_since(attempt, not_yet, self._context.providers[provider].caps)
+            not_yet = self._by_the_wall(listing.begun)
+        return None
+
     def absent_since(self, provider: str, name: InstanceName, since: float) -> datetime | None:
         """Two listings at least `list_lag_s` apart, both begun after `since`, and none from the first on shows it.
 
@@ -125,5 +137,9 @@ class Inventory:
             without = [] if shows(listing) else [*without, listing]
         if len(without) < 2 or without[-1].begun - without[0].begun < lag:
             return None
+        return self._by_the_wall(without[0].answered)
+
+    def _by_the_wall(self, moment: float) -> datetime:
+        """A moment of the monotonic clock."""
         clock = self._context.clock
-        return clock.now() - timedelta(seconds=clock.monotonic() - without[0].answered)
+        return clock.now() - timedelta(seconds=clock.monotonic() - moment)

@@ -207,10 +207,11 @@ class Launch:
         except ProviderError:
             await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
             return
+        one = replace(one, attempt=replace(attempt, running_at=self._inventory.running_at(attempt)))
         look = await self._look(attempt, store_ok)
         told = judge_launching(attempt, look, provider.caps, context.clock.now())
         if told is None:
-            await self._wait_on(one, look.seen)
+            await self._wait_on(one, look.seen, attempt)
         elif told is AttemptEvent.CREATED:
             await context.store.apply([self._created(one, tuple(o.handle for o in look.seen))])
         elif told is AttemptEvent.ABSENT:
@@ -229,15 +230,17 @@ class Launch:
             absent=dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None,
         )
 
-    async def _wait_on(self, one: Leased, seen: Sequence[Observed]) -> None:
-        """What stands there already is recorded: whoever ends this attempt destroys it, shown by then or not."""
+    async def _wait_on(self, one: Leased, seen: Sequence[Observed], read: Attempt) -> None:
+        """What stands there already is recorded: whoever ends this attempt destroys it, shown by then or not.
+
+        `read`: the attempt as it was claimed.
+        """
         due_s = min(CREATE_LOOK_S, self._context.rhythm.look_s)
-        known = _handles(one.attempt, seen)
-        if known == one.attempt.handles:
-            await self._context.store.release([], [one.attempt], due_in_s=due_s)
+        noted = replace(one.attempt, handles=_handles(one.attempt, seen))
+        if noted == read:
+            await self._context.store.release([], [read], due_in_s=due_s)
         else:
-            noted = replace(one.attempt, handles=known)
-            await self._context.store.apply([Change(attempt=(one.attempt, noted), due_in_s=due_s)])
+            await self._context.store.apply([Change(attempt=(read, noted), due_in_s=due_s)])
 
     async def _again(self, one: Leased) -> None:
         """The same name and the first `create_sent_at`: no second machine, and no second left uncharged."""

@@ -52,7 +52,8 @@ class Looker:
             store_ok=self.beats.readable,
         )
         beat = watch.beat if watch and watch.beat else attempt.beat
-        return replace(attempt, beat=beat, final=final or attempt.final), observation
+        running_at = self._inventory.running_at(attempt)
+        return replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at), observation
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Forgets all others."""

@@ -14,10 +14,26 @@ LEAST_DRAIN_S = 30.0
 
 
 def accrued(attempt: Attempt, until: datetime) -> Decimal:
-    """Dollars from `create_sent_at` to `until`, in the provider's quantum rounded up; in every state alike."""
-    if attempt.create_sent_at is None or until <= attempt.create_sent_at:
+    """Dollars from the start of billing to `until`, in the provider's quantum rounded up; in every state alike."""
+    since = _billed_since(attempt)
+    if since is None or until <= since:
         return ZERO
-    return _cost(attempt.line.offer, attempt.line.nodes, until - attempt.create_sent_at)
+    return _cost(attempt.line.offer, attempt.line.nodes, until - since)
+
+
+def _billed_since(attempt: Attempt) -> datetime | None:
+    """The create, also for what is billed from running while it is not known to run; None: it was not sent."""
+    runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
+    return runs or attempt.create_sent_at
+
+
+def runs_since(attempt: Attempt, not_yet: datetime | None, caps: Caps) -> datetime:
+    """`running_at` of an attempt with a machine that is no longer starting: never later than the cloud's own start.
+
+    `not_yet`: when the last listing began that showed its machines starting or not at all; None: nobody looked.
+    """
+    sent = attempt.create_sent_at or attempt.created_at
+    return sent if not_yet is None else max(sent, not_yet - timedelta(seconds=caps.list_lag_s))
 
 
 def _cost(offer: Offer, nodes: int, lasted: timedelta) -> Decimal:
@@ -67,7 +83,8 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s
     """
     lead = timedelta(seconds=drain_lead_s(attempt, caps, tick_s=tick_s, drain_s=drain_s))
     others = job.spent_usd - attempt.charged_usd
-    return others + accrued(attempt, now + lead) >= job.cap_usd
+    # What was charged before it was known to run later than the create is spent, and worked off.
+    return others + max(attempt.charged_usd, accrued(attempt, now + lead)) >= job.cap_usd
 
 
 def reservation(job: Job) -> Decimal:

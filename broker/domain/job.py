@@ -122,6 +122,8 @@ class Attempt:
     launched_by: str = ""
     """Identity of the launcher, so that its death can be proven: see `Provider.launcher`."""
     handles: tuple[Handle, ...] = ()
+    running_at: datetime | None = None
+    """When its machines began to run, or earlier; None: no listing has shown it yet."""
     booted_at: datetime | None = None
     first_beat_at: datetime | None = None
     draining_since: datetime | None = None
@@ -136,7 +138,7 @@ class Attempt:
     # written by billing
     charged_usd: Decimal = ZERO
     charged_to: datetime | None = None
-    """Charges cover the time from `create_sent_at` to here."""
+    """Charges cover the time from the start of billing to here."""
     cap_near: bool = False
     """Set by billing: drain now, or the cap is passed."""
     # the lease

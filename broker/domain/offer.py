@@ -71,6 +71,8 @@ class Offer:
     on_demand_usd_per_hour: Decimal | None = None
     """Of the same machine; None when unknown."""
     billing_quantum_s: int = 1
+    billed_from: Literal["created", "running"] = "created"
+    """When the cloud begins to count: at the create, or once a machine runs."""
     available: bool | None = None
     """None: the cloud does not say."""
     preemptions_per_hour: float | None = None

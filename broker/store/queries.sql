@@ -72,14 +72,14 @@ UPDATE attempts a SET state = u.state, reason = u.reason, detail = u.detail, cre
     launched_by = u.launched_by, handles = u.handles::jsonb, booted_at = u.booted_at, first_beat_at = u.first_beat_at,
     draining_since = u.draining_since, terminating_since = u.terminating_since, destroy_failures = u.destroy_failures,
     ended_at = u.ended_at, beat = u.beat::jsonb, final = u.final::jsonb, absent_at = u.absent_at,
-    lease_until = NULL, lease_owner = NULL,
+    running_at = u.running_at, lease_until = NULL, lease_owner = NULL,
     due_at = CASE WHEN a.due_at < a.lease_until THEN clock_timestamp()
                   ELSE clock_timestamp() + u.due_in_s * interval '1 second' END
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::text[], $7::text[],
     $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::bigint[], $13::timestamptz[],
-    $14::text[], $15::text[], $16::timestamptz[], $17::double precision[]) AS u (id, state, reason, detail,
-    create_sent_at, launched_by, handles, booted_at, first_beat_at, draining_since, terminating_since, destroy_failures,
-    ended_at, beat, final, absent_at, due_in_s)
+    $14::text[], $15::text[], $16::timestamptz[], $17::timestamptz[], $18::double precision[]) AS u (id, state, reason,
+    detail, create_sent_at, launched_by, handles, booted_at, first_beat_at, draining_since, terminating_since,
+    destroy_failures, ended_at, beat, final, absent_at, running_at, due_in_s)
 WHERE a.id = u.id;
 
 -- name: write_jobs

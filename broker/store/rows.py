@@ -100,6 +100,7 @@ def attempt(row: Record) -> Attempt:
         create_sent_at=row["create_sent_at"],
         launched_by=row["launched_by"],
         handles=_HANDLES.validate_json(row["handles"]),
+        running_at=row["running_at"],
         booted_at=row["booted_at"],
         first_beat_at=row["first_beat_at"],
         draining_since=row["draining_since"],
@@ -181,7 +182,7 @@ def written_attempt(value: Attempt, due_in_s: float) -> tuple[Any, ...]:
         value.launched_by, _json(_HANDLES, value.handles), value.booted_at, value.first_beat_at,
         value.draining_since, value.terminating_since, value.destroy_failures, value.ended_at,
         _json(_BEAT, value.beat) if value.beat else None, _json(_FINAL, value.final) if value.final else None,
-        value.absent_at, due_in_s,
+        value.absent_at, value.running_at, due_in_s,
     )  # fmt: skip
 
 

@@ -293,6 +293,7 @@ async def test_an_attempt_keeps_everything_that_its_controllers_write(store: Sto
         detail="done",
         launched_by="host/1",
         handles=(Handle(provider="simulated", id="i-1", name=leased.attempt.name, region="eu"),),
+        running_at=START + timedelta(seconds=0.5),
         booted_at=START + timedelta(seconds=1),
         first_beat_at=START + timedelta(seconds=2),
         draining_since=START + timedelta(seconds=3),

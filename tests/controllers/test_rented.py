@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from math import ceil
 
@@ -266,6 +267,41 @@ async def test_what_sold_us_something_else_is_left_alone(house: Build) -> None:
         other = await broker.submit()
         await broker.state_of(other, JobState.SUCCEEDED)
         assert (await broker.attempts(other))[0].line.offer.id != first.line.offer.id
+
+
+async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(house: Build) -> None:
+    """What was charged until it was seen to run is worked off; the ledger holds no less than the cloud's own bill."""
+    broker = house(Rented, virtual={"run_s": 2, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    cloud = cloud_of(broker)
+    async with broker.running():
+        broker.for_sale = [replace(offer, billed_from="running") for offer in broker.market.offers()]
+        job = await broker.submit()
+        cloud.shown[name_of(job)] = {"state": InstanceState.STARTING}
+        await standing(broker, job)
+
+        async def charged() -> bool:
+            (attempt,) = await broker.attempts(job)
+            return attempt.charged_usd >= usd(attempt.line.offer.usd_per_hour * 3 / 3600)
+
+        async def known_to_run() -> bool:
+            return (await broker.attempts(job))[0].running_at is not None
+
+        await broker.eventually(charged)
+        assert not await known_to_run()
+        runs = broker.clock.now()
+        del cloud.shown[name_of(job)]
+        await broker.eventually(known_to_run)
+        cloud.set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.running_at is not None
+        assert attempt.create_sent_at is not None
+        assert attempt.create_sent_at + timedelta(seconds=1) < attempt.running_at <= runs
+        assert attempt.charged_to is not None
+        rate = attempt.line.offer.usd_per_hour / 3600
+        ran = ceil((attempt.charged_to - attempt.running_at).total_seconds())
+        stood = ceil((attempt.charged_to - attempt.create_sent_at).total_seconds())
+        assert usd(rate * ran) <= attempt.charged_usd < usd(rate * stood)
 
 
 async def test_two_machines_train_together_and_are_paid_for_and_destroyed(house: Build) -> None:

@@ -1,6 +1,7 @@
 """Absence is only proven by two listings that lie far enough apart and begin after the launcher was known dead."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ from tests.unit.providers.clocks import SteppedClock
 LAG_S = 10.0
 NAME = build.attempt().name
 THERE = (Observed(handle=Handle(provider="scripted", id="i", name=NAME), state=InstanceState.RUNNING),)
+STARTS = (replace(THERE[0], state=InstanceState.STARTING),)
+ODD = (replace(THERE[0], state=InstanceState.UNKNOWN),)
 GONE = (Observed(handle=Handle(provider="scripted", id="i", name=NAME), state=InstanceState.GONE),)
 
 
@@ -100,3 +103,34 @@ async def test_absence_is_never_proven_while_the_last_lag_shows_it(
         shows = [t for t, (_, shown) in zip(times, looks, strict=True) if shown == THERE]
         assert clean[-1] - clean[0] >= LAG_S
         assert not shows or shows[-1] < times[-1]
+
+
+SENT = build.attempt(line=build.line(provider="scripted"))
+"""Its create was sent when the clock began."""
+
+
+async def test_machines_run_since_the_last_listing_that_showed_none_that_does() -> None:
+    other = replace(STARTS[0], handle=replace(STARTS[0].handle, id="j"))
+    seen, times = await listed([(20, ()), (5, STARTS), (5, (other, *THERE)), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[1] - LAG_S)
+
+
+async def test_nothing_is_said_of_machines_that_only_start() -> None:
+    seen, _ = await listed([(20, ()), (5, STARTS)])
+    assert seen.running_at(SENT) is None
+
+
+async def test_a_machine_that_may_run_is_taken_to() -> None:
+    seen, times = await listed([(20, STARTS), (5, ODD), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
+
+
+async def test_a_machine_that_was_never_seen_starting_may_have_run_since_the_create() -> None:
+    seen, _ = await listed([(500, THERE), (5, ()), (5, THERE)])
+    assert seen.running_at(SENT) == SENT.create_sent_at
+
+
+async def test_what_is_recorded_of_the_start_is_kept() -> None:
+    seen, _ = await listed([(20, ()), (500, STARTS), (5, THERE)])
+    recorded = replace(SENT, running_at=build.at(7))
+    assert seen.running_at(recorded) == build.at(7)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.billing import accrued, billed_until, cap_is_near, drain_lead_s, least_usd, owed, reservation
+from broker.decide.billing import (
+    accrued,
+    billed_until,
+    cap_is_near,
+    drain_lead_s,
+    least_usd,
+    owed,
+    reservation,
+    runs_since,
+)
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState
 from broker.domain.money import ZERO
@@ -34,6 +43,42 @@ def test_a_started_quantum_is_paid_whole() -> None:
     assert accrued(attempt, build.at(1)) == Decimal("0.06")
     assert accrued(attempt, build.at(60)) == Decimal("0.06")
     assert accrued(attempt, build.at(61)) == Decimal("0.12")
+
+
+def test_what_is_billed_from_running_is_charged_for_the_boot_only_until_it_is_known_to_run() -> None:
+    booting = build.attempt(line=build.line(usd_per_hour=Decimal("3.6"), billed_from="running"))
+    assert accrued(booting, build.at(100)) == Decimal("0.1")
+    runs = replace(booting, running_at=build.at(90))
+    assert accrued(runs, build.at(90)) == ZERO
+    assert accrued(runs, build.at(100)) == Decimal("0.01")
+
+
+def test_what_is_billed_from_the_create_is_charged_for_the_boot() -> None:
+    assert accrued(priced("3.6", running_at=build.at(90)), build.at(100)) == Decimal("0.1")
+
+
+def test_what_was_charged_for_the_boot_is_worked_off() -> None:
+    runs = build.attempt(
+        line=build.line(usd_per_hour=Decimal("3.6"), billed_from="running"),
+        running_at=build.at(90), charged_usd=Decimal("0.1"),
+    )  # fmt: skip
+    assert owed(runs, build.at(190)) == ZERO
+    assert owed(runs, build.at(191)) == Decimal("0.001")
+
+
+def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
+    line = build.line(usd_per_hour=Decimal("3.6"), billed_from="running")
+    runs = build.attempt(line=line, running_at=build.at(9000), charged_usd=Decimal(9))
+    job = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.99"))
+    assert not cap_is_near(runs, job, CAPS, build.at(9001), tick_s=10, drain_s=60)
+    assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), tick_s=10, drain_s=60)
+
+
+def test_a_machine_may_have_run_since_a_list_lag_before_it_was_last_seen_not_to() -> None:
+    attempt = build.attempt()
+    assert runs_since(attempt, build.at(60), CAPS) == build.at(55)
+    assert runs_since(attempt, build.at(3), CAPS) == build.at(0)
+    assert runs_since(attempt, None, CAPS) == build.at(0)
 
 
 def test_every_machine_of_an_attempt_is_paid_for() -> None:

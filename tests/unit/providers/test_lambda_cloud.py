@@ -128,7 +128,7 @@ async def test_a_type_is_sold_in_each_region_that_has_it(world: World) -> None:
     ]
     big = found["lambda/lambda/us-west-1/gpu_8x_a100_80gb_sxm4/on-demand"]
     assert (big.accelerator, big.gpus, big.usd_per_hour) == ("a100-80gb-sxm", 8, Decimal("14.32"))
-    assert (big.billing_quantum_s, big.available, big.spot) == (60, True, False)
+    assert (big.billing_quantum_s, big.billed_from, big.available, big.spot) == (60, "running", True, False)
     assert big.facts is not None
     assert big.facts.interconnect == "nvlink"
     one = found["lambda/lambda/us-east-1/gpu_1x_h100_pcie/on-demand"]
