@@ -100,7 +100,6 @@ class AwsCloud:
             return None
         kind = kinds.machines.get(machine["InstanceType"])
         spot = machine.get("InstanceLifecycle") == "spot"
-        zone = (machine.get("Placement") or {}).get("AvailabilityZone", "")
         return Observed(
             handle=Handle(provider="aws", id=machine["InstanceId"], name=name, region=region),
             state=_STATES.get(machine["State"]["Name"], InstanceState.UNKNOWN),
@@ -108,7 +107,8 @@ class AwsCloud:
             gpus=kind.gpus if kind else None,
             gpu_memory_bytes=kind.gpu_memory_bytes if kind else None,
             spot=spot,
-            usd_per_hour=self._offers.price(region, machine["InstanceType"], zone, spot=spot),
+            # Of a spot machine EC2 does not tell the price, and the market's moves on after the purchase.
+            usd_per_hour=None if spot else self._offers.price(region, machine["InstanceType"]),
         )
 
     async def destroy(self, handle: Handle) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, Generic, TypeVar
 
-from broker.domain.errors import ProviderError
+from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.money import usd
 from broker.ports import Clock
 from providers.aws_api import Aws
@@ -32,6 +32,7 @@ KNOWN = frozenset({"h100-sxm", "h200-sxm", "b200", "a100-80gb-sxm", "a100-40gb",
 FAMILIES = ("g*", "p*")
 """Instance types with GPUs begin so."""
 _LINUX = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
 _ON_DEMAND = {
     "operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used", "preInstalledSw": "NA",
     "operation": "RunInstances",
@@ -57,12 +58,18 @@ class Kept(Generic[K, V]):
             if key in self._failures and now - self._failures[key][0] < self._retry_s:
                 raise self._failures[key][1]
             try:
-                value = await self._load(key)
+                value = await self._ask(key)
             except ProviderError as e:
                 self._failures[key] = (now, e)
                 raise
             self._values[key] = (now, value)
             return value
+
+    async def _ask(self, key: K) -> V:
+        try:
+            return await self._load(key)
+        except _UNREADABLE as e:
+            raise OutcomeUnknown(f"AWS: an answer about {key} cannot be read: {e!r}") from None
 
     async def get_or(self, key: K, default: V) -> V:
         try:
@@ -125,9 +132,12 @@ class AwsMarket:
         machines: dict[str, Machine] = {}
         dropped: Counter[str] = Counter()
         for kind in found:
-            if not kind.get("GpuInfo", {}).get("Gpus"):
-                continue
-            machine = _machine(kind)
+            try:
+                if not kind.get("GpuInfo", {}).get("Gpus"):
+                    continue
+                machine = _machine(kind)
+            except _UNREADABLE:
+                machine = "unreadable"
             if isinstance(machine, str):
                 dropped[machine] += 1
             else:

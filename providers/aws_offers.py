@@ -55,11 +55,10 @@ class AwsOffers:
             else:
                 self._sell(one, sieve)
 
-    def price(self, region: str, kind: str, zone: str, *, spot: bool) -> Decimal | None:
-        """What such a machine costs with its disk, as far as the last polls told; asks nobody."""
-        market = self._market
-        alone = market.spot.last(region, {}).get((kind, zone)) if spot else market.on_demand.last(kind, {}).get(region)
-        return None if alone is None else _with_disk(alone, market.disk.last("gp3", {}).get(region))
+    def price(self, region: str, kind: str) -> Decimal | None:
+        """What such a machine costs on demand with its disk, as far as the last polls told; asks nobody."""
+        alone = self._market.on_demand.last(kind, {}).get(region)
+        return None if alone is None else _with_disk(alone, self._market.disk.last("gp3", {}).get(region))
 
     async def _known(self, region: str) -> _Region:
         market = self._market

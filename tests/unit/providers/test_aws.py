@@ -9,6 +9,7 @@ from typing import Any
 import boto3
 import pytest
 
+from broker.decide.liveness import mismatch
 from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.instance import BootSpec, CloudOptions, InstanceState
@@ -137,6 +138,19 @@ async def test_machines_that_cannot_run_the_image_are_counted(world: World) -> N
     assert dropped["GPU that is not in the hardware table"] > 0
 
 
+async def test_a_machine_that_lacks_a_field_is_counted_and_the_others_are_sold(world: World) -> None:
+    world.front.rewritten = {"<defaultVCpus>192</defaultVCpus>": ""}
+    found, dropped = await offers(world.open())
+    assert {offer.instance_type for offer in found.values()} == {"g6e.xlarge"}
+    assert dropped["unreadable"] > 0
+
+
+async def test_an_answer_that_cannot_be_read_is_no_answer(world: World) -> None:
+    world.front.spot[("g6e.xlarge", f"{EAST}a")] = "cheap"
+    with pytest.raises(OutcomeUnknown, match="AWS: an answer about us-east-1 cannot be read"):
+        await offers(world.open())
+
+
 async def test_a_quota_of_0_takes_its_machines_away_with_the_reason(world: World) -> None:
     world.front.quotas |= {"All G and VT Spot Instance Requests": 0.0, "Running On-Demand P instances": 96.0}
     found, dropped = await offers(world.open())
@@ -210,9 +224,25 @@ async def test_machines_are_listed_by_our_tag_in_all_regions_with_what_was_bough
     assert set(seen) == {spot, other}
     first, second = seen[spot], seen[other]
     assert first.handle == handle(spot)
-    assert (first.accelerator, first.gpus, first.spot, first.usd_per_hour) == ("l40s", 1, True, Decimal("0.53"))
+    assert (first.accelerator, first.gpus, first.spot) == ("l40s", 1, True)
     assert (second.handle.region, second.accelerator, second.gpus, second.spot) == (WEST, "a100-40gb", 8, False)
     assert second.usd_per_hour is None
+
+
+async def test_only_a_machine_on_demand_is_listed_with_its_price(world: World) -> None:
+    """A spot market that rises after the purchase is no other machine than the one that was bought."""
+    cloud = world.open()
+    found, _ = await offers(cloud)
+    bought = found["aws/aws/us-east-1/g6e.xlarge/spot/us-east-1b"]
+    zone: dict[str, Any] = {"Placement": {"AvailabilityZone": f"{EAST}b"}}
+    spot, plain = world.launch(**zone, InstanceMarketOptions={"MarketType": "spot"}), world.launch(**zone)
+    world.front.spot[("g6e.xlarge", f"{EAST}b")] = "0.99"
+    world.clock.advance(30)
+    await offers(cloud)
+    ours = {spot: None, plain: Decimal("1.861")}
+    seen = {one.handle.id: one for one in await cloud.list() if one.handle.id in ours}
+    assert {machine: one.usd_per_hour for machine, one in seen.items()} == ours
+    assert mismatch(bought, (seen[spot],)) is None
 
 
 @pytest.mark.parametrize(
