@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,7 +83,7 @@ class SkyLauncher:
                 env={**(env or {}), **config.env},
                 config=config.config,
             )
-        self._catalog = SkyCatalog(self._server.home if self._server else state)
+        self._catalog = SkyCatalog(self._server.home) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)
         self._under_way: Counter[str] = Counter()
         self._running = 0
@@ -105,7 +105,8 @@ class SkyLauncher:
         a daemon that is restarted picks up the machine."""
         self._under_way[name] += 1
         try:
-            async with self._catalog.holding(purchase.catalog), self._slot():
+            rows = self._catalog.holding(purchase.catalog) if self._catalog else nullcontext()
+            async with rows, self._slot():
                 deadline = time.monotonic() + self._config.launch_deadline_s
                 await self._carry_out(name, purchase, task, deadline)
         finally:
