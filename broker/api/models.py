@@ -162,6 +162,8 @@ class LineView(Wire):
     """Expected dollars to finish."""
     usd_p90: Decimal | None = None
     step_s: float | None = None
+    nodes: int = 1
+    """Machines of this kind that are bought together; `hours` and dollars to finish are of all, `offer` is of one."""
 
 
 class QuoteView(Wire):
@@ -223,6 +225,8 @@ class AttemptView(Wire):
     reason: Reason | None
     detail: str
     offer: OfferView
+    nodes: int = 1
+    """Machines of this kind that were bought together."""
     hours_p50: float | None
     usd_p50: Decimal | None
     created_at: datetime

@@ -50,6 +50,7 @@ def attempt(row: Attempt) -> models.AttemptView:
         reason=row.reason,
         detail=row.detail,
         offer=models.OfferView.model_validate(row.line.offer),
+        nodes=row.line.nodes,
         hours_p50=row.line.hours_p50,
         usd_p50=row.line.usd_p50,
         created_at=row.created_at,

@@ -49,11 +49,12 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def gpu(offer: OfferView) -> str:
-    """`2× l40s 48 GiB`; a simulated machine says on what it computes."""
+def gpu(offer: OfferView, nodes: int = 1) -> str:
+    """`2× l40s 48 GiB`, of several machines `3 nodes of 2× l40s 48 GiB`."""
+    machines = f"{nodes} nodes of " if nodes > 1 else ""
     count = f"{offer.gpus}× " if offer.gpus > 1 else ""
     memory = f" {offer.gpu_memory_bytes / GIB:.0f} GiB" if offer.gpu_memory_bytes else ""
-    return f"{count}{offer.accelerator}{memory}"
+    return f"{machines}{count}{offer.accelerator}{memory}"
 
 
 def market(offer: OfferView) -> str:
@@ -66,8 +67,10 @@ def cloud(offer: OfferView) -> str:
 
 
 def machine(attempt: AttemptView) -> str:
-    offer = attempt.offer
-    return f"{cloud(offer)} {offer.region} {gpu(offer)} {market(offer)} {money(offer.usd_per_hour)}/h"
+    """What an attempt bought, at the price of all its machines."""
+    offer, nodes = attempt.offer, attempt.nodes
+    price = money(offer.usd_per_hour * nodes)
+    return f"{cloud(offer)} {offer.region} {gpu(offer, nodes)} {market(offer)} {price}/h"
 
 
 def ago(then: datetime | None) -> str:

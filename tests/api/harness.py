@@ -48,7 +48,7 @@ class FixedMarket:
         ]
 
     def caps(self) -> Mapping[str, Caps]:
-        return {"simulated": Caps(spot=True, trust="own", reaches_local_files=True, simulated=True)}
+        return {"simulated": Caps(spot=True, trust="own", reaches_local_files=True, simulated=True, multi_node=True)}
 
 
 def memory_blobs() -> ObstoreBlobs:

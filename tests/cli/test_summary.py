@@ -1,14 +1,17 @@
 """What a job did and cost, from its attempts."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from broker.api import views
 from broker.api.models import AttemptView, JobDetail, OfferView
-from broker.cli import results
+from broker.cli import results, words
 from broker.cli.summary import Sample, steps_redone, summarise
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.spec import JobSpec
+from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, Final, Outcome
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -97,3 +100,17 @@ def test_metrics_of_a_redone_step_count_once_and_rubbish_is_skipped() -> None:
     assert results.losses(raw) == ((1, 3.0), (2, 2.0))
     assert results.read_samples(b"{}") == ()
     assert results.read_samples(b"\xff") == ()
+
+
+def test_what_was_bought_is_told_with_all_machines_and_their_price() -> None:
+    run = attempt(1, None, 20, Reason.COMPLETED)
+    one, three = words.machine(run), words.machine(run.model_copy(update={"nodes": 3}))
+    assert f" {words.money(run.offer.usd_per_hour)}/h" in one
+    assert "nodes" not in one
+    assert f" 3 nodes of {words.gpu(run.offer)} " in three
+    assert three.endswith(f" {words.money(3 * run.offer.usd_per_hour)}/h")
+
+
+def test_an_attempt_tells_its_machines() -> None:
+    bought = build.attempt(line=replace(build.line(), nodes=3))
+    assert views.attempt(bought).nodes == 3
