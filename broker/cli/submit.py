@@ -1,11 +1,13 @@
 """Commands that start something: quote, submit, offers."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from broker.cli import offersview, submission, words
+from broker.cli.exits import BadInput
 from broker.cli.jobs import follow
 from broker.cli.output import Output
 from broker.cli.shell import Json, client, command
@@ -17,6 +19,7 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change the spec: --set train.epochs=2. Repeat.")
 ]
 UPLOAD_PATIENCE_S = 30.0
+UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 @command
@@ -41,12 +44,20 @@ async def submit(
     settings: Settings = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return as soon as the job is durable.")] = False,
+    keep_on_failure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Keep a failed job's machine for so long, to look at it with `gpubroker ssh`: 90s, 15m, 2h. It bills.",
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option("--idempotency-key", help="The same key never makes a second job.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check, quote, confirm, submit, and watch a job to its end. Ctrl-C leaves the job running."""
     out = Output(as_json=as_json)
-    file = load(spec, tuple(settings or ()))
+    kept = () if keep_on_failure is None else (f"keep_on_failure={_seconds(keep_on_failure)}",)
+    file = load(spec, (*(settings or ()), *kept))
     async with client(patience_s=0) as c:
         prepared = await submission.prepare(c, file)
         submission.show(out, prepared)
@@ -78,6 +89,14 @@ async def offers(
         found = await c.offers(provider=provider, accelerators=_gpus(gpu or []), limit=limit)
     out.document(found)
     offersview.show(out, found)
+
+
+def _seconds(said: str) -> int:
+    """`90`, `90s`, `15m` or `2h` in seconds. Raises BadInput."""
+    found = re.fullmatch(r"([0-9]{1,9})([smh]?)", said.strip())
+    if found is None:
+        raise BadInput(f"--keep-on-failure {said}: write a time as 90s, 15m or 2h")
+    return int(found[1]) * UNITS_S[found[2]]
 
 
 def _gpus(said: list[str]) -> list[str]:

@@ -130,6 +130,22 @@ async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
     assert await nothing_created(shell)
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("15x", "--keep-on-failure 15x: write a time as 90s, 15m or 2h"),
+        ("-5m", "--keep-on-failure -5m: write a time as 90s, 15m or 2h"),
+        ("", "--keep-on-failure : write a time as 90s, 15m or 2h"),
+        ("25h", "keep_on_failure: must be less than or equal to 86400"),
+    ],
+)
+async def test_bad_time_to_keep(shell: Shell, said: str, expected: str) -> None:
+    ran = await to_thread(shell.run, "submit", shell.spec(), "--yes", "--detach", f"--keep-on-failure={said}")
+    assert ran.code == 2
+    assert expected in ran.err
+    assert await nothing_created(shell)
+
+
 async def test_cap_is_needed_where_nothing_fits(shell: Shell) -> None:
     text = changed("cap_usd: 5\n", "") + "resources: {accelerators: [b200]}\n"
     ran = await to_thread(shell.run, "submit", shell.spec(text), "--yes", "--detach")

@@ -10,6 +10,7 @@ import pytest
 from broker.cli.exits import Exit
 from broker.cli.output import Output
 from broker.domain.job import Job
+from broker.domain.money import show
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Shell
 from trainer.contract import keys
@@ -45,6 +46,24 @@ async def test_set_changes_the_job_by_yaml_types(shell: Shell) -> None:
     assert spec.train.method.kind == "lora"
     assert spec.train.method.r == 4
     assert spec.cap_usd == Decimal("2.5")
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("90", 90), ("90s", 90), ("15m", 900), ("2h", 7200)])
+async def test_a_failed_jobs_machine_is_kept_for_as_long_as_said(shell: Shell, said: str, seconds: int) -> None:
+    words = ("--set", "keep_on_failure=1", "--keep-on-failure", said)
+    ran = await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", *words)
+    assert ran.code == 0, ran.err
+    assert (await only_job(shell)).spec.keep_on_failure == seconds
+
+
+async def test_several_machines_are_shown_with_the_price_of_all(shell: Shell) -> None:
+    path = shell.spec(GOOD + "resources: {nodes: 2}\n")
+    (line, *_) = (await to_thread(shell.run, "quote", path, "--json")).document["lines"]
+    assert line["nodes"] == 2
+    ran = await to_thread(shell.run, "quote", path)
+    shown = " ".join(ran.out.replace("│", " ").split())
+    assert f"2 nodes of {line['offer']['accelerator']}" in shown
+    assert show(Decimal(line["offer"]["usd_per_hour"]) * 2) in shown
 
 
 async def test_cap_is_proposed_where_the_spec_has_none(shell: Shell) -> None:
