@@ -18,6 +18,7 @@ from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
 from providers.sky import SkyLauncher
 from providers.sky_facts import TOKEN_HEADER
+from tests.clouds.emulator import Clouds
 from tests.clouds.sky_rig import KEY, NoRsync, launcher, name, processes, server
 from tests.clouds.wait import until
 
@@ -101,6 +102,55 @@ async def test_an_idle_server_ends_with_its_daemon(state: Path) -> None:
     later = opened(state)
     assert await later.liveness(ended, NAME) is Liveness.DEAD
     await later.close()
+
+
+DAEMON = """
+import asyncio, signal, sys
+from pathlib import Path
+from tests.clouds.sky_rig import PLAIN, launcher, name, of_lambda
+
+async def main(state, url, launches):
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    sky = launcher(Path(state), env={"GPUBROKER_LAMBDA_ENDPOINT": url})
+    await sky.warm()
+    work = asyncio.create_task(sky.launch(name("a"), of_lambda(), PLAIN) if launches else stop.wait())
+    print("ready", flush=True)
+    await stop.wait()
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    for _ in range(2):
+        await sky.close()  # once for each cloud
+
+asyncio.run(main(sys.argv[1], sys.argv[2], bool(sys.argv[3])))
+"""
+"""What of a daemon has to do with the server: it launches, and hears SIGTERM."""
+
+
+@pytest.mark.parametrize("launches", [False, True])
+async def test_sigterm_ends_an_idle_server_and_leaves_one_that_launches(state: Path, launches: bool) -> None:
+    await opened(state / "other").close()  # skips where SkyPilot cannot run
+    async with Clouds() as clouds:
+        clouds.control.hold_boots()
+        daemon = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", DAEMON, str(state), clouds.url, "launches" if launches else "",
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert daemon.stdout is not None
+        assert await asyncio.wait_for(daemon.stdout.readline(), 60) == b"ready\n"
+        await until(lambda: not launches or bool(clouds.world.named(NAME)), within_s=60)
+        former = server(state).pid
+        daemon.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(daemon.wait(), 60) == 0
+        if not launches:
+            assert processes(state) == {}
+            return
+        later = opened(state, env={"GPUBROKER_LAMBDA_ENDPOINT": clouds.url})
+        assert await later.liveness(later.id, NAME) is Liveness.ALIVE
+        assert server(state).pid == former
+        await later.cancel(NAME)
+        await later.stop()
+    assert processes(state) == {}
 
 
 async def test_a_server_made_of_other_credentials_is_replaced(state: Path) -> None:
