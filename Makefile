@@ -16,10 +16,13 @@ TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 
 # Decisions are pure, so every branch of them can be tested, and is.
 COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
-.PHONY: help venv demo test lint fix model constraints image clean
+# Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
+MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py)
+
+.PHONY: help venv demo clouds clouds-test test lint fix model constraints image clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 venv: $(STAMP) ## make .venv with everything that the tests and benchmarks need
 
@@ -39,8 +42,14 @@ $(MODEL)/config.json: | $(STAMP)
 demo: venv model ## set everything up and run the main job, through a preemption, to its end
 	$(BIN)/python -m examples.demo
 
-test: venv ## set everything up and run all tests
-	$(BIN)/pytest tests --ignore=tests/trainer -n $(WORKERS) --dist loadfile $(COVERED)
+clouds: venv ## serve emulated RunPod, Lambda, Vast and AWS on this machine, to be used by hand
+	$(BIN)/python -m tests.clouds.serve
+
+clouds-test: venv model ## jobs on emulated clouds with real machines; SAMPLE=--sample takes a few of the kill points
+	$(BIN)/python -m tests.clouds.suite $(SAMPLE)
+
+test: venv ## set everything up and run all tests but those of clouds-test
+	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED)
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
 
 lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import psutil
 import yaml
@@ -30,6 +30,7 @@ from tests.clouds.emulator import Clouds
 from tests.clouds.hub import Hub
 from tests.clouds.machine import Machines, PaperMachines
 from tests.clouds.machines import NamespaceMachines
+from tests.clouds.sky_rig import rsync
 from tests.clouds.state import Rented
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -40,6 +41,9 @@ BUCKET = "gpubroker"
 ON_DEMAND = {("g6e.xlarge", "us-east-1"): "1.861", ("p5.4xlarge", "us-east-1"): "6.88"}
 SPOT = {("g6e.xlarge", "us-east-1a"): "0.79", ("g6e.xlarge", "us-east-1b"): "0.83"}
 """Dollars an hour at the emulated AWS."""
+CENT = Decimal("0.01")
+MINUTE_USD = Decimal("0.0215")
+"""Of the Lambda machine that the scenarios buy."""
 LARGE = 50_000_000
 """Bytes from which on a file is a model, not a place for a key."""
 SECRETS = ("test-key", "GPUBROKER_ATTEMPT_KEY=", "GPUBROKER_STORE_OPTIONS=")
@@ -51,6 +55,9 @@ CLOUDS = ("runpod", "vast", "lambda", "aws")
 
 class Scene:
     """`async with Scene(...) as scene:`; everything that it started ends with the block."""
+
+    on_end: ClassVar[list[Callable[["Scene"], None]]] = []
+    """Told before a scene is taken down."""
 
     def __init__(self, *, clouds: tuple[str, ...] = CLOUDS, paper: bool = False, **settings: Any) -> None:
         """`paper`: no machine is booted. `settings`: over the daemon's configuration, section by section."""
@@ -80,6 +87,8 @@ class Scene:
 
     async def __aexit__(self, *_: object) -> None:
         try:
+            for told in self.on_end if hasattr(self, "clouds") else ():
+                told(self)
             await self._end()
         finally:
             await self._stack.aclose()
@@ -123,7 +132,8 @@ class Scene:
 
     def environment(self) -> dict[str, str]:
         """A user's own, with keys for each cloud: `test-key`, which no machine may ever see."""
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TZ", "VIRTUAL_ENV") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("LANG", "TZ", "VIRTUAL_ENV") if name in os.environ}
+        kept["PATH"] = os.environ["PATH"] if self._paper else rsync(self.home)
         keys = dict.fromkeys(("RUNPOD_API_KEY", "VAST_API_KEY", "LAMBDA_API_KEY"), "test-key")
         aws = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "test-key", "AWS_REGION": "us-east-1"}
         aws |= self.aws.environment
@@ -274,6 +284,11 @@ class Scene:
         """What the clouds charge for a job, by their own log."""
         return sum((self.clouds.bill().usd(name) for name in await self.names(job)), Decimal(0))
 
+    @staticmethod
+    def agrees(spent: Decimal, bill: Decimal) -> bool:
+        """To the cent; a minute of Lambda's more is a started one."""
+        return bill - CENT < spent < bill + CENT + MINUTE_USD
+
     def orphans(self) -> list[str]:
         """Machines that still cost money."""
         return list(self.clouds.bill().open())
@@ -311,7 +326,10 @@ def fine_tune(hub: str, *, steps: int = 4, **changes: Any) -> dict[str, Any]:
         "env": {"HF_ENDPOINT": hub},
         "train": {
             "model": MODEL,
-            "data": {"eval_share": 0, "prompt": "Word: {word} ({part_of_speech})\nDefinition:", "completion": " {definition}"},
+            "data": {
+                "prompt": "Word: {word} ({part_of_speech})\nDefinition:", "completion": " {definition}",
+                "eval_share": 0,
+            },
             "method": {"kind": "lora", "r": 4}, "max_steps": steps, "global_batch": 2, "micro_batch": 2,
             "max_length": 64,
         },

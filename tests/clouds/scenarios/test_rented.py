@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 
 from broker.api.models import JobDetail
 from broker.domain.job import JobState, Reason
-from tests.clouds.scenarios.scene import Scene, fine_tune, losses
+from tests.clouds.scenarios.scene import CENT, Scene, fine_tune, losses
 from tests.clouds.state import Rented
 
 DATA = Path("examples/devils-dictionary.csv")
-CENT = Decimal("0.01")
 STEPS, ROWS = 12, 80
 NOTICED_S = 20.0
 
@@ -35,7 +33,9 @@ async def settled(scene: Scene, job: str) -> JobDetail:
     scene.money.append((job, detail.spent_usd, bill))
     offers = [run.offer for run in detail.runs if run.create_sent_at]
     started = sum(o.usd_per_hour * o.billing_quantum_s / 3600 for o in offers if o.billing_quantum_s > 1)
-    assert bill <= detail.spent_usd < bill + CENT + started, f"spent {detail.spent_usd}, billed {bill}"
+    # Another machine than the one that was bought has another disk, at another price.
+    least = bill - CENT if any(run.reason is Reason.MISMATCH for run in detail.runs) else bill
+    assert least <= detail.spent_usd < bill + CENT + started, f"spent {detail.spent_usd}, billed {bill}"
     return detail
 
 
@@ -84,21 +84,19 @@ async def test_an_evicted_pod_moves_to_vast_and_trains_on_as_if_nothing_had_been
 ) -> None:
     await settled(scene, undisturbed["vast"])
     control = scene.clouds.control
-    for gpu in ("NVIDIA GeForce RTX 4090",):
-        control.price("runpod", gpu, 0.12, spot=True)
+    control.price("runpod", "NVIDIA GeForce RTX 4090", 0.12, spot=True)
     await scene.next_market()
     job = await submit(scene, providers=["runpod", "vast"], accelerators=["rtx4090"], spot="only")
     pod = await machine(scene, job)
     assert pod.cloud == "runpod"
-    control.capacity("runpod", "NVIDIA GeForce RTX 4090", 0)
+    control.price("runpod", "NVIDIA GeForce RTX 4090", 0.45, spot=True)  # somebody bids more
     await control.preempt(pod.id)
     evicted = scene.clouds.world.now()
     moved = await settled(scene, job)
     first, *_, last = moved.runs
     assert first.reason is Reason.PREEMPTED
     assert last.offer.cloud == "vast"
-    noticed = next(e for e in await scene.events(job) if e.kind.startswith("attempt.") and e.data.get("number") == 1
-                   and "preempt" in e.message + e.kind)  # fmt: skip
+    noticed = next(e for e in await scene.events(job) if e.kind == "attempt.preempted")
     assert seconds(noticed.at, evicted) <= NOTICED_S
     assert last.beat is not None
     assert last.beat.resumed_from, "it began anew"

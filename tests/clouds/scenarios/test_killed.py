@@ -1,0 +1,107 @@
+"""kill -9 of the daemon, of the API server and of both, all along a launch: one machine, no orphan, the job's end.
+
+A continuous integration run takes a sample that the commit chooses; `GPUBROKER_KILL_POINTS=all` takes all of them.
+"""
+
+import asyncio
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import pytest
+
+from broker.domain.job import JobState
+from tests.clouds.bake import NoBake
+from tests.clouds.machines import NoNamespaces
+from tests.clouds.scenarios.conftest import cannot
+from tests.clouds.scenarios.scene import Scene
+
+Victim = Literal["daemon", "server", "both"]
+VICTIMS: tuple[Victim, ...] = ("daemon", "server", "both")
+MOMENTS = 20
+SAMPLE = 4
+COUNT = b"""
+import os, pathlib, time
+file = pathlib.Path(os.environ["GPUBROKER_CHECKPOINT_DIR"]) / "count.txt"
+count = int(file.read_text()) if file.exists() else 0
+while count < 30:
+    time.sleep(0.1)
+    count += 1
+    beside = file.with_suffix(".new")
+    beside.write_text(str(count))
+    beside.replace(file)
+"""
+
+
+def points() -> list[tuple[int, Victim]]:
+    """(moment, victim): all, or the commit's sample, spread over the launch."""
+    every = [(moment, VICTIMS[moment % len(VICTIMS)]) for moment in range(MOMENTS)]
+    if os.environ.get("GPUBROKER_KILL_POINTS") == "all":
+        return every
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout or "none"
+    first = int(hashlib.sha256(commit.encode()).hexdigest(), 16) % (MOMENTS // SAMPLE)
+    return every[first :: MOMENTS // SAMPLE]
+
+
+@pytest.fixture(scope="module")
+async def house() -> AsyncIterator[Scene]:
+    try:
+        async with Scene(clouds=("runpod", "vast", "lambda")) as made:
+            yield made
+            assert made.clouds.violations == []
+            assert made.secrets_seen() == []
+    except (NoBake, NoNamespaces) as e:
+        cannot(e)
+
+
+async def submit(scene: Scene) -> str:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo("count.py")
+        entry.size = len(COUNT)
+        tar.addfile(entry, io.BytesIO(COUNT))
+    spec: dict[str, Any] = {
+        "name": "counting", "cap_usd": "5", "checkpoint": {"every_s": 2},
+        "script": {"command": ["/srv/venv/bin/python", "count.py"]},
+    }  # fmt: skip
+    return await scene.submit(spec, buffer.getvalue(), name="code.tar")
+
+
+@pytest.fixture(scope="module")
+async def launch_s(house: Scene) -> float:
+    """Seconds from submit to the first beat, undisturbed and with a warm server."""
+    for _ in range(2):
+        begun = time.monotonic()
+        job = await submit(house)
+        await house.until(job, "a beat", lambda detail: detail.runs and detail.runs[-1].first_beat_at)
+        lasted = time.monotonic() - begun
+        await house.rest(job)
+    return lasted
+
+
+@pytest.mark.parametrize(("moment", "victim"), points())
+async def test_a_kill_leaves_one_machine_and_no_orphan(
+    house: Scene, launch_s: float, moment: int, victim: Victim
+) -> None:
+    job = await submit(house)
+    await asyncio.sleep(launch_s * moment / MOMENTS)  # the moment itself is what is tested
+    if victim in ("daemon", "both"):
+        await house.kill()
+    if victim in ("server", "both"):
+        await house.kill_server()
+    if victim in ("daemon", "both"):
+        await house.start()
+    detail = await house.rest(job, within_s=500)
+    assert detail.state is JobState.SUCCEEDED, await house.told(job)
+    made = await house.rented(job)
+    for name in await house.names(job):
+        assert sum(machine.name.startswith(name) for machine in made) <= 1, "two machines under one name"
+    assert house.orphans() == []
+    bill = await house.bill(job)
+    house.money.append((job, detail.spent_usd, bill))
+    assert bill <= detail.spent_usd

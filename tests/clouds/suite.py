@@ -1,0 +1,71 @@
+"""`make clouds-test`: bakes if needed, runs every test that needs machines, and ends with one line of JSON.
+
+    python -m tests.clouds.suite [--sample] [PYTEST ARGUMENTS]
+
+`--sample`: of the points of the kill scenario, those that the commit chooses; without it all of them.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clouds.bake import NoBake, bake
+from tests.clouds.scenarios.scene import Scene
+
+HERE = Path(__file__).parent
+MACHINES = ("test_isolation.py", "test_machines.py", "test_aws.py", "test_together.py", "test_sky_machines.py")
+"""What is proven of machines and launches before the scenarios rest on it."""
+
+
+class Tally:
+    """Counts scenarios, and what the houses that they ran in say of money and machines."""
+
+    def __init__(self) -> None:
+        self.scenarios = self.passed = self.orphans = 0
+        self.equal = True
+        self.skipped: set[str] = set()
+        Scene.on_end.append(self.house)
+
+    def house(self, scene: Scene) -> None:
+        self.orphans += len(scene.orphans())
+        self.equal &= all(scene.agrees(spent, bill) for _, spent, bill in scene.money)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self.skipped.add(str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr))
+        if "scenarios/" in report.nodeid and report.when == "call":
+            self.scenarios += 1
+            self.passed += report.passed
+
+    def document(self, seconds: float) -> dict[str, Any]:
+        told = {
+            "scenarios": self.scenarios, "passed": self.passed, "orphans": self.orphans,
+            "ledger_equals_bill": self.equal and self.scenarios > 0, "seconds": round(seconds),
+        }  # fmt: skip
+        return told | ({"skipped": sorted(self.skipped)} if self.skipped else {})
+
+
+def main(arguments: list[str]) -> int:
+    begun = time.monotonic()
+    if "--sample" in arguments:
+        arguments.remove("--sample")
+    else:
+        os.environ["GPUBROKER_KILL_POINTS"] = "all"
+    try:
+        print(f"machines run over {bake()}", flush=True)
+    except NoBake as e:
+        print(f"no machines here: {e}", flush=True)
+    tally = Tally()
+    chosen = arguments or [*(str(HERE / name) for name in MACHINES), str(HERE / "scenarios")]
+    code = pytest.main(["-v", "--durations=0", "-p", "no:cacheprovider", "-n", "0", *chosen], plugins=[tally])
+    print(json.dumps(tally.document(time.monotonic() - begun)))
+    return int(code)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
