@@ -100,6 +100,11 @@ class DaemonConfig(Config):
     limits: LimitsConfig = LimitsConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
+    @field_validator("home")
+    @classmethod
+    def _expanded(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
+
     @property
     def blobs_url(self) -> str:
         return self.blobs or (self.home / "blobs").absolute().as_uri()

@@ -30,13 +30,14 @@ async def sweep(
     watch: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="How long the lease is watched without a database.")
     ] = 120.0,
+    home: Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")] = None,
     as_json: Json = False,
 ) -> None:
     """List our machines in every cloud, and those that nobody answers for. Needs no daemon."""
     out = Output(as_json=as_json)
     try:
-        settings = DaemonConfig.load(config)
+        settings = DaemonConfig.load(config, home=home)
         while True:
             left = await _round(settings, installation, out, destroy=destroy, yes=yes, watch_s=watch)
             if once:

@@ -28,6 +28,15 @@ def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path
     assert (config.database_url, config.port) == ("postgresql://env/x", 2)
 
 
+def test_a_named_file_stays_with_its_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUBROKER_HOME", str(tmp_path / "default"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "other.yaml"
+    file.write_text("home: ~/theirs\n")
+    assert DaemonConfig.load(file, home=None, env={}).home == tmp_path / "theirs"
+    assert DaemonConfig.load(file, home=tmp_path / "given", env={}).home == tmp_path / "given"
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
