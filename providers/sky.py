@@ -87,6 +87,8 @@ class SkyLauncher:
         self._slots = asyncio.Semaphore(config.launches)
         self._under_way: Counter[str] = Counter()
         self._running = 0
+        self._used = False
+        """By launches, or by looking at those of a former daemon; a sweep does neither."""
         self._forgetting: dict[str, asyncio.Task[None]] = {}
         self._one_forgotten = asyncio.Lock()
 
@@ -143,6 +145,7 @@ class SkyLauncher:
 
     async def _api(self) -> SkyApi:
         """A server that answers, is of our version and strips keys. Raises Rejected, OutcomeUnknown."""
+        self._used = True
         if self._server is not None:
             missing = [tool for tool in TOOLS if shutil.which(tool, path=self._config.env.get("PATH")) is None]
             if missing:
@@ -159,6 +162,7 @@ class SkyLauncher:
     # ---------------------------------------------------------------------------------------------------------- proof
 
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
+        self._used = True
         if self._under_way[name]:
             return Liveness.ALIVE
         if launched_by != self.id:
@@ -241,7 +245,10 @@ class SkyLauncher:
         return path
 
     async def close(self) -> None:
-        """A server with launches under way goes on, for the next daemon to adopt; an idle one ends with this one."""
+        """A server with launches under way goes on, for the next daemon to adopt; an idle one ends with this one.
+
+        One that was not used here is left alone: it may be a living daemon's, beside which a sweep runs.
+        """
         idle = await self._idle()
         for task in [*self._forgetting.values()]:
             task.cancel()
@@ -252,7 +259,7 @@ class SkyLauncher:
             await (self._server.stop() if idle else self._server.close())
 
     async def _idle(self) -> bool:
-        if self._server is None or not self._server.started or any(self._under_way.values()):
+        if self._server is None or not self._used or not self._server.started or any(self._under_way.values()):
             return False
         try:
             async with asyncio.timeout(CANCEL_S):

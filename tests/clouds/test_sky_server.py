@@ -104,6 +104,18 @@ async def test_an_idle_server_ends_with_its_daemon(state: Path) -> None:
     await later.close()
 
 
+async def test_a_sweep_beside_a_daemon_leaves_its_idle_server_alone(state: Path) -> None:
+    sky = opened(state)
+    await sky.warm()
+    known = server(state).pid
+    beside = opened(state)
+    assert beside.id == sky.id
+    await beside.close()
+    assert server(state).pid == known
+    await sky.close()
+    assert processes(state) == {}
+
+
 DAEMON = """
 import asyncio, signal, sys
 from pathlib import Path
