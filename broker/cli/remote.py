@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import sys
 import termios
 import tty
@@ -77,13 +78,13 @@ async def _feed(socket: aiohttp.ClientWebSocketResponse, *, terminal: bool) -> N
     if terminal:
         await _tell_size(socket)
         loop.add_signal_handler(signal.SIGWINCH, lambda: loop.create_task(_tell_size(socket)))
-    reader = asyncio.StreamReader()
-    try:
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    except (ValueError, OSError):  # a file, or /dev/null: it never makes one wait
+    mode = os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdin.isatty()):  # a file or /dev/null: it never waits
         await socket.send_bytes(await asyncio.to_thread(sys.stdin.buffer.read))
         await socket.send_str(json.dumps({"eof": True}))
         return
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while data := await reader.read(CHUNK):
         await socket.send_bytes(data)
     await socket.send_str(json.dumps({"eof": True}))

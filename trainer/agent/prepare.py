@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import os
 import tarfile
 import time
 import urllib.request
@@ -113,9 +114,28 @@ def unpack(archive: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     try:
         with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(folder, filter="data")
+            else:  # Python 3.11.0-3.11.3, which Debian 12 has
+                tar.extractall(folder, members=[_plain(member) for member in tar])
     except (tarfile.TarError, OSError) as e:
         raise Unusable(Outcome.USER_ERROR, f"script.code: {e}; give a plain .tar of files and folders") from None
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Files, folders and links that stay below the folder, as `tarfile.data_filter` has it. Raises TarError."""
+    name = Path(member.name)
+    inside = not name.is_absolute() and ".." not in name.parts
+    if member.issym() or member.islnk():
+        start = name.parent if member.issym() else Path()
+        target = os.path.normpath(start / member.linkname)
+        inside = inside and not os.path.isabs(target) and not target.startswith("..")
+    elif not (member.isreg() or member.isdir()):
+        inside = False
+    if not inside:
+        raise tarfile.TarError(f"{member.name!r} is no file or folder within the archive")
+    member.mode = 0o755 if member.isdir() else (member.mode & 0o755) | 0o600
+    return member
 
 
 async def restore(

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
@@ -71,6 +72,9 @@ class Agent:
                 outcome, message = e.outcome, str(e)
             except StoreError as e:
                 outcome, message = Outcome.INFRASTRUCTURE, str(e)
+            except Exception as e:  # whatever it is, the broker must not wait for a machine on which nothing runs
+                self._log.feed(traceback.format_exc().encode())
+                outcome, message = Outcome.INFRASTRUCTURE, f"the agent failed: {type(e).__name__}: {e}"
             finally:
                 kill_descendants()
             return await self._finish(outcome, self._log.redact(message), code)
