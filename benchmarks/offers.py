@@ -1,0 +1,169 @@
+"""What it costs the daemon to learn the prices of all four clouds: `python -m benchmarks.offers --offers 5000`.
+
+One poll of the market as the daemon makes it, with every cloud's real native half; the emulated clouds run in another
+process, so only our own CPU time counts. The clock goes on by the daemon's 30 s between two polls, so that what is kept
+for a while is asked for again as often as in a daemon. The last line is JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from broker.clock import SystemClock
+from broker.config import RhythmConfig
+from broker.domain.ids import Installation
+from broker.market.market import Market, MarketRhythm
+from broker.ports import Provider
+from providers.aws import REGIONS
+from providers.aws_market import FAMILIES, KNOWN
+from providers.cloud import CloudProvider
+from providers.names import accelerator
+from providers.registry import CLOUDS, ProvidersConfig
+from providers.sky import SkyConfig, SkyLauncher
+
+INSTALLATION = Installation("bnch")
+MIB = 1024**2
+KEYS = {
+    "RUNPOD_API_KEY": "test-key", "VAST_API_KEY": "test-key", "LAMBDA_API_KEY": "test-key",
+    "AWS_ACCESS_KEY_ID": "AKIAEMULATED", "AWS_SECRET_ACCESS_KEY": "test-key", "AWS_EC2_METADATA_DISABLED": "true",
+}  # fmt: skip
+QUOTAS = {"Running On-Demand G and VT instances": 768.0, "Running On-Demand P instances": 768.0}
+
+
+class HastyClock(SystemClock):
+    """Goes on by the time between two polls at once."""
+
+    skipped_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.skipped_s
+
+
+async def serve(count: int) -> None:
+    """Emulated clouds with `count` offers at Vast; prints where they are as JSON, and serves until stdin closes."""
+    from tests.clouds.aws import Aws
+    from tests.clouds.emulator import Clouds
+    from tests.clouds.vast_market import many_offers
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    async with Clouds() as clouds, Aws(clouds.world, regions=REGIONS) as aws:
+        clouds.vast.offers = {row.id: row for row in many_offers(count)}
+        clouds.vast.search_cap = None  # the whole market in one answer: more to read than cut-off ones
+        await asyncio.to_thread(_price, aws)
+        print(json.dumps({"clouds": clouds.url, "aws": aws.url}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+def _price(aws: Any) -> None:
+    """A price for every instance type that the broker would buy, in every zone of every region."""
+    aws.front.quotas.update(QUOTAS)
+    for region in REGIONS:
+        ec2 = aws.client(region)
+        zones = [one["ZoneName"] for one in ec2.describe_availability_zones()["AvailabilityZones"]]
+        pages = ec2.get_paginator("describe_instance_types").paginate(
+            Filters=[{"Name": "instance-type", "Values": list(FAMILIES)}]
+        )
+        for kind in (one for page in pages for one in page["InstanceTypes"]):
+            gpus = kind.get("GpuInfo", {}).get("Gpus")
+            if gpus and accelerator(gpus[0]["Name"], gpus[0]["MemoryInfo"]["SizeInMiB"] * MIB) in KNOWN:
+                hour = kind["VCpuInfo"]["DefaultVCpus"] / 4
+                aws.front.on_demand[kind["InstanceType"], region] = str(hour)
+                aws.front.spot.update({(kind["InstanceType"], zone): str(hour / 2) for zone in zones})
+        aws.front.disk[region] = "0.08"
+
+
+@asynccontextmanager
+async def elsewhere(count: int) -> AsyncIterator[dict[str, str]]:
+    """`serve` in a process of its own; where its clouds are."""
+    emulator = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.offers", "--serve", "--offers", str(count),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert emulator.stdin is not None
+    assert emulator.stdout is not None
+    try:
+        told = await emulator.stdout.readline()
+        if not told:
+            raise RuntimeError("the emulated clouds do not start")
+        yield json.loads(told)
+    finally:
+        emulator.stdin.close()
+        await emulator.wait()
+
+
+def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Provider]:
+    """As the registry makes them, with keys that are not this user's; nothing is ever launched."""
+    launcher = SkyLauncher(SkyConfig(url="http://127.0.0.1:9"), installation=INSTALLATION, state=home / "sky")
+    sections = {name: {"endpoint": at["aws" if name == "aws" else "clouds"], "emulated": True} for name in CLOUDS}
+    found: dict[str, Provider] = {}
+    for name, section in ProvidersConfig.model_validate(sections).rented().items():
+        cloud = CLOUDS[name][0](section, installation=INSTALLATION, clock=clock, env=KEYS, home=home)
+        found[name] = CloudProvider(cloud, launcher, installation=INSTALLATION, emulated=True)
+    return found
+
+
+async def measure(offers: int, polls: int) -> dict[str, Any]:
+    """CPU and wall seconds of a poll: the first, and the median and the worst of those that follow."""
+    clock, every_s = HastyClock(), RhythmConfig().market_s
+    async with elsewhere(offers) as at:
+        with tempfile.TemporaryDirectory(prefix="gb-") as home:
+            made = providers(at, clock, Path(home))
+            market = Market(made, clock, MarketRhythm(poll_s=every_s))
+            runs = []
+            for _ in range(polls + 1):
+                cpu, wall = time.process_time(), time.perf_counter()
+                await market.step()
+                runs.append((time.process_time() - cpu, time.perf_counter() - wall))
+                clock.skipped_s += every_s
+            status = market.status()
+            for provider in made.values():
+                await provider.close()
+    if wrong := [f"{one.name}: {one.error}" for one in status if one.error or not one.offers]:
+        raise RuntimeError(f"not all clouds sold something: {'; '.join(wrong)}")
+    return _figures(runs, {one.name: one.offers for one in status}, offers)
+
+
+def _figures(runs: list[tuple[float, float]], sold: dict[str, int], offers: int) -> dict[str, Any]:
+    cpus, walls = zip(*runs[1:], strict=True)
+    figures = {
+        "vast_rows": offers,
+        "offers": sold,
+        "polls": len(cpus),
+        "cpu_s": round(statistics.median(cpus), 3),
+        "cpu_s_worst": round(max(cpus), 3),
+        "cpu_s_first": round(runs[0][0], 3),
+        "wall_s": round(statistics.median(walls), 3),
+    }
+    for name, count in sold.items():
+        print(f"  {name:8} {count:7,} offers", flush=True)
+    print(
+        "  a poll takes {cpu_s} s of CPU (median of {polls}, worst {cpu_s_worst} s; the first {cpu_s_first} s), "
+        "{wall_s} s in all".format(**figures),
+        flush=True,
+    )
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--offers", type=int, default=5000, help="asks of the emulated Vast")
+    parser.add_argument("--polls", type=int, default=10)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        asyncio.run(serve(given.offers))
+    else:
+        print(json.dumps(asyncio.run(measure(given.offers, given.polls))))
+
+
+if __name__ == "__main__":
+    main()
