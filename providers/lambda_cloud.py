@@ -134,8 +134,11 @@ class LambdaCloud:
         )
 
     async def list(self) -> Sequence[Observed]:
+        machines = await self._call("GET", "/instances")
+        if not isinstance(machines, list):
+            raise OutcomeUnknown("Lambda: the listing of machines is not one")
         seen = []
-        for machine in _values(await self._call("GET", "/instances")):
+        for machine in machines:
             try:
                 name = cluster_of(self._installation, machine.get("name"))
                 if name is not None:

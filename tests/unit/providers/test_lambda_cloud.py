@@ -262,3 +262,9 @@ async def test_launches_are_as_far_apart_as_lambda_wants(world: World, monkeypat
     created = await asyncio.gather(*(provider.create(name, offer, BootSpec(trainer=trainer)) for name in names))
     assert sorted(handle.name for (handle,) in created) == sorted(names)
     assert all(later - sooner >= 0.1 for sooner, later in itertools.pairwise(launches.at))
+
+
+async def test_a_listing_that_is_none_proves_nobody_absent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.api, "machines", {})
+    with pytest.raises(OutcomeUnknown, match="is not one"):
+        await world.open().list()
