@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
@@ -19,6 +19,8 @@ from providers.task import Task, task_of
 
 APPEAR_S = 2.0
 """Between two listings while a launched machine is not shown yet."""
+CONFIRMS, CONFIRM_S = 5, 10.0
+"""How often a cloud that is asked too much is asked about a launched machine, and the longest pause between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ class CloudProvider:
         self.dropped: Mapping[str, int] = {}
         self._turn = asyncio.Lock()
         self._next_launch = 0.0
+        self._standing: Sequence[Handle] = ()
+        """What the latest listing showed and did not call gone."""
 
     @property
     def name(self) -> str:
@@ -144,7 +148,7 @@ class CloudProvider:
         await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
         handles = await self._handles(name, boot.nodes)
         for handle in handles:
-            await self._cloud.confirm(handle, purchase)
+            await self._confirm(handle, purchase)
         return handles
 
     async def _apart(self, seconds: float) -> None:
@@ -157,24 +161,43 @@ class CloudProvider:
             self._next_launch = loop.time() + seconds
 
     async def _handles(self, name: InstanceName, nodes: int) -> Sequence[Handle]:
-        """The launched machines as the cloud itself lists them, which may lag."""
+        """The launched machines as the cloud itself lists them, which may lag.
+
+        A cloud that does not list them, whatever it says, has not said that nothing was created.
+        """
         loop = asyncio.get_running_loop()
         patience = loop.time() + self.caps.list_lag_s + 2 * APPEAR_S
         while True:
-            seen = [o for o in await self._cloud.list() if o.handle.name == name]
+            said = f"{self.name} lists too few machines"
+            try:
+                seen = [o for o in await self._cloud.list() if o.handle.name == name]
+            except ProviderError as e:
+                seen, said = [], str(e)
             if len(seen) >= nodes:
                 return [o.handle for o in seen]
             if any(o.state is InstanceState.GONE for o in seen):
                 raise NoCapacity(f"{name}: {self.name} took the machine back before it was ready")
             if loop.time() > patience:
-                raise OutcomeUnknown(f"{name}: launched, but {self.name} lists {len(seen)} of {nodes} machines")
+                raise OutcomeUnknown(f"{name}: launched, but {len(seen)} of {nodes} machines are seen: {said}")
             await asyncio.sleep(APPEAR_S)
+
+    async def _confirm(self, handle: Handle, purchase: Purchase) -> None:
+        """A cloud that is asked too much says nothing against the machine, which stands."""
+        for _ in range(CONFIRMS):
+            try:
+                return await self._cloud.confirm(handle, purchase)
+            except Throttled as e:
+                said = str(e)
+                await asyncio.sleep(min(e.after_s, CONFIRM_S))
+        raise OutcomeUnknown(f"{handle.name}: launched, but it cannot be looked at: {said}")
 
     async def cancel(self, name: InstanceName) -> None:
         await self._launcher.cancel(name)
 
     async def list(self) -> Sequence[Observed]:
-        return await self._cloud.list()
+        seen = await self._cloud.list()
+        self._standing = tuple(o.handle for o in seen if o.state is not InstanceState.GONE)
+        return seen
 
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
@@ -182,7 +205,9 @@ class CloudProvider:
         try:
             await self._cloud.destroy(handle)
         finally:
-            await self._launcher.forget(handle.name)
+            # SkyPilot's `down` ends whatever has the name: another machine that stands under it must not go with this.
+            if all(one.id == handle.id for one in self._standing if one.name == handle.name):
+                await self._launcher.forget(handle.name)
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
         wanted = reaching(command, docker_run=self._cloud.docker_run, tty=tty)

@@ -1,0 +1,121 @@
+"""What joins a cloud's own API and its launcher: no answer of the one undoes what the other has done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
+from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
+from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed, TrainerBundle
+from broker.domain.job import Handle
+from broker.domain.offer import GIB, Offer
+from providers.cloud import CloudProvider, Purchase
+from providers.sieve import Sieve
+from providers.task import Task
+
+OURS = Installation("aaaa")
+NAME = instance_name(OURS, AttemptId("b" * 13))
+BOOT = BootSpec(trainer=TrainerBundle(url="https://example.invalid/trainer.tar", sha256="0" * 64))
+OFFER = Offer(
+    id="paper/paper/x/l4/on-demand", provider="paper", cloud="paper", region="x", instance_type="l4", accelerator="l4",
+    gpus=1, gpu_memory_bytes=24 * GIB, vcpus=8, ram_bytes=64 * GIB, disk_bytes=100 * GIB, spot=False,
+    usd_per_hour=Decimal("0.5"), seen_at=datetime(2026, 1, 1, tzinfo=UTC),
+)  # fmt: skip
+
+
+def standing(number: str, state: InstanceState = InstanceState.RUNNING) -> Observed:
+    return Observed(handle=Handle(provider="paper", id=number, name=NAME), state=state)
+
+
+@dataclass
+class Paper:
+    """A cloud and its launcher. `listings`, `looks`: what the next answers say before they are the truth."""
+
+    listings: list[ProviderError | None] = field(default_factory=list)
+    looks: list[ProviderError] = field(default_factory=list)
+    machines: list[Observed] = field(default_factory=list)
+    forgotten: list[InstanceName] = field(default_factory=list)
+    name: str = "paper"
+    id: str = "here"
+    caps: Caps = field(default_factory=lambda: Caps(spot=False))
+    docker_run: bool = False
+
+    async def rows(self, sieve: Sieve) -> None: ...
+    async def list(self) -> Sequence[Observed]:
+        if self.listings and (error := self.listings.pop(0)) is not None:
+            raise error
+        return list(self.machines)
+
+    async def destroy(self, handle: Handle) -> None: ...
+    async def check(self) -> str | None: ...
+    def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
+        return Purchase(cloud="paper", region="x", instance_type="l4", use_spot=False)
+
+    async def confirm(self, handle: Handle, purchase: Purchase) -> None:
+        if self.looks:
+            raise self.looks.pop(0)
+
+    async def close(self) -> None: ...
+    async def launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+        self.machines.append(standing("1"))
+
+    async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
+        return Liveness.DEAD
+
+    async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
+        return ()
+
+    async def cancel(self, name: InstanceName) -> None: ...
+    async def forget(self, name: InstanceName) -> None:
+        self.forgotten.append(name)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("providers.cloud.APPEAR_S", 0.01)
+
+
+def opened(paper: Paper) -> CloudProvider:
+    return CloudProvider(paper, paper, installation=OURS)
+
+
+@pytest.mark.parametrize("error", [Throttled("429"), Rejected("the key has expired"), OutcomeUnknown("500")])
+async def test_a_listing_that_fails_after_the_launch_gives_no_machine_back(error: ProviderError) -> None:
+    paper = Paper(listings=[None, error])
+    (handle,) = await opened(paper).create(NAME, OFFER, BOOT)
+    assert handle.id == "1"
+
+
+async def test_a_cloud_that_lists_no_more_after_the_launch_has_refused_nothing() -> None:
+    paper = Paper(listings=[None, *[Throttled("429 too many requests")] * 1000])
+    with pytest.raises(OutcomeUnknown, match="0 of 1 machines are seen: 429 too many requests"):
+        await opened(paper).create(NAME, OFFER, BOOT)
+
+
+async def test_a_machine_is_looked_at_again_when_its_cloud_is_asked_too_much() -> None:
+    paper = Paper(looks=[Throttled("RequestLimitExceeded", after_s=0.0)])
+    assert len(await opened(paper).create(NAME, OFFER, BOOT)) == 1
+    paper = Paper(looks=[Throttled("RequestLimitExceeded", after_s=0.0)] * 100)
+    with pytest.raises(OutcomeUnknown, match="RequestLimitExceeded"):
+        await opened(paper).create(NAME, OFFER, BOOT)
+
+
+async def test_what_is_wrong_with_a_machine_is_a_refusal_of_it() -> None:
+    paper = Paper(looks=[Rejected("not encrypted")])
+    with pytest.raises(Rejected, match="not encrypted"):
+        await opened(paper).create(NAME, OFFER, BOOT)
+
+
+async def test_skypilot_ends_nothing_by_name_while_another_machine_stands_under_it() -> None:
+    paper = Paper(machines=[standing("1"), standing("2")])
+    provider = opened(paper)
+    await provider.list()
+    await provider.destroy(paper.machines[1].handle)
+    assert paper.forgotten == []
+    paper.machines = [standing("1", InstanceState.GONE), standing("2")]
+    await provider.list()
+    await provider.destroy(paper.machines[1].handle)
+    assert paper.forgotten == [NAME]
