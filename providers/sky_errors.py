@@ -15,7 +15,7 @@ _CAPACITY = re.compile(
     r"insufficient.?capacity|InsufficientInstanceCapacity|InsufficientHostCapacity|UnfulfillableCapacity|"
     r"not enough capacity|no longer any instances available|no instances? (currently )?available|out of stock|"
     r"does not have the resources|SpotMaxPriceTooLow|bid_too_low|the bid is below|MaxSpotInstanceCountExceeded|"
-    r"capacity-not-available|no_such_ask|4(04|10) Client Error[^;]*/asks/|could not find an offer|"
+    r"capacity-not-available|no_such_ask|4(00|04|10) Client Error[^;]*/asks/|could not find an offer|"
     r"is \w+ before it was ready",
     re.I,
 )

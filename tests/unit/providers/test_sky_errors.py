@@ -18,6 +18,7 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("ResourcesUnavailableError", NONE_LEFT, NoCapacity, "no longer any instances available"),
         ("ResourcesUnavailableError", SOLD_OUT, NoCapacity, "InsufficientInstanceCapacity"),
         ("ResourcesUnavailableError", "HTTPError: 410 Client Error: Gone for url: x/asks/7/", NoCapacity, "410"),
+        ("ResourcesUnavailableError", "HTTPError: 400 Client Error: Bad Request for url: x/asks/7/", NoCapacity, "400"),
         (
             "ResourcesUnavailableError",
             "RuntimeError: gpubroker: gb-x-head is EXITED before it was ready",
