@@ -140,8 +140,13 @@ class Launch:
             await self._launchers.ask(attempt)
             why = f"no answer within {provider.caps.boot_deadline_s:g} s"
             await self._answer(one, partial(self._unknown, why=why))
+        except Exception as e:
+            # Its words may hold anything: they are for the log, which gets them with the place.
+            why = f"{type(e).__name__} at {provider.name}; see the daemon's log"
+            await self._answer(one, partial(self._unknown, why=why))
+            raise
         else:
-            answer = self._created if len(handles) >= attempt.line.nodes else self._incomplete
+            answer = self._created if len(handles) == attempt.line.nodes else self._miscounted
             await self._answer(one, partial(answer, handles=tuple(handles)))
 
     async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
@@ -174,8 +179,9 @@ class Launch:
         told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
         return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
 
-    def _incomplete(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
-        """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever."""
+    def _miscounted(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
+        """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever.
+        Or more than were bought, which would bill without being paid for here."""
         ended = step(one.attempt, AttemptEvent.MISMATCH, self._context.clock.now()).attempt
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)

@@ -41,7 +41,8 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.CREATED
     if any(machine.state in TAKEN_AWAY for machine in look.seen):
         return AttemptEvent.GONE
-    if mismatch(attempt.line.offer, look.seen):
+    surplus = len({machine.handle.id for machine in look.seen}) > attempt.line.nodes
+    if surplus or mismatch(attempt.line.offer, look.seen):
         return AttemptEvent.MISMATCH
     if look.beating and complete:
         return AttemptEvent.CREATED

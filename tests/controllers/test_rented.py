@@ -1,7 +1,7 @@
 """Clouds whose launcher sets machines up: adopted by a beat, destroyed at once when wrong, never left half set up."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -11,9 +11,10 @@ import pytest
 
 from broker.controllers.context import Rhythm
 from broker.domain.ids import InstanceName, JobId, attempt_id, instance_name
-from broker.domain.instance import InstanceState
-from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.instance import BootSpec, InstanceState, Observed
+from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.money import usd
+from broker.domain.offer import Offer
 from tests.controllers.house import INSTALLATION, QUICK, House
 from tests.controllers.rented import Rented
 from trainer.contract import keys
@@ -350,6 +351,41 @@ async def test_a_partial_launch_is_given_back_whole(house: Build) -> None:
         first = (await broker.attempts(job))[0]
         assert (first.reason, first.detail) == (Reason.MISMATCH, "asked for 3 machines, got 2")
         assert await cloud.list() == []
+
+
+async def test_more_machines_than_were_bought_are_given_back(house: Build) -> None:
+    broker = house(Rented)
+    cloud = cloud_of(broker)
+    async with broker.running():
+        job = await broker.submit()
+        await standing(broker, job)
+        second = replace(cloud.bare[name_of(job)].handle, id=f"{name_of(job)}-1")
+        cloud.bare[second.id] = Observed(handle=second, state=InstanceState.RUNNING)
+        cloud.set_up.set()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        assert (await broker.attempts(job))[0].reason is Reason.MISMATCH
+        assert await cloud.list() == []
+
+
+class Broken(Rented):
+    """Its code breaks before anything is asked of the cloud."""
+
+    async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        raise ValueError("secret-of-the-cloud")
+
+
+async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(house: Build) -> None:
+    broker = house(Broken)
+
+    async def told() -> bool:
+        return any("ValueError at simulated" in a.detail for a in await broker.attempts(job))
+
+    async with broker.running():
+        job = await broker.submit()
+        await broker.eventually(told)
+        assert "secret-of-the-cloud" not in (await broker.attempts(job))[0].detail
+        await broker.stop(job)
+        await broker.state_of(job, JobState.CANCELLED)
 
 
 async def _failed_job(broker: House, **spec: object) -> JobId:

@@ -23,6 +23,9 @@ def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Obs
     return Observed(handle=HANDLE, state=state, **changes)
 
 
+SECOND = replace(machine(), handle=replace(HANDLE, id="i-2"))
+
+
 def verdict(
     caps: Caps = SET_UP, at: float = 10, handles: tuple[Handle, ...] = (), nodes: int = 1, **look: Any
 ) -> AttemptEvent | None:
@@ -56,6 +59,8 @@ def verdict(
         ({"seen": (machine(), machine()), "beating": True, "nodes": 2}, AttemptEvent.CREATED),
         ({"seen": (machine(),), "dead_s": 31.0, "nodes": 2}, AttemptEvent.SETUP_FAILED),
         ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2}, None),
+        ({"seen": (machine(), SECOND), "beating": True}, AttemptEvent.MISMATCH),
+        ({"seen": (machine(), SECOND), "beating": True, "nodes": 2}, AttemptEvent.CREATED),
     ],
 )
 def test_what_a_look_amounts_to(look: dict[str, Any], expected: AttemptEvent | None) -> None:
