@@ -6,8 +6,8 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,7 @@ LAUNCH_BYTES = 400 * 1024**2
 TOOLS = ("rsync", "ssh")
 """Programs that SkyPilot reaches machines with."""
 SETTLE_S = 10.0
-"""A request that a former daemon sent as it died is in a server's list by then."""
+"""A request that was sent and not answered, by a daemon that died or gave up, is in a server's list by then."""
 CANCEL_S = 20.0
 
 
@@ -86,6 +86,8 @@ class SkyLauncher:
         self._catalog = SkyCatalog(self._server.home) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)
         self._under_way: Counter[str] = Counter()
+        self._unanswered: dict[str, float] = {}
+        """When a request for a name was left without an answer: the server may be about to take it in."""
         self._running = 0
         self._used = False
         """By launches, or by looking at those of a former daemon; a sweep does neither."""
@@ -120,7 +122,8 @@ class SkyLauncher:
             async with asyncio.timeout(deadline - time.monotonic()):
                 api = await self._api()
                 rows = purchase.catalog if self._server is None else {}
-                request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin, rows)
+                with self._sending(name):
+                    request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin, rows)
                 await api.result(request)
         except Failure as e:
             raise meaning(e, purchase.cloud, secrets) from None
@@ -130,6 +133,17 @@ class SkyLauncher:
             raise OutcomeUnknown(
                 f"{purchase.cloud}: {name} was not up after {after}; the launch was cancelled"
             ) from None
+
+    @contextmanager
+    def _sending(self, name: InstanceName) -> Iterator[None]:
+        try:
+            yield
+        except Failure:
+            raise
+        except BaseException:
+            now = time.monotonic()
+            self._unanswered = {n: at for n, at in self._unanswered.items() if now < at + SETTLE_S} | {name: now}
+            raise
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
@@ -166,7 +180,9 @@ class SkyLauncher:
         if self._under_way[name]:
             return Liveness.ALIVE
         if launched_by != self.id:
-            return self._of_another(launched_by)
+            return await self._of_another(launched_by)
+        if time.monotonic() < self._unanswered.get(name, float("-inf")) + SETTLE_S:
+            return Liveness.UNKNOWN
         if self._server is None:
             assert self._remote is not None
             return await self._listed(self._remote, name)
@@ -180,8 +196,8 @@ class SkyLauncher:
             return Liveness.UNKNOWN
         return found
 
-    def _of_another(self, launched_by: str) -> Liveness:
-        if self._server is not None and self._server.dead(launched_by):
+    async def _of_another(self, launched_by: str) -> Liveness:
+        if self._server is not None and await asyncio.to_thread(self._server.dead, launched_by):
             return Liveness.DEAD
         return Liveness.UNKNOWN
 

@@ -4,12 +4,16 @@ import asyncio
 import stat
 from pathlib import Path
 
+import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers.cloud import Purchase
 from providers.sky import SkyConfig, SkyLauncher, _argv, _yaml
+from providers.sky_facts import PLUGIN_VERSION, SKY_VERSION
 from providers.sky_server import user_of
 from providers.task import Task
 
@@ -102,3 +106,36 @@ def test_a_folder_of_servers_can_be_read_by_nobody_else(tmp_path: Path) -> None:
     state = tmp_path / "sky"
     opened(state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
+
+
+async def test_a_launch_that_was_sent_and_not_answered_is_not_dead_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lists a request only when it has taken it in, which may be after its sender has gone."""
+    sent = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        match request.path:
+            case "/api/health":
+                return web.json_response({"version": SKY_VERSION, "status": "healthy"})
+            case "/api/plugins":
+                return web.json_response({"plugins": [{"name": "gpubroker", "version": PLUGIN_VERSION}]})
+            case "/launch":
+                sent.set()
+                await asyncio.Event().wait()
+        return web.json_response({"launching": False} if request.path.startswith("/gpubroker/") else [])
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app, host="127.0.0.1") as server:
+        config = SkyConfig(url=str(server.make_url("")))
+        sky = SkyLauncher(config, installation=Installation("abcd"), state=tmp_path)
+        launch = asyncio.create_task(sky.launch(NAME, BOUGHT, TASK))
+        async with asyncio.timeout(5):
+            await sent.wait()
+        launch.cancel()
+        await asyncio.gather(launch, return_exceptions=True)
+        assert await sky.liveness(sky.id, NAME) is Liveness.UNKNOWN
+        monkeypatch.setattr("providers.sky.SETTLE_S", 0.0)
+        assert await sky.liveness(sky.id, NAME) is Liveness.DEAD
+        await sky.close()
