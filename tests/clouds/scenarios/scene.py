@@ -236,7 +236,7 @@ class Scene:
         async with self.client() as client:
             return await client.job(job)
 
-    async def rest(self, job: str, *, within_s: float = 300) -> JobDetail:
+    async def rest(self, job: str, *, within_s: float = 480) -> JobDetail:
         """The job once it rests. Fails with its events and the daemon's log."""
         try:
             async with asyncio.timeout(within_s):
@@ -246,7 +246,7 @@ class Scene:
         except TimeoutError:
             raise AssertionError(await self.told(job)) from None
 
-    async def until(self, job: str, what: str, holds: Any, *, within_s: float = 240) -> JobDetail:
+    async def until(self, job: str, what: str, holds: Any, *, within_s: float = 400) -> JobDetail:
         """The job once `holds(job)`. Fails with its events and the daemon's log."""
         try:
             async with asyncio.timeout(within_s):
