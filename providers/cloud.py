@@ -16,6 +16,7 @@ from broker.domain.offer import GpuAsk, Offer
 from providers.reach import reaching
 from providers.sieve import Sieve
 from providers.task import Task, task_of
+from providers.watch import Watch
 
 APPEAR_S = 2.0
 """Between two listings while a launched machine is not shown yet."""
@@ -85,6 +86,11 @@ class Launcher(Protocol):
         ...
 
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness: ...
+    async def started(self, name: InstanceName) -> bool | str:
+        """True: the task runs, or has run. False: not yet, as far as can be learned. A text: it failed, and why, in
+        one line without secrets. Raises the broker's ProviderErrors."""
+        ...
+
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
         """argv to which one word for the shell of node 0 may be appended. Raises Rejected when it knows no way."""
         ...
@@ -108,6 +114,7 @@ class CloudProvider:
         self._installation = installation
         self._emulated = emulated
         self.dropped: Mapping[str, int] = {}
+        self._watch = Watch(launcher.started)
         self._turn = asyncio.Lock()
         self._next_launch = 0.0
         self._standing: Sequence[Handle] = ()
@@ -197,7 +204,13 @@ class CloudProvider:
     async def list(self) -> Sequence[Observed]:
         seen = await self._cloud.list()
         self._standing = tuple(o.handle for o in seen if o.state is not InstanceState.GONE)
-        return seen
+        names = {handle.name for handle in self._standing}
+        self._watch.follow({name for name in names if attempt_of(self._installation, name) is not None})
+        return [replace(o, fault=self._fault(o.handle.name)) for o in seen]
+
+    def _fault(self, name: InstanceName) -> str | None:
+        fault = self._watch.fault(name)
+        return f"{self.name}: {fault}" if fault else None
 
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
@@ -207,6 +220,7 @@ class CloudProvider:
         finally:
             # SkyPilot's `down` ends whatever has the name: another machine that stands under it must not go with this.
             if all(one.id == handle.id for one in self._standing if one.name == handle.name):
+                self._watch.leave(handle.name)
                 await self._launcher.forget(handle.name)
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
@@ -220,5 +234,6 @@ class CloudProvider:
             return str(e)
 
     async def close(self) -> None:
+        await self._watch.close()
         await self._cloud.close()
         await self._launcher.close()

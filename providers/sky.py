@@ -18,6 +18,7 @@ from pydantic import Field
 from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
+from providers import sky_job
 from providers.cloud import Purchase
 from providers.sky_api import Failure, SkyApi
 from providers.sky_catalog import SkyCatalog
@@ -91,6 +92,8 @@ class SkyLauncher:
         self._running = 0
         self._used = False
         """By launches, or by looking at those of a former daemon; a sweep does neither."""
+        self._secrets_of: dict[str, Sequence[str]] = {}
+        """Of the account and of a task, by name, for those that were launched by this process."""
         self._forgetting: dict[str, asyncio.Task[None]] = {}
         self._one_forgotten = asyncio.Lock()
 
@@ -118,6 +121,7 @@ class SkyLauncher:
 
     async def _carry_out(self, name: InstanceName, purchase: Purchase, task: Task, deadline: float) -> None:
         secrets = [*self._secrets, *task.secrets.values(), *(task.registry_login or ())[2:]]
+        self._secrets_of[name] = secrets
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 api = await self._api()
@@ -210,6 +214,10 @@ class SkyLauncher:
             return Liveness.UNKNOWN
         return Liveness.DEAD
 
+    async def started(self, name: InstanceName) -> bool | str:
+        job = await sky_job.look(await self.ssh(name, tty=False))
+        return job is not None and sky_job.verdict(job, self._secrets_of.get(name))
+
     # -------------------------------------------------------------------------------------------------- housekeeping
 
     async def cancel(self, name: InstanceName) -> None:
@@ -221,6 +229,7 @@ class SkyLauncher:
 
     async def forget(self, name: InstanceName) -> None:
         """In the background, one at a time; SkyPilot's `down` acts on machines of this very name only."""
+        self._secrets_of.pop(name, None)
         if name not in self._forgetting and self._live() is not None:
             task = self._forgetting[name] = asyncio.create_task(self._purge(name))
             task.add_done_callback(lambda _: self._forgetting.pop(name, None))

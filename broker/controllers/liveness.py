@@ -7,7 +7,7 @@ from broker.controllers.each import each
 from broker.controllers.events import kept, moved
 from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import Observation, judge, mismatch
+from broker.decide.liveness import Observation, fault, judge, mismatch
 from broker.decide.step import reason_of, step
 from broker.domain.job import Attempt, AttemptState
 from broker.ports import Change, Lane, Leased
@@ -49,6 +49,8 @@ class LivenessController:
         now = step(attempt, told, self._context.clock.now(), reason=reason).attempt
         if told is AttemptEvent.MISMATCH:
             now = replace(now, detail=mismatch(attempt.line.offer, seen.seen) or "")
+        elif told is AttemptEvent.SETUP_FAILED:
+            now = replace(now, detail=fault(seen.seen) or told.value)
         elif told is not AttemptEvent.FIRST_BEAT:
             now = replace(now, detail=seen.final.message if seen.final else told.value)
         if not now.handles:

@@ -39,7 +39,7 @@ class Looker:
         lost = provider not in unlisted and attempt.line.nodes > 1
         lost = lost and self._inventory.node_lost(provider, attempt.handles, since)
         final = None
-        if absent or lost or _final_is_likely(watch) or any(o.state in TAKEN_AWAY for o in seen):
+        if absent or lost or _final_is_likely(watch) or any(o.state in TAKEN_AWAY or o.fault for o in seen):
             final = await read_final(self._context, attempt.id)
         observation = Observation(
             beat=watch.beat if watch else None,

@@ -23,7 +23,7 @@ class AttemptEvent(StrEnum):
     REJECTED = "definitely rejected"
     MISMATCH = "wrong machine"
     DEADLINE = "boot deadline passed"
-    SETUP_FAILED = "launcher dead, machine without a beat"
+    SETUP_FAILED = "machine will never start its agent"
     FIRST_BEAT = "first beat"
     NOTICE = "preemption notice"
     FINAL = "final.json written"
@@ -102,6 +102,7 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.BOOTING, E.CAP): _end(Reason.CAPPED),
     (A.BOOTING, E.MISMATCH): _end(Reason.MISMATCH),
     (A.BOOTING, E.DEADLINE): _end(Reason.INFRASTRUCTURE),
+    (A.BOOTING, E.SETUP_FAILED): _end(Reason.INFRASTRUCTURE),
     (A.BOOTING, E.GONE): _end(Reason.PREEMPTED),
     (A.BOOTING, E.NOTICE): _end(Reason.PREEMPTED),
     (A.BOOTING, E.FIRST_BEAT): Rule(next=A.TRAINING, effects=(Effect.NOTIFY,)),
@@ -127,7 +128,7 @@ ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
     A.INTENDED: frozenset({E.CAP}),
     # A beat can overtake the reply of the create; the inventory will show the machine.
     A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
-    A.BOOTING: _ANSWERS | {E.LEASE_TAKEN, E.HUNG},
+    A.BOOTING: (_ANSWERS - {E.SETUP_FAILED}) | {E.LEASE_TAKEN, E.HUNG},
     A.TRAINING: _ANSWERS | {E.LEASE_TAKEN, E.FIRST_BEAT, E.DEADLINE, E.MISMATCH},
     A.DRAINING: _LATE - {E.FINAL, E.GONE, E.GRACE_OVER, E.QUOTE_EXPIRED, E.DESTROY_ERROR},
     A.TERMINATING: _LATE - {E.DESTROY_ERROR, E.QUOTE_EXPIRED},

@@ -86,6 +86,11 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
     return None
 
 
+def fault(seen: tuple[Observed, ...]) -> str | None:
+    """Why one of these machines will never run its agent, in one line; None while nothing says so."""
+    return next((machine.fault for machine in seen if machine.fault), None)
+
+
 def judge(
     attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
 ) -> AttemptEvent | None:
@@ -108,6 +113,8 @@ def _judge_booting(attempt: Attempt, seen: Observation, now: datetime, boot_dead
         return AttemptEvent.MISMATCH
     if seen.beat is not None:
         return AttemptEvent.FIRST_BEAT
+    if fault(seen.seen):
+        return AttemptEvent.SETUP_FAILED
     if any(o.notice_s is not None for o in seen.seen):
         return AttemptEvent.NOTICE
     sent = attempt.create_sent_at or now

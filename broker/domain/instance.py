@@ -36,6 +36,8 @@ class Observed:
     """What the cloud bills for it, read back; None when it does not say."""
     notice_s: float | None = None
     """Seconds until it is taken away, if the cloud says so."""
+    fault: str | None = None
+    """Why it will never run its agent, as its launcher heard: one line for people."""
 
 
 class Liveness(StrEnum):

@@ -315,6 +315,9 @@ class PaperLauncher:
             return Liveness.UNKNOWN
         return Liveness.ALIVE if name in server.running and not server.life.over else Liveness.DEAD
 
+    async def started(self, name: InstanceName) -> bool | str:
+        return True
+
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
         raise Rejected(f"{name} exists on paper")
 

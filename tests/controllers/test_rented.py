@@ -71,7 +71,7 @@ async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build)
         await broker.state_of(job, JobState.SUCCEEDED)
         first, second = await broker.attempts(job)
         assert (first.reason, second.reason) == (Reason.INFRASTRUCTURE, Reason.COMPLETED)
-        assert first.detail.startswith("launcher dead, machine without a beat (create's outcome is unknown: ")
+        assert first.detail.startswith("machine will never start its agent (create's outcome is unknown: ")
         assert await cloud_of(broker).list() == []
 
 
@@ -250,6 +250,24 @@ async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(house: Bui
         cloud_of(broker).shown[name_of(job)] = {"state": InstanceState.STOPPED}
         failed = await broker.state_of(job, JobState.FAILED)
         assert failed.reason == "no such column"
+
+
+async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(house: Build) -> None:
+    """Its cloud says that it runs, and its boot deadline is minutes away."""
+    broker = house(Rented, virtual={**LONG, "boot_s": 3600})
+    cloud = cloud_of(broker)
+    cloud.set_up.set()
+    async with broker.running():
+        job = await broker.submit(retry={"max": 0})
+        cloud.shown[name_of(job)] = {"fault": "lambda: cannot pull x; check trainer.image"}
+        failed = await broker.state_of(job, JobState.FAILED)
+        (attempt,) = await broker.attempts(job)
+        assert (attempt.reason, attempt.first_beat_at) == (Reason.INFRASTRUCTURE, None)
+        assert attempt.detail == "lambda: cannot pull x; check trainer.image"
+        assert attempt.detail in failed.reason
+        told = [e.message for e in await broker.events(job) if attempt.detail in e.message]
+        assert told
+        assert await cloud.list() == []
 
 
 async def test_what_sold_us_something_else_is_left_alone(house: Build) -> None:

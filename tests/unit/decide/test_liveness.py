@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, judge, liveness, mismatch
+from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, fault, judge, liveness, mismatch
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GIB
@@ -82,6 +82,9 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
         ({"seen": (machine(accelerator="a6000"),)}, AttemptState.BOOTING, AttemptEvent.MISMATCH),
+        ({"seen": (machine(), machine(fault="no image"))}, AttemptState.BOOTING, AttemptEvent.SETUP_FAILED),
+        ({"seen": (machine(fault="no image"),), "beat": BEAT}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"seen": (machine(fault="no image"),)}, AttemptState.TRAINING, None),
         ({"seen": (machine(notice_s=30.0),)}, AttemptState.BOOTING, AttemptEvent.NOTICE),
         ({"seen": (machine(notice_s=30.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
         ({"seen": (machine(notice_s=900.0),)}, AttemptState.TRAINING, None),
@@ -97,6 +100,11 @@ def test_what_an_observation_amounts_to(
     seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
 ) -> None:
     assert verdict(state, **seen) is expected
+
+
+def test_the_fault_of_any_machine_is_told() -> None:
+    assert fault((machine(), machine(fault="no image"))) == "no image"
+    assert fault((machine(),)) is None
 
 
 def test_booting_has_a_deadline() -> None:

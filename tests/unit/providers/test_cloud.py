@@ -1,7 +1,8 @@
 """What joins a cloud's own API and its launcher: no answer of the one undoes what the other has done."""
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -15,6 +16,7 @@ from broker.domain.offer import GIB, Offer
 from providers.cloud import CloudProvider, Purchase
 from providers.sieve import Sieve
 from providers.task import Task
+from tests.unit.providers.waiting import until
 
 OURS = Installation("aaaa")
 NAME = instance_name(OURS, AttemptId("b" * 13))
@@ -32,12 +34,17 @@ def standing(number: str, state: InstanceState = InstanceState.RUNNING) -> Obser
 
 @dataclass
 class Paper:
-    """A cloud and its launcher. `listings`, `looks`: what the next answers say before they are the truth."""
+    """A cloud and its launcher. `listings`, `looks`: what the next answers say before they are the truth.
+
+    `heard`: what the launcher hears of the tasks, one after the other; the last one for ever.
+    """
 
     listings: list[ProviderError | None] = field(default_factory=list)
     looks: list[ProviderError] = field(default_factory=list)
     machines: list[Observed] = field(default_factory=list)
     forgotten: list[InstanceName] = field(default_factory=list)
+    heard: list[bool | str | Exception] = field(default_factory=lambda: [True])
+    asked: list[InstanceName] = field(default_factory=list)
     name: str = "paper"
     id: str = "here"
     caps: Caps = field(default_factory=lambda: Caps(spot=False))
@@ -65,6 +72,15 @@ class Paper:
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
         return Liveness.DEAD
 
+    async def started(self, name: InstanceName) -> bool | str:
+        self.asked.append(name)
+        if name == WITNESS:
+            return False
+        said = self.heard.pop(0) if len(self.heard) > 1 else self.heard[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
         return ()
 
@@ -76,6 +92,7 @@ class Paper:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("providers.cloud.APPEAR_S", 0.01)
+    monkeypatch.setattr("providers.watch.LOOK_S", 0.01)
 
 
 def opened(paper: Paper) -> CloudProvider:
@@ -119,3 +136,84 @@ async def test_skypilot_ends_nothing_by_name_while_another_machine_stands_under_
     await provider.list()
     await provider.destroy(paper.machines[1].handle)
     assert paper.forgotten == [NAME]
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+WITNESS = instance_name(OURS, AttemptId("c" * 13))
+"""A machine that is looked at for ever: its looks are the clock of these tests."""
+
+
+def machine(name: InstanceName) -> Observed:
+    return replace(standing("2"), handle=Handle(provider="paper", id="2", name=name))
+
+
+async def looks(paper: Paper, name: InstanceName, more: int = 1) -> None:
+    wanted = paper.asked.count(name) + more
+
+    async def seen() -> bool:
+        return paper.asked.count(name) >= wanted
+
+    await until(f"{more} looks at {name}", seen)
+
+
+async def test_a_task_that_failed_marks_its_machine_with_cloud_and_cause() -> None:
+    """Also of a machine that a former daemon has launched: nothing but the listing names it."""
+    paper = Paper(machines=[standing("1")], heard=[OutcomeUnknown("no answer"), False, "no image; check it"])
+    provider = opened(paper)
+    assert [o.fault for o in await provider.list()] == [None]
+
+    async def marked() -> bool:
+        return [o.fault for o in await provider.list()] == ["paper: no image; check it"]
+
+    await until("the fault", marked)
+    assert len(paper.asked) == 3
+    await provider.close()
+
+
+async def test_a_task_that_runs_is_looked_at_no_more() -> None:
+    paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[True, "never heard"])
+    provider = opened(paper)
+    await provider.list()
+    await looks(paper, WITNESS, 3)
+    assert [o.fault for o in await provider.list()] == [None, None]
+    assert paper.asked.count(NAME) == 1
+    await provider.close()
+
+
+@pytest.mark.parametrize("destroyed", [True, False])
+async def test_a_machine_that_is_given_back_is_looked_at_no_more(destroyed: bool) -> None:
+    paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[False])
+    provider = opened(paper)
+    await provider.list()
+    await looks(paper, NAME)
+    if destroyed:
+        await provider.destroy(paper.machines[0].handle)
+    else:
+        paper.machines[0] = standing("1", InstanceState.GONE)
+    await provider.list()
+    before = paper.asked.count(NAME)
+    await looks(paper, WITNESS, 3)
+    assert paper.asked.count(NAME) == before
+    await provider.close()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_machines_of_others_are_not_looked_at() -> None:
+    theirs = instance_name(Installation("zzzz"), AttemptId("b" * 13))
+    paper = Paper(machines=[machine(theirs), machine(WITNESS)])
+    provider = opened(paper)
+    await provider.list()
+    await looks(paper, WITNESS, 3)
+    assert theirs not in paper.asked
+    await provider.close()
+
+
+async def test_a_look_that_breaks_stops_no_listing(caplog: pytest.LogCaptureFixture) -> None:
+    paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[ValueError("a bug")])
+    provider = opened(paper)
+    await provider.list()
+    await looks(paper, WITNESS, 3)
+    assert [o.fault for o in await provider.list()] == [None, None]
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    await provider.close()

@@ -245,8 +245,12 @@ class Launches:
     async def liveness(self, launched_by: str, name: InstanceName) -> Liveness:
         return Liveness.DEAD
 
+    async def started(self, name: InstanceName) -> bool | str:
+        return True
+
     async def cancel(self, name: InstanceName) -> None: ...
     async def forget(self, name: InstanceName) -> None: ...
+    async def close(self) -> None: ...
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
         return ()
 

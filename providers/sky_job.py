@@ -1,0 +1,92 @@
+"""How the job of a launched machine fares: SkyPilot's launch has returned by then, and `setup` and `run` follow.
+
+Read over SSH from the books that SkyPilot keeps on node 0: its API server would take a worker's process for each look.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from providers.sky_errors import one_line
+
+LOOK_S = 30.0
+"""One look takes no longer."""
+SETTLED_S = 60.0
+"""A trainer that cannot run at all (`docker run` is refused) has ended by then."""
+_PYTHON = 'exec "$(cat ~/.sky/python_path 2>/dev/null || command -v python3)" -I -'
+_FAILED = frozenset({"FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED"})
+_OF_TASK = re.compile(r"\([^()]*pid=\d+[^()]*\) (.*)")
+"""A line of the task in the job's log; all others are SkyPilot's."""
+_ENDED = re.compile(r"gpubroker-run: the trainer ended with (\d+)")
+_TELLS = frozenset({0, 64, 65, 70, 71, 75})
+"""Exit codes of a trainer that ran, as in machine/run.sh: how it went is in its final.json."""
+_OURS = ("gpubroker-setup: ", "gpubroker-run: ")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkyJob:
+    status: str
+    """SkyPilot's JobStatus."""
+    ran_s: float
+    """Since `run` began, by the machine's clock; 0 before."""
+    log: str
+    """The end of what all nodes print."""
+
+
+async def look(ssh: Sequence[str]) -> SkyJob | None:
+    """`ssh`: argv to which a word for the shell of node 0 may be appended. None: nothing can be learned just now."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *ssh, _PYTHON, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(LOOK_S):
+            said, _ = await process.communicate(_script())
+        return SkyJob(**json.loads(said))
+    except (TimeoutError, ValueError, TypeError):
+        return None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def verdict(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:
+    """See `providers.cloud.Launcher.started`. `secrets`: of account and task; None: those of the task are not known,
+    and only what our own scripts say is told on."""
+    lines = _task_lines(job.log)
+    ended = next((int(found[1]) for line in reversed(lines) if (found := _ENDED.match(line))), None)
+    if job.status in _FAILED or (ended is not None and ended not in _TELLS):
+        return _cause(job.status, lines, secrets)
+    return job.status == "SUCCEEDED" or ended is not None or (job.status == "RUNNING" and job.ran_s >= SETTLED_S)
+
+
+def _cause(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> str:
+    """What our scripts said last, and what the program said that they had called."""
+    ours = [line for line in lines if line.startswith(_OURS)]
+    theirs = [line for line in lines if not line.startswith(_OURS)]
+    if not ours:
+        cause = f"SkyPilot says {status} of the machine's job"
+    elif ended := _ENDED.match(ours[-1]):
+        cause = f"the trainer cannot run on this machine (exit code {ended[1]}); check trainer.image"
+    else:
+        cause = ours[-1].partition(": ")[2]
+    if theirs and secrets is not None:
+        cause = f"{cause} (it said: {theirs[-1]})"
+    return one_line(cause, secrets or ())
+
+
+def _task_lines(log: str) -> list[str]:
+    found = map(_OF_TASK.fullmatch, _COLOUR.sub("", log).replace("\r", "\n").split("\n"))
+    return [line for match in found if match and (line := match[1].strip())]
+
+
+def _script() -> bytes:
+    return Path(str(files("providers") / "machine" / "job.py")).read_bytes()
