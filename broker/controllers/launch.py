@@ -146,8 +146,7 @@ class Launch:
             await self._answer(one, partial(self._unknown, why=why))
             raise
         else:
-            answer = self._created if len(handles) == attempt.line.nodes else self._miscounted
-            await self._answer(one, partial(answer, handles=tuple(handles)))
+            await self._answer(one, partial(self._answered, handles=tuple(handles)))
 
     async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
         """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
@@ -178,6 +177,15 @@ class Launch:
         booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
         told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
         return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
+
+    def _answered(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
+        """Whoever carried it out is through with it, and so need not be proven dead once the attempt is over: another
+        broker cannot prove that of a host that is lost."""
+        complete = len(handles) == one.attempt.line.nodes
+        change = self._created(one, handles) if complete else self._miscounted(one, handles)
+        assert change.attempt is not None
+        before, after = change.attempt
+        return replace(change, attempt=(before, replace(after, launched_by="")))
 
     def _miscounted(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever.

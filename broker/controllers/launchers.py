@@ -74,7 +74,8 @@ class Launchers:
         if known is not None:
             return known
         provider = self._context.provider_of(attempt)
-        if await provider.launcher(attempt.launched_by, attempt.name) is not Liveness.DEAD:
+        through = not attempt.launched_by
+        if not through and await provider.launcher(attempt.launched_by, attempt.name) is not Liveness.DEAD:
             return None
         return self._dead_since.setdefault(key, self._context.clock.monotonic())
 

@@ -221,7 +221,15 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
     async def unknown(launched_by: str, name: str) -> Liveness:
         return Liveness.UNKNOWN
 
+    create = broker.provider.create
+
+    async def mute(*asked: Any) -> Any:
+        await create(*asked)
+        raise OutcomeUnknown("the answer was lost")
+
     monkeypatch.setattr(broker.provider, "launcher", unknown)
+    monkeypatch.setattr(broker.provider, "create", mute)
+    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
     async with broker.running():
         job = await broker.submit()
 
@@ -237,3 +245,25 @@ async def test_people_hear_of_a_launcher_that_cannot_be_proven_dead(
         await broker.eventually(told)
         (attempt,) = await broker.attempts(job)
         assert attempt.state is AttemptState.TERMINATING
+
+
+async def test_a_launcher_whose_create_has_answered_need_not_be_proven_dead(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host of the broker that launched may be lost, and with it every proof; the machine is not."""
+    broker = house(virtual=LONG)
+
+    async def unknown(launched_by: str, name: str) -> Liveness:
+        return Liveness.UNKNOWN
+
+    monkeypatch.setattr(broker.provider, "launcher", unknown)
+    async with broker.running():
+        job = await broker.submit()
+
+        async def trains() -> bool:
+            return any(a.state is AttemptState.TRAINING for a in await broker.attempts(job))
+
+        await broker.eventually(trains)
+        await broker.stop(job)
+        await broker.state_of(job, JobState.CANCELLED)
+        assert await broker.machines() == []
