@@ -120,7 +120,7 @@ class Attempt:
     detail: str = ""
     create_sent_at: datetime | None = None
     launched_by: str = ""
-    """Identity of the launcher, so that its death can be proven: see `Provider.launcher`. Empty: create has answered."""
+    """Identity of the launcher, so that its death can be proven: see `Provider.launcher`. Empty: create answered."""
     handles: tuple[Handle, ...] = ()
     running_at: datetime | None = None
     """When its machines began to run, or earlier; None: no listing has shown it yet."""
