@@ -15,6 +15,8 @@ from providers.sieve import Sieve
 DISK_GIB = 200
 """Of the volume (gp3): the system takes 45, the image and the job the rest. Its price is part of the machine's."""
 HOURS_A_MONTH = 730
+MINIMUM_S = 60
+"""aws.amazon.com/ec2/pricing/on-demand: by the second, with a minimum of 60 seconds."""
 LIKELY = 3
 """Score from which spot capacity counts as there. Asked for one type alone, AWS never scores higher than this."""
 NO_PRICE = "on-demand price is not known: the Pricing API does not answer, or does not list it"
@@ -133,6 +135,7 @@ class AwsOffers:
             spot=zone is not None,
             usd_per_hour=_with_disk(price, disk),
             on_demand_usd_per_hour=None if listed is None else _with_disk(listed, disk),
+            billing_minimum_s=MINIMUM_S,
             available=True if score >= LIKELY else None,
             trust="secure",
             facts=_facts(machine, disk, region.egress_usd_per_gib),

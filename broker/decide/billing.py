@@ -18,7 +18,8 @@ def accrued(attempt: Attempt, until: datetime) -> Decimal:
     since = _billed_since(attempt)
     if since is None or until <= since:
         return ZERO
-    return _cost(attempt.line.offer, attempt.line.nodes, until - since)
+    least = timedelta(seconds=attempt.line.offer.billing_minimum_s if attempt.handles else 0)
+    return _cost(attempt.line.offer, attempt.line.nodes, max(until - since, least))
 
 
 def _billed_since(attempt: Attempt) -> datetime | None:

@@ -73,6 +73,8 @@ class Offer:
     billing_quantum_s: int = 1
     billed_from: Literal["created", "running"] = "created"
     """When the cloud begins to count: at the create, or once a machine runs."""
+    billing_minimum_s: int = 0
+    """The least that a machine is billed for once it stands."""
     available: bool | None = None
     """None: the cloud does not say."""
     preemptions_per_hour: float | None = None

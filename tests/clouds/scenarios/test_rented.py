@@ -165,5 +165,5 @@ async def test_a_command_runs_beside_the_trainer(scene: Scene) -> None:
     job = await submit(scene, providers=["lambda"])
     await machine(scene, job)
     code, out, err = await asyncio.to_thread(scene.cli, "exec", job, "--", "sh", "-c", "id -u; ls /srv/venv/bin/python")
-    assert (code, out.split()) == (0, ["1000", "/srv/venv/bin/python"]), err
+    assert (code, out.split()) == (0, ["0", "/srv/venv/bin/python"]), err
     await settled(scene, job)

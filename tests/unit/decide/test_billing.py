@@ -19,7 +19,8 @@ from broker.decide.billing import (
     runs_since,
 )
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState
+from broker.domain.ids import InstanceName
+from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.money import ZERO
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, CheckpointRef
@@ -79,6 +80,14 @@ def test_a_machine_may_have_run_since_a_list_lag_before_it_was_last_seen_not_to(
     assert runs_since(attempt, build.at(60), CAPS) == build.at(55)
     assert runs_since(attempt, build.at(3), CAPS) == build.at(0)
     assert runs_since(attempt, None, CAPS) == build.at(0)
+
+
+def test_the_least_that_a_cloud_bills_is_owed_once_a_machine_stands() -> None:
+    line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=60)
+    standing = build.attempt(line=line, handles=(Handle(provider="x", id="1", name=InstanceName("n")),))
+    assert accrued(standing, build.at(1)) == accrued(standing, build.at(60)) == Decimal("0.06")
+    assert accrued(standing, build.at(61)) == Decimal("0.061")
+    assert accrued(replace(standing, handles=()), build.at(1)) == Decimal("0.001")
 
 
 def test_every_machine_of_an_attempt_is_paid_for() -> None:
