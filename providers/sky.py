@@ -34,6 +34,8 @@ TOOLS = ("rsync", "ssh")
 SETTLE_S = 10.0
 """A request that was sent and not answered, by a daemon that died or gave up, is in a server's list by then."""
 CANCEL_S = 20.0
+FORGET_AGAIN_S = 60.0
+"""A machine is told to go every second until it has gone; SkyPilot needs a process each time it is told to forget."""
 
 
 class SkyConfig(Config):
@@ -95,6 +97,7 @@ class SkyLauncher:
         self._secrets_of: dict[str, Sequence[str]] = {}
         """Of the account and of a task, by name, for those that were launched by this process."""
         self._forgetting: dict[str, asyncio.Task[None]] = {}
+        self._forgotten: dict[str, float] = {}
         self._one_forgotten = asyncio.Lock()
 
     @property
@@ -230,7 +233,9 @@ class SkyLauncher:
     async def forget(self, name: InstanceName) -> None:
         """In the background, one at a time; SkyPilot's `down` acts on machines of this very name only."""
         self._secrets_of.pop(name, None)
-        if name not in self._forgetting and self._live() is not None:
+        now = time.monotonic()
+        self._forgotten = {n: at for n, at in self._forgotten.items() if now < at + FORGET_AGAIN_S}
+        if name not in self._forgetting and name not in self._forgotten and self._live() is not None:
             task = self._forgetting[name] = asyncio.create_task(self._purge(name))
             task.add_done_callback(lambda _: self._forgetting.pop(name, None))
 
@@ -240,7 +245,15 @@ class SkyLauncher:
                 async with asyncio.timeout(self._config.launch_deadline_s):
                     api = self._live()
                     if api is not None and not self._under_way[name] and not await api.unfinished(name):
-                        await api.purge(name)
+                        await self._down(api, name)
+
+    async def _down(self, api: SkyApi, name: InstanceName) -> None:
+        try:
+            await api.purge(name)
+        except Failure as e:
+            if e.kind != "ClusterDoesNotExist":
+                raise
+        self._forgotten[name] = time.monotonic()
 
     def _live(self) -> SkyApi | None:
         if self._server is None:

@@ -139,3 +139,32 @@ async def test_a_launch_that_was_sent_and_not_answered_is_not_dead_at_once(
         monkeypatch.setattr("providers.sky.SETTLE_S", 0.0)
         assert await sky.liveness(sky.id, NAME) is Liveness.DEAD
         await sky.close()
+
+
+async def test_skypilot_is_not_told_to_forget_a_name_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downs = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal downs
+        if request.path == "/down":
+            downs += 1
+            return web.json_response(None, headers={"X-Skypilot-Request-ID": "r"})
+        return web.json_response({"status": "SUCCEEDED"} if request.path == "/api/get" else [])
+
+    async def forget(times: int) -> int:
+        for _ in range(times):
+            await sky.forget(NAME)
+            async with asyncio.timeout(5):
+                await asyncio.gather(*sky._forgetting.values())
+        return downs
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app, host="127.0.0.1") as server:
+        sky = SkyLauncher(SkyConfig(url=str(server.make_url(""))), installation=Installation("abcd"), state=tmp_path)
+        assert await forget(5) == 1
+        monkeypatch.setattr("providers.sky.FORGET_AGAIN_S", 0.0)
+        assert await forget(1) == 2, "its launch may have gone on meanwhile"
+        await sky.close()
