@@ -16,6 +16,8 @@ from providers.sky_errors import one_line
 
 LOOK_S = 30.0
 """One look takes no longer."""
+MOST = 256 * 1024
+"""Bytes of an answer that are read: a host may send what it likes, for as long as it is listened to."""
 SETTLED_S = 60.0
 """A trainer that cannot run at all (`docker run` is refused) has ended by then."""
 _PYTHON = 'exec "$(cat ~/.sky/python_path 2>/dev/null || command -v python3)" -I -'
@@ -47,8 +49,7 @@ async def look(ssh: Sequence[str]) -> SkyJob | None:
     )
     try:
         async with asyncio.timeout(LOOK_S):
-            said, _ = await process.communicate(_script())
-        return SkyJob(**json.loads(said))
+            return SkyJob(**json.loads(await _ask(process)))
     except (TimeoutError, ValueError, TypeError):
         return None
     finally:
@@ -56,6 +57,18 @@ async def look(ssh: Sequence[str]) -> SkyJob | None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+async def _ask(process: asyncio.subprocess.Process) -> bytes:
+    """Hands over our script; the first `MOST` bytes of what is answered, and a little more."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(_script())
+    process.stdin.close()
+    said = b""
+    while len(said) <= MOST and (more := await process.stdout.read(MOST)):
+        said += more
+    return said
 
 
 def verdict(job: SkyJob, secrets: Sequence[str] | None) -> bool | str:

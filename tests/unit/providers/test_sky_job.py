@@ -122,3 +122,11 @@ def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> 
     """A former daemon has launched it."""
     log = f"{SETUP}GET https://store.example/t?key=s3cret\n{SETUP}gpubroker-setup: cannot fetch the trainer"
     assert verdict(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"
+
+
+async def test_a_host_that_answers_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it sends within the time of one look is kept in the daemon's memory."""
+    monkeypatch.setattr(sky_job, "LOOK_S", 20.0)
+    begun = time.monotonic()
+    assert await look(["sh", "-c", "exec yes", "0"]) is None
+    assert time.monotonic() - begun < 10
