@@ -9,6 +9,8 @@ from broker.domain.ids import InstanceName
 
 LOOK_S = 5.0
 """Between two looks at a machine."""
+AT_ONCE = 8
+"""Looks; each is a process. A daemon that is restarted looks at all its machines."""
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +21,7 @@ class Watch:
     def __init__(self, started: Callable[[InstanceName], Awaitable[bool | str]]) -> None:
         """`started`: see `providers.cloud.Launcher`."""
         self._started = started
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[InstanceName, asyncio.Task[str | None]] = {}
 
     def follow(self, names: Set[InstanceName]) -> None:
@@ -42,7 +45,8 @@ class Watch:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                said = await self._started(name)
+                async with self._slots:
+                    said = await self._started(name)
             except ProviderError:
                 continue
             except Exception:

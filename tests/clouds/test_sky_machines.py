@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.domain.instance import Liveness
+from broker.domain.ids import InstanceName
+from broker.domain.instance import BootSpec, Liveness, TrainerImage
 from providers.cloud import Purchase
 from providers.sky import SkyLauncher
-from providers.task import Task
+from providers.task import Task, task_of
 from tests.clouds.aws import Aws
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
@@ -79,11 +80,33 @@ async def test_a_launch_runs_the_task_and_brings_no_key(house: tuple[Clouds, Aws
     )  # fmt: skip
     assert said.stdout.startswith(f"hello {TASK_SECRET}"), said
     assert "sky-cluster-key" not in said.stdout
+    assert await heard(sky, mine) is True
     assert machine.machine is not None
     assert machine.machine.root is not None
     assert leaks(machine.machine.root) == []
     assert all(secret not in str(machine.request) for secret in (*AWS_KEY.values(), TASK_SECRET))
     assert KEY not in str(machine.request)
+
+
+async def test_an_image_that_cannot_be_pulled_is_told_of(house: tuple[Clouds, Aws, SkyLauncher]) -> None:
+    """SkyPilot's launch has succeeded by then."""
+    _, _, sky = house
+    mine = name("i")
+    image = f"registry.example/trainer@sha256:{'dead' * 16}"
+    boot = BootSpec(secret_env={"SECRET_WORD": "manifest"}, trainer=TrainerImage(reference=image))
+    await sky.launch(mine, of_lambda(), task_of(boot, docker_run=True))
+    assert await heard(sky, mine) == (
+        f"cannot pull {image}; check trainer.image, and the registry's login if it is private "
+        f"(it said: Error response from daemon: *** for {image} not found: *** unknown)"
+    )
+
+
+async def heard(sky: SkyLauncher, mine: InstanceName) -> bool | str:
+    async with asyncio.timeout(90):
+        while True:
+            if said := await sky.started(mine):
+                return said
+            await asyncio.sleep(1)
 
 
 def leaks(disk: Path) -> list[str]:
