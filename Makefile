@@ -17,7 +17,7 @@ TRAINER_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$(( n < 2 ? 
 COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100
 
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
-MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py)
+MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
 .PHONY: help venv demo clouds clouds-test test lint fix model constraints image clean
 

@@ -18,6 +18,8 @@ from providers.sieve import Sieve
 from providers.task import Task, task_of
 from providers.watch import Watch
 
+EMULATED_START_S = 30.0
+"""An emulator's machine starts its agent within seconds; waiting longer for one that will not is a waste of tests."""
 APPEAR_S = 2.0
 """Between two listings while a launched machine is not shown yet."""
 CONFIRMS, CONFIRM_S = 5, 10.0
@@ -126,7 +128,10 @@ class CloudProvider:
 
     @property
     def caps(self) -> Caps:
-        return replace(self._cloud.caps, simulated=self._emulated)
+        caps = self._cloud.caps
+        if not self._emulated:
+            return caps
+        return replace(caps, simulated=True, agent_start_s=min(caps.agent_start_s or 0.0, EMULATED_START_S))
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         sieve = Sieve(ask)
