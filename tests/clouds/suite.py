@@ -54,7 +54,7 @@ class Tally:
 
 def main(arguments: list[str]) -> int:
     begun = time.monotonic()
-    files = MACHINES
+    files: tuple[str, ...] = MACHINES
     if "--sample" in arguments:
         arguments.remove("--sample")
     else:
