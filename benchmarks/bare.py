@@ -1,0 +1,112 @@
+"""SkyPilot's launch without the broker, by the same API server and of the same purchase and task."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from broker.clock import SystemClock
+from broker.domain.errors import Gone
+from broker.domain.ids import Installation, InstanceName, attempt_id, instance_name, job_id
+from broker.domain.instance import BootSpec, TrainerImage
+from broker.domain.offer import GpuAsk, Offer
+from providers.cloud import Cloud
+from providers.registry import CLOUDS, ProvidersConfig
+from providers.sieve import Sieve
+from providers.sky import SkyConfig, SkyLauncher
+from providers.sky_api import SkyApi
+from providers.sky_server import user_of
+from providers.task import task_of
+from tests.clouds.scenarios.scene import IMAGE, Scene
+
+BARE = Installation("bare")
+"""Whose names the bare launches bear: the daemon sweeps only its own."""
+QUIET_S = 3.0
+FIELDS = ("request_id", "name", "status", "cluster_name", "created_at", "finished_at")
+UNFINISHED = frozenset({"PENDING", "WAITING", "RUNNING"})
+
+
+class Server:
+    """The API server that the scene's daemon has started."""
+
+    def __init__(self, scene: Scene) -> None:
+        told = json.loads((scene.home / "providers" / "sky" / "server.json").read_text())
+        self.installation = Installation((scene.home / "installation").read_text().strip())
+        self.config = SkyConfig(url=f"http://127.0.0.1:{told['port']}", token=told["token"])
+
+    @asynccontextmanager
+    async def api(self) -> AsyncIterator[SkyApi]:
+        api = SkyApi(str(self.config.url), token=self.config.token, user=user_of(self.installation))
+        try:
+            yield api
+        finally:
+            await api.close()
+
+    async def requests(self) -> list[dict[str, Any]]:
+        """All that it was ever asked for."""
+        query = [("all_status", "true"), *(("fields", name) for name in FIELDS)]
+        async with self.api() as api:
+            return list(await api._call("GET", "/api/status", query=query))
+
+
+async def request_s(scene: Scene, name: InstanceName) -> float:
+    """Seconds that the server took for the launch of that name, by its own record."""
+    asked = await Server(scene).requests()
+    [mine] = [one for one in asked if one["name"] == "sky.launch" and one["cluster_name"] == name]
+    return float(mine["finished_at"]) - float(mine["created_at"])
+
+
+async def settled(scene: Scene) -> None:
+    """Until SkyPilot has dropped its records of the machines that are gone, which keeps a worker busy for seconds."""
+    server, since = Server(scene), time.monotonic()
+    while time.monotonic() - since < QUIET_S:
+        if any(one["name"] == "sky.down" and one["status"] in UNFINISHED for one in await server.requests()):
+            since = time.monotonic()
+        await asyncio.sleep(0.5)
+
+
+async def launch(scene: Scene, name: str, bought: str) -> float:
+    """Seconds of the launch alone. `bought`: id of the daemon's offer."""
+    await settled(scene)
+    server, boot = Server(scene), _boot(scene)
+    sky = SkyLauncher(server.config, installation=server.installation, state=scene.home / "bare")
+    section = ProvidersConfig.model_validate({name: scene.configuration()["providers"][name]}).rented()[name]
+    env, home = scene.environment(), scene.home / "user"
+    cloud = CLOUDS[name][0](section, installation=BARE, clock=SystemClock(), env=env, home=home)
+    instance = instance_name(BARE, attempt_id(job_id(os.urandom(9)), 1))
+    try:
+        purchase = cloud.purchase(await _offer(cloud, bought), boot)
+        task, begun = task_of(boot, docker_run=cloud.docker_run), time.monotonic()
+        await sky.launch(instance, purchase, task)
+        return time.monotonic() - begun
+    finally:
+        await _destroy_all(cloud)
+        async with server.api() as api:
+            await api.purge(instance)
+        await cloud.close()
+        await sky.close()
+
+
+def _boot(scene: Scene) -> BootSpec:
+    """As the daemon makes it; the trainer finds no such attempt and ends, once the launch is over."""
+    env = {"GPUBROKER_BLOBS": scene.configuration()["blobs"], "GPUBROKER_INSTALLATION": BARE}
+    env |= {"GPUBROKER_ATTEMPT": "a" * 13, "GPUBROKER_SELF_STOP": "none", "GPUBROKER_NOTICES": "off"}
+    secret = {"GPUBROKER_ATTEMPT_KEY": "0" * 44, "GPUBROKER_STORE_OPTIONS": "{}"}
+    return BootSpec(env=env, secret_env=secret, trainer=TrainerImage(reference=IMAGE))
+
+
+async def _offer(cloud: Cloud, bought: str) -> Offer:
+    """The same once more; where it is sold, the cheapest one."""
+    sieve = Sieve(GpuAsk())
+    await cloud.rows(sieve)
+    same = [offer for offer in sieve.offers if offer.id == bought]
+    return min(same or sieve.offers, key=lambda offer: offer.usd_per_hour)
+
+
+async def _destroy_all(cloud: Cloud) -> None:
+    for machine in await cloud.list():
+        with suppress(Gone):
+            await cloud.destroy(machine.handle)
