@@ -13,6 +13,7 @@ import os
 import tarfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,29 @@ async def end(scene: Scene, *jobs: str) -> None:
 def memory(scene: Scene) -> Counter[str]:
     """Bytes of PSS by part, and how many processes SkyPilot has."""
     found: Counter[str] = Counter()
-    for process in scene.processes():
+    for process in _all(scene):
         try:
-            words = process.cmdline()
-            part = "daemon" if "broker.cli" in words else "database" if "postgres" in words[0] else "skypilot"
+            part = _part(" ".join(process.cmdline()))
             found[part] += process.memory_full_info().pss
             found["processes"] += part == "skypilot"
-        except (psutil.Error, IndexError):
+        except psutil.Error:
             continue
     return found
+
+
+def _all(scene: Scene) -> set[psutil.Process]:
+    """PostgreSQL's own children write over their arguments and environment, so they are found as children only."""
+    found = set(scene.processes())
+    for process in tuple(found):
+        with suppress(psutil.Error):
+            found.update(process.children(recursive=True))
+    return found
+
+
+def _part(words: str) -> str:
+    if "postgres" in words or "_pg_" in words:
+        return "database"
+    return "daemon" if "broker.cli" in words else "skypilot"
 
 
 def under_way(scene: Scene) -> int:
@@ -134,7 +149,7 @@ def _figures(launches: int, idle: Counter[str], worst: Counter[str], wall: float
         "launches_per_min": round(60 * launches / wall, 2),
     }
     line = (
-        "{launches:4} launches, {at_once} at once: {peak_mb_all} MB at most ({peak_mb}, {skypilot_processes} processes "
+        "{launches:4} submitted, {at_once} at once: {peak_mb_all} MB at most ({peak_mb}, {skypilot_processes} processes "
         "of SkyPilot), {idle_mb_all} MB before; {seconds} s, {launches_per_min} a minute"
     )
     print(line.format(**figures), flush=True)
