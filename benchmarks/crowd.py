@@ -149,8 +149,8 @@ def _figures(launches: int, idle: Counter[str], worst: Counter[str], wall: float
         "launches_per_min": round(60 * launches / wall, 2),
     }
     line = (
-        "{launches:4} submitted, {at_once} at once: {peak_mb_all} MB at most ({peak_mb}, {skypilot_processes} processes "
-        "of SkyPilot), {idle_mb_all} MB before; {seconds} s, {launches_per_min} a minute"
+        "{launches:4} submitted, {at_once} at once: {peak_mb_all} MB at most ({peak_mb}, "
+        "{skypilot_processes} processes of SkyPilot), {idle_mb_all} MB before; {seconds} s, {launches_per_min} a minute"
     )
     print(line.format(**figures), flush=True)
     return figures
