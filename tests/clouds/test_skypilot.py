@@ -90,6 +90,6 @@ async def test_vasts_first_of_all_offers(clouds: Clouds, home: Path) -> None:
     assert (said["id"], said["host"], said["port"]) == (machine.id, machine.spec.ip, machine.spec.ssh_port)
     assert (machine.spot, machine.gpu) == (True, "RTX 4090")
     assert 'echo "test-key" > ~/.vast_api_key' in machine.spec.startup, "SkyPilot sends the account's key"
-    assert machine.spec.env == {"__SOURCE": "skypilot"}
+    assert machine.spec.env["__SOURCE"] == "skypilot"
     assert (list(said["before"].values()), said["after"]) == (["UP"], {})
     assert list(clouds.bill().open()) == []

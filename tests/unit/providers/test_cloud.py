@@ -184,6 +184,7 @@ async def test_a_task_that_runs_is_looked_at_no_more() -> None:
 @pytest.mark.parametrize("destroyed", [True, False])
 async def test_a_machine_that_is_given_back_is_looked_at_no_more(destroyed: bool) -> None:
     paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[False])
+    others = asyncio.all_tasks()
     provider = opened(paper)
     await provider.list()
     await looks(paper, NAME)
@@ -196,7 +197,7 @@ async def test_a_machine_that_is_given_back_is_looked_at_no_more(destroyed: bool
     await looks(paper, WITNESS, 3)
     assert paper.asked.count(NAME) == before
     await provider.close()
-    assert len(asyncio.all_tasks()) == 1
+    assert asyncio.all_tasks() == others
 
 
 async def test_machines_of_others_are_not_looked_at() -> None:
