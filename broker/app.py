@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -156,7 +156,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             blobs=blobs,
             providers=providers,
             clock=clock,
-            rhythm=_rhythm(config),
+            rhythm=rhythm_of(config),
             limits=Limits(**config.limits.model_dump()),
         )
         trainer = TrainerSource(blobs, image)
@@ -221,8 +221,13 @@ def grants_of(config: DaemonConfig) -> GrantSettings:
     return GrantSettings(**config.grants.model_dump())
 
 
-def _rhythm(config: DaemonConfig) -> Rhythm:
-    return Rhythm(**config.rhythm.model_dump())
+def rhythm_of(config: DaemonConfig) -> Rhythm:
+    """Where SkyPilot launches, no more is asked of it than it does at once: what waits for its turn is not yet sent, so
+    it costs nothing, and its price is looked at again."""
+    rhythm = Rhythm(**config.rhythm.model_dump())
+    if not config.providers.rented():
+        return rhythm
+    return replace(rhythm, creates=min(rhythm.creates, config.providers.sky.launches))
 
 
 def _service(config: DaemonConfig, context: Context, market: Market, box: SecretBox) -> Service:

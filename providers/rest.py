@@ -45,7 +45,7 @@ class Rest:
             case 404:
                 return Gone(f"{what}: 404 {said}")
             case 429:
-                after = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdigit() else 5.0
+                after = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else 5.0
                 return Throttled(f"{what}: 429 too many requests", after_s=after)
             case _ if 400 <= status < 500 and status != 408:
                 return Rejected(f"{what}: {status} {said}")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.app import rhythm_of
 from broker.config import DaemonConfig
 from broker.domain.errors import InvalidInput
 
@@ -74,3 +75,9 @@ def test_credentials_are_not_repeated_in_an_error(tmp_path: Path) -> None:
 
 def test_credentials_of_the_store_are_not_shown(tmp_path: Path) -> None:
     assert "hush" not in repr(load(tmp_path, "blob_options: {aws_secret_access_key: hush}"))
+
+
+def test_no_more_creates_are_sent_than_skypilot_launches_at_once(tmp_path: Path) -> None:
+    rented = DaemonConfig.model_validate({"home": tmp_path, "providers": {"runpod": {}, "sky": {"launches": 3}}})
+    assert rhythm_of(rented).creates == 3
+    assert rhythm_of(DaemonConfig(home=tmp_path)).creates == 32
