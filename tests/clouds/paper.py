@@ -127,14 +127,25 @@ class Server:
         self.id = f"server-{number}"
         self.life = Life()
         self.running: dict[InstanceName, asyncio.Task[None]] = {}
+        self._locks: dict[InstanceName, asyncio.Lock] = {}
+        """As SkyPilot has one for each cluster: launches under one name come one after the other."""
         self._clouds, self._agents, self._point = clouds, agents, point
         self._http = aiohttp.ClientSession(headers={"Authorization": "Bearer test-key"})
 
     def begin(self, name: InstanceName, purchase: Purchase, task: Task) -> asyncio.Task[None]:
         self.life.check()
-        work = self.running[name] = asyncio.create_task(self._launch(name, purchase, task))
-        work.add_done_callback(lambda _: self.running.pop(name, None))
+        work = self.running[name] = asyncio.create_task(self._in_turn(name, purchase, task))
+
+        def over(done: asyncio.Task[None]) -> None:
+            if self.running.get(name) is done:
+                del self.running[name]
+
+        work.add_done_callback(over)
         return work
+
+    async def _in_turn(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            await self._launch(name, purchase, task)
 
     def kill(self) -> None:
         self.life.over = True
@@ -152,8 +163,7 @@ class Server:
     async def _launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
         self._at("the server has begun")
         await asyncio.sleep(QUEUE_S)
-        buy = {"lambda": self._at_lambda, "runpod": self._at_runpod, "vast": self._at_vast}[purchase.cloud]
-        machine_id = await buy(f"{name}-{USER}-head", purchase)
+        machine_id = await self._buy(f"{name}-{USER}-head", purchase)
         self._at("create has answered")
         rented = self._clouds.world.rented[machine_id]
         await asyncio.sleep(POLL_S)
@@ -169,6 +179,10 @@ class Server:
         self._at("the agent is started")
         await asyncio.sleep(2 * POLL_S)
         self._at("the agent has beaten")
+
+    async def _buy(self, name: str, purchase: Purchase) -> str:
+        buy = {"lambda": self._at_lambda, "runpod": self._at_runpod, "vast": self._at_vast}[purchase.cloud]
+        return await buy(name, purchase)
 
     async def _call(self, method: str, path: str, body: Any = None, *, point: str = "") -> Any:
         """`point`: passed once the cloud has carried the call out, and before its answer is read."""

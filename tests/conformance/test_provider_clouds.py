@@ -1,0 +1,117 @@
+"""What every provider must do, over the rented clouds: their native halves against their APIs' emulators."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import OutcomeUnknown
+from broker.domain.instance import InstanceState, Liveness
+from broker.domain.job import Handle
+from tests.clouds.warp import WarpLoop
+from tests.conformance.clouds import KINDS, cloud_world
+from tests.conformance.provider_laws import (
+    ALIVE,
+    FAULT_LAWS,
+    LAWS,
+    Law,
+    an_offer,
+    destroy,
+    is_absent,
+    listed,
+    more_nodes_than_the_caps_allow_are_rejected,
+    new_name,
+)
+
+ALL = [(law, kind) for law in (*LAWS, *FAULT_LAWS) for kind in KINDS]
+SINGLE = ("runpod", "vast")
+"""They join no machines to one job."""
+
+
+def told(story: Coroutine[Any, Any, None]) -> None:
+    """In a loop in which waiting takes no time."""
+    with asyncio.Runner(loop_factory=WarpLoop) as runner:
+        runner.run(story)
+
+
+@pytest.mark.parametrize(
+    ("law", "kind"),
+    [one for one in ALL if one[0] is not more_nodes_than_the_caps_allow_are_rejected or one[1] in SINGLE],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_law(kind: str, law: Law, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with cloud_world(kind, tmp_path) as world:
+            await law(world)
+
+    told(story())
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_listings_lag_no_longer_than_stated(kind: str, tmp_path: Path) -> None:
+    """A create waits until its machine is shown; a destroyed one that is shown still is not taken for another."""
+
+    async def story() -> None:
+        async with cloud_world(kind, tmp_path) as world:
+            provider, name = world.open(), new_name()
+            world.clouds.control.list_lag(world.kind, int(provider.caps.list_lag_s))
+            world.clouds.control.teardown(world.kind, int(provider.caps.teardown_s))
+            (handle,) = await provider.create(name, await an_offer(provider), world.boot_of(name))
+            assert handle.name == name
+            await provider.destroy(handle)
+            assert not await is_absent(world, provider, name)
+            assert world.running() == set()
+            await world.pass_time(provider.caps.list_lag_s + provider.caps.teardown_s)
+            assert await is_absent(world, provider, name)
+            assert world.made(name) == 1
+
+    told(story())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_preempted_machine_is_not_alive_and_is_destroyed(kind: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with cloud_world(kind, tmp_path) as world:
+            provider, names = world.open(), [new_name(), new_name()]
+            handles: list[Handle] = []
+            for name in names:
+                offer = await an_offer(provider, spot=provider.caps.spot)
+                handles += await provider.create(name, offer, world.boot_of(name))
+            short, long = handles
+            await world.preempt(short)
+            seen = await listed(provider, short.name)
+            assert seen is None or seen.state not in ALIVE
+            other = await listed(provider, long.name)
+            assert other is not None
+            assert other.state in ALIVE
+            if not await is_absent(world, provider, short.name):
+                await destroy(world, provider, short)
+            assert world.running() == {long.name}
+            assert world.clouds.bill().open(short.name) == []
+
+    told(story())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_create_that_is_called_off_ends_and_leaves_what_it_made_under_its_name(kind: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with cloud_world(kind, tmp_path) as world:
+            provider, other, name = world.open(), world.open(), new_name()
+            offer = await an_offer(provider)
+            world.clouds.world.boots.clear()
+            launched_by = provider.launcher_id()
+            create = asyncio.create_task(provider.create(name, offer, world.boot_of(name)))
+            while (seen := await listed(other, name)) is None:  # noqa: ASYNC110 - the cloud tells nobody
+                await asyncio.sleep(1)
+            assert seen.state is InstanceState.STARTING or kind == "aws"
+            assert await other.launcher(launched_by, name) is Liveness.ALIVE
+            await other.cancel(name)
+            with pytest.raises(OutcomeUnknown):
+                await create
+            assert await other.launcher(launched_by, name) is Liveness.DEAD
+            await destroy(world, other, seen.handle)
+            assert world.made(name) == 1
+
+    told(story())
