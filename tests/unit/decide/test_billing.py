@@ -18,8 +18,8 @@ from broker.decide.billing import (
     reservation,
     runs_since,
 )
-from broker.domain.instance import Caps
 from broker.domain.ids import InstanceName
+from broker.domain.instance import Caps
 from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.money import ZERO
 from tests.unit.decide import build
