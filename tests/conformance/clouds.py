@@ -24,10 +24,11 @@ from providers.cloud import CloudProvider, Purchase
 from providers.lambda_cloud import LambdaCloud, LambdaConfig
 from providers.runpod import RunpodCloud, RunpodConfig
 from providers.runpod_market import SKY_NAMES
+from providers.task import Task
 from providers.vast import VastCloud, VastConfig
 from tests.clouds.aws import TAG, Aws
 from tests.clouds.emulator import Clouds
-from tests.clouds.paper import Agents, FarBlobs, Host, PaperLauncher, Server
+from tests.clouds.paper import USER, Agents, FarBlobs, Host, PaperLauncher, Server
 from tests.clouds.state import Rented
 from tests.clouds.warp import Life, LoopClock, MortalCloud, Point, held
 from tests.conformance.provider_laws import OURS, Trouble
@@ -68,6 +69,13 @@ class LaunchServer(Server):
                 "ec2", region_name=EAST, endpoint_url=aws.url, config=BotoConfig(retries={"total_max_attempts": 1}),
                 **KEYS,
             )  # fmt: skip
+
+    async def _launch(self, name: InstanceName, purchase: Purchase, task: Task) -> None:
+        """SkyPilot's workers have one name, which all of them bear."""
+        assert task.nodes <= 2
+        if task.nodes == 2:
+            await self._buy(f"{name}-{USER}-worker", purchase)
+        await super()._launch(name, purchase, task)
 
     async def _buy(self, name: str, purchase: Purchase) -> str:
         if purchase.cloud != "aws":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,5 +114,27 @@ def test_a_create_that_is_called_off_ends_and_leaves_what_it_made_under_its_name
             assert await other.launcher(launched_by, name) is Liveness.DEAD
             await destroy(world, other, seen.handle)
             assert world.made(name) == 1
+
+    told(story())
+
+
+def test_machines_that_are_joined_bear_one_name_and_end_one_by_one(tmp_path: Path) -> None:
+    """At Lambda: RunPod and Vast join none, and moto knows no placement groups, without which AWS's are refused."""
+
+    async def story() -> None:
+        async with cloud_world("lambda", tmp_path) as world:
+            provider, name = world.open(), new_name()
+            boot = replace(world.boot_of(name), nodes=2)
+            handles = list(await provider.create(name, await an_offer(provider), boot))
+            assert len({handle.id for handle in handles}) == 2
+            assert {handle.name for handle in handles} == {name}
+            assert [o.handle for o in await provider.list()] == handles
+            await provider.destroy(handles[0])
+            assert [o.handle for o in await provider.list()] == handles[1:]
+            with pytest.raises(OutcomeUnknown):  # what is left is not filled up
+                await provider.create(name, await an_offer(provider), boot)
+            assert world.made(name) == 2
+            await provider.destroy(handles[1])
+            assert await provider.list() == []
 
     told(story())
