@@ -16,6 +16,7 @@ import psutil
 import yaml
 
 from broker.client.client import Client
+from tests.processes import processes_of
 
 CONFIG: dict[str, Any] = {
     "port": 0,
@@ -84,16 +85,7 @@ class Daemon:
         return (self.home / "daemon.log").read_text()[-4000:]
 
     def processes(self) -> list[psutil.Process]:
-        """Everything alive that names this home in its arguments or environment."""
-        mine, home = [], str(self.home)
-        for process in psutil.process_iter():
-            try:
-                told = " ".join(process.cmdline()) + " ".join(process.environ().values())
-                if home in told and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    mine.append(process)
-            except psutil.Error:
-                continue
-        return mine
+        return processes_of(self.home)
 
     async def remove(self) -> None:
         await self.stop()

@@ -32,6 +32,7 @@ from tests.clouds.machine import Machines, PaperMachines
 from tests.clouds.machines import NamespaceMachines
 from tests.clouds.sky_rig import rsync
 from tests.clouds.state import Rented
+from tests.processes import processes_of
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MODEL_FOLDER = Path(".demo/models/smollm2-135m-instruct")
@@ -181,16 +182,7 @@ class Scene:
         return (self.home / "daemon.log").read_text()[-60_000:]
 
     def processes(self) -> list[psutil.Process]:
-        """Everything alive on this host that names the scene's home in its arguments or environment."""
-        mine, home = [], str(self.home)
-        for process in psutil.process_iter():
-            try:
-                told = " ".join(process.cmdline()) + " ".join(process.environ().values())
-                if home in told and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                    mine.append(process)
-            except psutil.Error:
-                continue
-        return mine
+        return processes_of(self.home)
 
     async def _watch_argv(self) -> None:
         """Whoever may list processes sees their arguments."""
