@@ -162,7 +162,7 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     assert yamlfile.parse(f"on: {text}", "x").data == {"on": value}
 
 
-def test_help_of_every_command_and_completion() -> None:
+def test_help_of_every_command() -> None:
     command = [sys.executable, "-c", "from broker.cli import main; main()"]
     shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
     for name in (
@@ -185,5 +185,4 @@ def test_help_of_every_command_and_completion() -> None:
         assert name[0] in shown
         assert run(*name, "--help")[0] == 0
     assert "130: Ctrl-C" in " ".join(shown.split())
-    assert run("--show-completion", "bash")[0] in (0, 2)
     assert run("frobnicate")[0] == Exit.BAD_INPUT
