@@ -45,6 +45,8 @@ class Inventory:
 
     async def refresh(self, provider: str, *, max_age_s: float | None = None) -> None:
         """Lists the cloud unless the latest listing is young enough. Raises ProviderError: nothing new is known."""
+        if provider not in self._locks:
+            raise OutcomeUnknown(f"{provider} is a cloud of another broker on this database; it is not configured here")
         clock = self._context.clock
         limit = self._context.rhythm.list_s if max_age_s is None else max_age_s
         async with self._locks[provider]:

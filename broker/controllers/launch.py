@@ -199,7 +199,8 @@ class Launch:
 
     async def _read_beats(self, launching: Sequence[Leased]) -> bool:
         """False: the blob store cannot be read, so nothing is known of agents that launchers start."""
-        if all(self._context.provider_of(one.attempt).caps.agent_start_s is None for one in launching):
+        asked = {self._context.providers.get(one.attempt.line.offer.provider) for one in launching} - {None}
+        if all(provider.caps.agent_start_s is None for provider in asked if provider is not None):
             return True
         try:
             await self._beats.refresh()

@@ -134,3 +134,9 @@ async def test_what_is_recorded_of_the_start_is_kept() -> None:
     seen, _ = await listed([(20, ()), (500, STARTS), (5, THERE)])
     recorded = replace(SENT, running_at=build.at(7))
     assert seen.running_at(recorded) == build.at(7)
+
+
+async def test_another_broker_s_cloud_is_one_that_did_not_answer() -> None:
+    cloud = Scripted()
+    found = inventory(cloud, SteppedClock())
+    assert await found.refresh_all(["scripted", "elsewhere"]) == {"elsewhere"}
