@@ -14,6 +14,7 @@ import pty
 import signal
 import struct
 import termios
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,20 +54,23 @@ async def _listen(socket: web.WebSocketResponse, session: "_Session") -> None:
                     session.resize(*order["resize"])
 
 
-class _Session:
+class _Session(ABC):
     """One program in a session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
+    @abstractmethod
     async def pump(self, send: Callable[[bytes], Any]) -> None:
-        raise NotImplementedError
+        """See the frames above."""
 
+    @abstractmethod
     async def write(self, data: bytes) -> None:
-        raise NotImplementedError
+        """See the frames above."""
 
+    @abstractmethod
     def eof(self) -> None:
-        raise NotImplementedError
+        """See the frames above."""
 
     def resize(self, rows: int, columns: int) -> None:
         """Nothing, where there is no terminal."""
