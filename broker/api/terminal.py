@@ -72,8 +72,9 @@ class _Session(ABC):
     def eof(self) -> None:
         """See the frames above."""
 
+    @abstractmethod
     def resize(self, rows: int, columns: int) -> None:
-        """Nothing, where there is no terminal."""
+        """Of the window, where there is a terminal."""
 
     async def end(self) -> None:
         """Hangs up, and insists."""
@@ -113,6 +114,9 @@ class _Pipes(_Session):
     def eof(self) -> None:
         if self.process.stdin is not None:
             self.process.stdin.close()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Pipes have no size."""
 
 
 class _Terminal(_Session):
