@@ -18,6 +18,7 @@ from tests.clouds.bill import Bill
 from tests.clouds.imds import INSTANCE_ACTION
 from tests.clouds.machine import PaperMachines
 from tests.clouds.machines import NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.state import Rented, World
 from tests.clouds.wait import until
 
@@ -86,7 +87,7 @@ async def account(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Acc
     try:
         world = World(await NamespaceMachines.open())
     except (NoNamespaces, NoBake) as e:
-        pytest.skip(str(e))
+        cannot(e)
     async with Aws(world) as aws:
         aws.front.spot[("g6e.xlarge", f"{EAST}a")] = "0.60"
         aws.front.on_demand[("g6e.xlarge", EAST)] = "1.861"

@@ -10,6 +10,7 @@ from tests.clouds.bake import NoBake, bake
 from tests.clouds.isolation import NotIsolated, found_inside, found_on_host, planted, prove
 from tests.clouds.machine import MachineSpec
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 
 
 class Host:
@@ -28,7 +29,7 @@ async def machine() -> AsyncIterator[NamespaceMachine]:
     try:
         machines = await NamespaceMachines.open()
     except (NoNamespaces, NoBake) as e:
-        pytest.skip(str(e))
+        cannot(e)
     try:
         booted = await machines.boot(
             MachineSpec(id="isolated", user="root", public_keys=(), ip="127.77.0.1", ssh_port=40101)

@@ -15,6 +15,7 @@ import pytest
 from tests.clouds.bake import CHECKOUT, NoBake, cache_folder
 from tests.clouds.machine import MachineSpec
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.wait import until
 
 OUTSIDE = 9000
@@ -66,7 +67,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
     try:
         machines = await NamespaceMachines.open(forwards={OUTSIDE: port})
     except (NoNamespaces, NoBake) as e:
-        pytest.skip(str(e))
+        cannot(e)
     key = tmp_path_factory.mktemp("key") / "key"
     try:
         keygen = await asyncio.create_subprocess_exec("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))

@@ -17,6 +17,7 @@ from tests.clouds.aws import Aws
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
 from tests.clouds.machines import NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.sky_rig import AWS_KEY, KEY, PLAIN, TASK, launcher, name, of_lambda, of_runpod, of_vast, processes
 from tests.clouds.test_sky_launch import needs_vast
 
@@ -43,7 +44,7 @@ async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
         try:
             machines = await NamespaceMachines.open()
         except (NoBake, NoNamespaces) as e:
-            pytest.skip(str(e))
+            cannot(e)
         clouds = await stack.enter_async_context(Clouds(machines))
         aws = await stack.enter_async_context(Aws(clouds.world))
         sky = launcher(state, clouds, env={**aws.environment, **AWS_KEY}, config=dict(aws.sky_config))

@@ -12,6 +12,7 @@ import pytest
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
 from tests.clouds.machines import NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.state import Rented
 
 RENT = "mutation ($asked: PodRentInterruptableInput!) { podRentInterruptable(input: $asked) { id } }"
@@ -22,7 +23,7 @@ async def real_clouds() -> AsyncIterator[Clouds]:
     try:
         machines = await NamespaceMachines.open()
     except (NoNamespaces, NoBake) as e:
-        pytest.skip(str(e))
+        cannot(e)
     async with Clouds(machines) as clouds:
         yield clouds
         assert clouds.violations == []

@@ -1,22 +1,13 @@
 """One house for the scenarios; where this host cannot run machines they are skipped with the reason."""
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.clouds.bake import NoBake
 from tests.clouds.machines import NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.scenarios.scene import Scene
-
-REQUIRED = "GPUBROKER_CLOUDS_REQUIRED"
-"""Set: a host that cannot run machines fails the suite."""
-
-
-def cannot(why: Exception) -> None:
-    if os.environ.get(REQUIRED):
-        raise AssertionError(f"{REQUIRED} is set, and this host cannot run machines: {why}") from why
-    pytest.skip(str(why))
 
 
 @pytest.fixture(scope="session")

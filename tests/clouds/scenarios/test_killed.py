@@ -18,7 +18,7 @@ import pytest
 from broker.domain.job import JobState
 from tests.clouds.bake import NoBake
 from tests.clouds.machines import NoNamespaces
-from tests.clouds.scenarios.conftest import cannot
+from tests.clouds.required import cannot
 from tests.clouds.scenarios.scene import Scene
 
 Victim = Literal["daemon", "server", "both"]
