@@ -1,0 +1,56 @@
+"""Teams and whoever asks for them. A team sees its own; its members share jobs, budgets and channels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal
+
+DEFAULT_TEAM = "default"
+"""Of an installation that never made another."""
+
+Scope = Literal["read", "submit", "manage", "admin"]
+"""read: look; submit: start, stop and pay for jobs; manage: the own team's tokens, policies, approvals and channels;
+admin: everything of every team."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenant:
+    """As whom the store is asked."""
+
+    team: str
+    owner: str
+    """The person, or the program, of that team: who is written into the audit."""
+    token_id: str = ""
+    operator: bool = False
+    """Sees every team."""
+
+
+HOUSE = Tenant(team="", owner="gpubroker", operator=True)
+"""The daemon itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    name: str
+    created_at: datetime
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """One write by a person or program: who, what, before, after and what it may cost. Never deleted."""
+
+    team: str
+    actor: str
+    token_id: str
+    action: str
+    """Dotted, e.g. `job.submit`."""
+    target: str
+    """Id or name of what was written."""
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    usd: Decimal | None = None
+    """The most that this write allows to be spent, where it does."""
+    at: datetime | None = None
+    """The database's time."""

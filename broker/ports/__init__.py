@@ -1,0 +1,30 @@
+"""The doors of the house: what the controllers need of the outside, and nothing about how it is done.
+
+Store, Provider, Blobs and Notifier each have a conformance suite in tests/conformance that every implementation passes.
+"""
+
+from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
+from broker.ports.clock import Clock
+from broker.ports.notifier import Notifier
+from broker.ports.provider import Provider
+from broker.ports.rows import Change, Charge, JobFilter, Lane, Leased, Token, Upload
+from broker.ports.store import Store
+from broker.ports.tenant import TenantStore
+
+__all__ = [
+    "BlobInfo",
+    "Blobs",
+    "Change",
+    "Charge",
+    "Clock",
+    "JobFilter",
+    "Lane",
+    "Leased",
+    "Notifier",
+    "Provider",
+    "Store",
+    "StoreAccess",
+    "TenantStore",
+    "Token",
+    "Upload",
+]

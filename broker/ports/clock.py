@@ -1,0 +1,12 @@
+"""Time, injected."""
+
+from datetime import datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time, injected: wall time for records, monotonic time for patience."""
+
+    def now(self) -> datetime: ...
+    def monotonic(self) -> float: ...
+    async def sleep(self, seconds: float) -> None: ...

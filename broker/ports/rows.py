@@ -1,0 +1,105 @@
+"""What goes in and out of the store: leases, changes, charges, filters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind
+
+
+class Lane(StrEnum):
+    """Which attempts a controller claims; the sets are disjoint, so that no two controllers fight over one.
+
+    LAUNCH        intended, launching
+    LIVENESS      booting, training, without a signal (the job's stop_requested, the attempt's cap_near)
+    INTERRUPTION  draining; and booting, training with a signal
+    TERMINATION   terminating
+    """
+
+    LAUNCH = "launch"
+    LIVENESS = "liveness"
+    INTERRUPTION = "interruption"
+    TERMINATION = "termination"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leased:
+    """An attempt under our lease, with its job as it was read in the same statement."""
+
+    attempt: Attempt
+    job: Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """Billing's write: applies only if the attempt is still charged up to `since`."""
+
+    attempt_id: AttemptId
+    job_id: JobId
+    since: datetime | None
+    """The attempt's `charged_to` as read."""
+    to: datetime
+    usd: Decimal
+    """To add to the attempt's `charged_usd` and the job's `spent_usd`; one ledger entry, none when it is 0."""
+    cap_near: bool = False
+    """Raise the signal as well; it is never taken back for an attempt."""
+    event: Event | None = None
+    kind: LedgerKind = LedgerKind.CHARGE
+    """`adjustment` for time after the attempt's end."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One atomic step. All of it happens or, when any fence fails, nothing.
+
+    Fences: an attempt by (id, epoch, state) of `attempt[0]`; a job by (id, epoch, state) of `job[0]` when no attempt is
+    written or admitted with it under an active job, else by (id, state, attempts).
+    The controllers' columns of `attempt[1]` and `job[1]` are written, the API's and billing's are not.
+    The lease is given up; the row is due again after `due_in_s`.
+    """
+
+    attempt: tuple[Attempt, Attempt] | None = None
+    job: tuple[Job, Job] | None = None
+    admit: Attempt | None = None
+    """A new attempt: inserted with its reservation in the same transaction."""
+    charge: Charge | None = None
+    ledger: tuple[LedgerEntry, ...] = ()
+    events: tuple[Event, ...] = ()
+    due_in_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFilter:
+    owner: str | None = None
+    states: tuple[JobState, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    since: datetime | None = None
+    until: datetime | None = None
+    before: tuple[datetime, JobId] | None = None
+    """Page on: jobs older than this, newest first."""
+    limit: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    id: str
+    owner: str
+    scopes: tuple[str, ...]
+    created_at: datetime
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """A data set or code archive that was uploaded: content-addressed."""
+
+    sha256: str
+    bytes: int
+    name: str
+    summary: Mapping[str, Any] | None
+    """The data check's one-pass summary; None for an archive."""

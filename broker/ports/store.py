@@ -1,0 +1,98 @@
+"""The door to the database: rows, leases and the ledger."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from broker.domain.ids import AttemptId, Installation
+from broker.domain.job import Attempt, Event, Job, JobState, Reason
+from broker.domain.tenancy import Tenant
+from broker.ports.rows import Change, Charge, Lane, Leased, Token
+from broker.ports.tenant import TenantStore
+
+
+class Store(TenantStore, Protocol):
+    """Rows, leases and the ledger. Times that order things are the database's own.
+
+    Raises StoreUnavailable when the database cannot be reached or a commit's fate is unknown.
+    """
+
+    # --- controllers
+    async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
+        """Due jobs in these states (or with a stop request), each under a lease with a higher epoch."""
+        ...
+
+    async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
+        """Due attempts of a lane, likewise; those with a signal are due at once."""
+        ...
+
+    async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
+        """Each change atomically; True where its fences held."""
+        ...
+
+    async def release(self, jobs: Sequence[Job], attempts: Sequence[Attempt], *, due_in_s: float) -> None:
+        """Gives leases back without a change, fenced by epoch."""
+        ...
+
+    async def live_attempts(self) -> Sequence[Leased]:
+        """All attempts that have not ended, without a lease (for billing and the sweep)."""
+        ...
+
+    async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
+        """Live or ended (for the sweep)."""
+        ...
+
+    async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
+        """Each charge atomically, of live attempts or ended ones; True where the attempt was charged up to `since`."""
+        ...
+
+    async def ended_at_host(
+        self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
+    ) -> Sequence[Attempt]:
+        """The latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
+        ...
+
+    async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
+        """`key`: an offer's id, or a host's key, which blocks all its offers."""
+        ...
+
+    async def blocked_offers(self) -> Mapping[str, str]:
+        """Keys of `block_offer` that are not to be bought now, with the reason."""
+        ...
+
+    async def claim_outbox(self, *, owner: str, lease_s: float, limit: int) -> Sequence[Event]:
+        """Events that no notifier has had, oldest first, hidden from others for `lease_s`."""
+        ...
+
+    async def delivered(self, events: Sequence[Event]) -> None: ...
+
+    # --- who asks
+
+    def as_tenant(self, tenant: Tenant) -> TenantStore:
+        """The same rows as far as `tenant` may see them, held by the database itself where it can.
+
+        The store's own methods of `TenantStore` are the house's: they see every team.
+        """
+        ...
+
+    async def put_token(self, token: Token, secret_sha256: str) -> None: ...
+
+    async def token(self, secret_sha256: str) -> Token | None: ...
+
+    async def tokens(self) -> Sequence[Token]: ...
+
+    async def delete_token(self, token_id: str) -> bool: ...
+
+    # --- the house
+    async def installation(self, proposed: Installation) -> Installation:
+        """The one that this database belongs to; `proposed` becomes it on a new database."""
+        ...
+
+    async def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """{"jobs": {state: n}, "attempts": {state: n}} for metrics."""
+        ...
+
+    async def ping(self) -> None:
+        """A successful transaction. Raises StoreUnavailable."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,54 @@
+"""The store as one team sees it: everything that the API asks."""
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Protocol
+
+from broker.domain.ids import JobId
+from broker.domain.job import Attempt, Event, Job, LedgerEntry
+from broker.ports.rows import JobFilter, Upload
+
+
+class TenantStore(Protocol):
+    """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
+
+    Every write leaves an audit entry of whoever asks, in the same transaction.
+    """
+
+    async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
+        """Durable when it returns. (job, True), or the job that this key made before and False.
+
+        Raises IdempotencyConflict when the owner used `key` with another body.
+        """
+        ...
+
+    async def job(self, job_id: JobId) -> Job | None: ...
+    async def jobs(self, where: JobFilter) -> Sequence[Job]: ...
+    async def attempts(self, job_id: JobId) -> Sequence[Attempt]:
+        """In the order of their numbers."""
+        ...
+
+    async def request_stop(self, job_id: JobId, event: Event) -> Job | None:
+        """Sets `stop_requested` (once; the event is written only then) and makes everything of the job due."""
+        ...
+
+    async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
+        """Sets a higher cap; a `capped` job becomes due for placement as `queued`. Lower or equal: unchanged."""
+        ...
+
+    async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]: ...
+    async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]: ...
+
+    async def wait(self, topic: str, timeout_s: float) -> bool:
+        """True when somebody hinted at `topic` ("jobs", or "job/<id>"): only shortens a wait, never replaces a read."""
+        ...
+
+    async def put_secret(self, owner: str, name: str, sealed: bytes) -> None: ...
+    async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
+        """Sealed values by name; all of the owner's when `names` is None."""
+        ...
+
+    async def delete_secret(self, owner: str, name: str) -> bool: ...
+
+    async def put_upload(self, owner: str, upload: Upload) -> None: ...
+    async def upload(self, owner: str, sha256: str) -> Upload | None: ...
