@@ -5,66 +5,24 @@ outside. A SkyPilot that is not exactly the one they were written for is refused
 """
 
 import fcntl
-import functools
 import importlib
 import inspect
 import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pandas
 from sky import exceptions
-from sky.adaptors import aws
 from sky.utils import annotations, registry, status_lib
 
-from providers.sky_facts import ANYWHERE, CLOUDS, LAUNCHING, LOCK, NOTHING, PIN, ROWS, SKY_VERSION, STATE
-
-Replacement = Callable[..., Any]
-
-
-class Patch:
-    """One attribute of SkyPilot, replaced by what `make` returns for the original; twice is once."""
-
-    def __init__(self, module: str, attribute: str, parameters: str | None, make: Callable[[Any], Any]) -> None:
-        """`parameters`: names that the original must have, in order; None for a plain value."""
-        self.module, self.attribute, self._parameters, self._make = module, attribute, parameters, make
-
-    def apply(self) -> None:
-        """Raises RuntimeError with one line when SkyPilot is not what the patch was written for."""
-        path = self.attribute.split(".")
-        holder: Any = importlib.import_module(self.module)
-        for part in path[:-1]:
-            holder = getattr(holder, part, None)
-        original = getattr(holder, path[-1], None)
-        if getattr(original, "gpubroker", False):
-            return
-        if original is None:
-            raise RuntimeError(
-                f"gpubroker: {self.module}.{self.attribute} is not in this SkyPilot: install {SKY_VERSION}"
-            )
-        if self._parameters is not None:
-            found = " ".join(inspect.signature(original).parameters)
-            if found != self._parameters:
-                raise RuntimeError(
-                    f"gpubroker: {self.module}.{self.attribute}({found}) is not SkyPilot {SKY_VERSION}'s"
-                )
-        replacement = self._make(original)
-        if callable(replacement):
-            functools.update_wrapper(replacement, original)
-            replacement.gpubroker = True
-        static = isinstance(inspect.getattr_static(holder, path[-1]), staticmethod)
-        setattr(holder, path[-1], staticmethod(replacement) if static else replacement)
-
+from providers import sky_aws
+from providers.sky_facts import ANYWHERE, CLOUDS, LAUNCHING, NOTHING, ROWS
+from providers.sky_patch import Patch, Replacement, pin, private, state_folder
 
 # -------------------------------------------------------------------------------------------------------- one launch
-
-
-def state_folder() -> Path:
-    return Path(os.environ.get(STATE) or "~/.sky/gpubroker").expanduser()
 
 
 @contextmanager
@@ -144,44 +102,6 @@ def _no_credentials(original: Replacement) -> Replacement:
     return get_cloud_credential_file_mounts
 
 
-def _no_instance_role(original: Replacement) -> Replacement:
-    """SkyPilot would create and attach a role with all rights on EC2 and S3, which anybody on the machine can use."""
-
-    def _configure_iam_role(iam: Any) -> dict[str, str]:
-        return {}
-
-    return _configure_iam_role
-
-
-def _aws_machine_as_bought(original: Replacement) -> Replacement:
-    """No role where we asked for none, a machine that shuts down is gone, and what SkyPilot has no setting for."""
-
-    def bootstrap_instances(region: str, cluster_name: str, config: Any) -> Any:
-        config = original(region, cluster_name, config)
-        node, pin = config.node_config, _pin()
-        if not node.get("IamInstanceProfile"):
-            node.pop("IamInstanceProfile", None)
-        node["InstanceInitiatedShutdownBehavior"] = "terminate"
-        for disk in node["BlockDeviceMappings"] if "kms_key" in pin else ():
-            disk["Ebs"] |= {"KmsKeyId": pin["kms_key"], "Encrypted": True}
-        if "placement_group" in pin:
-            ec2 = aws.client("ec2", region_name=region)
-            _drop_placement_groups(ec2, pin["placement_group"])
-            ec2.create_placement_group(GroupName=cluster_name, Strategy="cluster")
-            node["Placement"] = {**node.get("Placement", {}), "GroupName": cluster_name}
-        return config
-
-    return bootstrap_instances
-
-
-def _drop_placement_groups(ec2: Any, prefix: str) -> None:
-    """Those of machines that are gone: a group cannot be deleted with them, as they need minutes to go."""
-    for group in ec2.describe_placement_groups()["PlacementGroups"]:
-        if group["GroupName"].startswith(prefix):
-            with suppress(aws.botocore_exceptions().ClientError):
-                ec2.delete_placement_group(GroupName=group["GroupName"])
-
-
 # ------------------------------------------------------------------------------------------------------------- RunPod
 
 
@@ -208,7 +128,7 @@ class _GuardedVast:
 
     def search_offers(self, **kwargs: Any) -> Any:
         """The ask itself, where SkyPilot would buy the first that it finds; whether it stands is said at the sale."""
-        ask = _pin().get("ask")
+        ask = pin().get("ask")
         return self._sdk.search_offers(**kwargs) if ask is None else [{"id": int(ask)}]
 
     def create_instance(self, **kwargs: Any) -> Any:
@@ -228,12 +148,6 @@ def _guarded_vast(original: Replacement) -> Replacement:
         return _GuardedVast(sdk)
 
     return vast
-
-
-def _pin() -> dict[str, str]:
-    """Which exact thing the launch under way has to buy."""
-    pin: dict[str, str] = json.loads(os.environ.get(PIN, "{}"))
-    return pin
 
 
 # ------------------------------------------------------------------------------------------- states SkyPilot knows not
@@ -317,17 +231,12 @@ def _fresh_aws(original: Replacement) -> Replacement:
 # ---------------------------------------------------------------------------------------------- a server of one daemon
 
 
-def _private() -> bool:
-    """Whether this server is a daemon's own; a team's goes on doing what others need of it."""
-    return bool(os.environ.get(LOCK))
-
-
 def _no_doubt(original: Replacement) -> Replacement:
     """All our clouds are in use: what is bought was listed with the same key a moment ago, and SkyPilot's own check,
     made once and cached, would leave out for good a cloud that did not answer then."""
 
     def get_cached_enabled_clouds_or_refresh(*args: Any, **kwargs: Any) -> Any:
-        if not _private():
+        if not private():
             return original(*args, **kwargs)
         return [registry.CLOUD_REGISTRY.from_str(cloud) for cloud in CLOUDS]
 
@@ -338,14 +247,14 @@ def _no_check(original: Replacement) -> Replacement:
     """A server asks every cloud when it starts."""
 
     def check(*args: Any, **kwargs: Any) -> Any:
-        return {} if _private() else original(*args, **kwargs)
+        return {} if private() else original(*args, **kwargs)
 
     return check
 
 
 def _no_daemons(original: Any) -> Any:
     """Watching machines is the native half's part; each of these costs a process of 170 MB."""
-    return [] if _private() else original
+    return [] if private() else original
 
 
 # ---------------------------------------------------------------------------------------------------------- endpoints
@@ -372,8 +281,8 @@ PATCHES = (
         "blocked_resources launchable_resources region zones error", _remembered,
     ),
     Patch("sky.check", "get_cloud_credential_file_mounts", "excluded_clouds", _no_credentials),
-    Patch("sky.provision.aws.config", "_configure_iam_role", "iam", _no_instance_role),
-    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", _aws_machine_as_bought),
+    Patch("sky.provision.aws.config", "_configure_iam_role", "iam", sky_aws.no_instance_role),
+    Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", sky_aws.machine_as_bought),
     Patch("sky.adaptors.vast", "vast", "", _guarded_vast),
     Patch("sky.provision.runpod.utils", "launch", _POD, _anywhere),
     Patch("sky.provision.vast.instance", "_filter_instances", _FILTER, _vast[1]),

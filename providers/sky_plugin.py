@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse
 from sky.server import plugins
 
 from providers.sky_facts import DEAD, LAUNCHING, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
-from providers.sky_patches import PATCHES, state_folder
+from providers.sky_patch import state_folder
+from providers.sky_patches import PATCHES
 
 
 class GpuBroker(plugins.BasePlugin):

@@ -53,6 +53,8 @@ class Front:
     """By zone id."""
     disk: dict[str, str] = field(default_factory=dict)
     """Dollars a GiB-month of gp3 by region."""
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    """Placement groups, which moto does not know, by name: what runs in each."""
     failing: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
     """(region, action) with `*` for any → HTTP status and error code."""
     rewritten: dict[str, str] = field(default_factory=dict)
@@ -80,6 +82,8 @@ class Front:
                 return _xml(action, "spotPlacementScoreSet", rows)
             case "DescribeSpotPriceHistory":
                 return self._history(where, form)
+            case "CreatePlacementGroup" | "DeletePlacementGroup" | "DescribePlacementGroups":
+                return self._placement(action, form.get("GroupName", ""))
         return await self._forward(request, body)
 
     def _products(self, body: Any) -> web.Response:
@@ -102,6 +106,21 @@ class Front:
             if kind in kinds and zone.startswith(region)
         ]  # fmt: skip
         return _xml("DescribeSpotPriceHistory", "spotPriceHistorySet", rows)
+
+    def _placement(self, action: str, name: str) -> web.Response:
+        """Codes as the EC2 API reference lists them."""
+        if action == "DescribePlacementGroups":
+            return _xml(action, "placementGroupSet", [{"groupName": one} for one in self.groups])
+        creates = action == "CreatePlacementGroup"
+        if creates is (name in self.groups):
+            return _error(400, f"InvalidPlacementGroup.{'Duplicate' if creates else 'Unknown'}", json_protocol=False)
+        if creates:
+            self.groups[name] = []
+        elif self.groups[name]:
+            return _error(400, "InvalidPlacementGroup.InUse", json_protocol=False)
+        else:
+            del self.groups[name]
+        return _xml(action, "set", [])
 
     async def _forward(self, request: web.Request, body: bytes) -> web.Response:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}

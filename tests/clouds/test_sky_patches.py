@@ -1,0 +1,70 @@
+"""What our plugin changes in SkyPilot, alone and in a process of its own."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from providers.sky_facts import PIN
+from tests.unit.providers.aws_front import Front, front, moto_server
+
+BOOTSTRAP = """
+import json, sys
+from types import SimpleNamespace
+from providers.sky_aws import machine_as_bought
+
+for cluster in sys.argv[1:]:
+    asked = SimpleNamespace(node_config={"BlockDeviceMappings": []})
+    made = machine_as_bought(lambda region, cluster, config: config)("us-east-1", cluster, asked)
+    print(json.dumps(made.node_config["Placement"]["GroupName"]))
+"""
+"""What SkyPilot does for each cluster right before it asks AWS for its machines."""
+OURS = "gb-aaaa-"
+ONE, TWO, GONE, FULL = (f"{OURS}{letter * 13}-1a2b3c4d" for letter in "bcde")
+
+
+@pytest.fixture
+async def aws() -> AsyncIterator[tuple[Front, str]]:
+    with moto_server() as moto:
+        async with front(moto) as made:
+            yield made
+
+
+async def bootstrapped(home: Path, url: str, *clusters: str) -> list[str]:
+    """The placement groups that the machines of those clusters would be asked for in, in order."""
+    env = {
+        "HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]),
+        "AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "emulated", "AWS_SECRET_ACCESS_KEY": "emulated",
+        PIN: json.dumps({"placement_group": OURS}),
+    }  # fmt: skip
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", BOOTSTRAP, *clusters], env=env, capture_output=True, text=True,
+        timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+async def test_a_launch_leaves_the_placement_group_of_another_that_is_still_empty(
+    aws: tuple[Front, str], tmp_path: Path
+) -> None:
+    made, url = aws
+    one, two, again = await bootstrapped(tmp_path, url, ONE, TWO, TWO)
+    assert one.startswith(ONE)
+    assert two.startswith(TWO)
+    assert set(made.groups) == {one, again}, "the first launch's machines are yet to be asked for"
+
+
+async def test_placement_groups_of_machines_that_are_gone_are_deleted(aws: tuple[Front, str], tmp_path: Path) -> None:
+    made, url = aws
+    old = int(time.time()) - 7200
+    theirs, gone, full = f"gb-bbbb-{'a' * 13}-1a2b3c4d-{old}", f"{GONE}-{old}", f"{FULL}-{old}"
+    made.groups |= {theirs: [], gone: [], full: ["i-1"], "somebody-elses": []}
+    [one] = await bootstrapped(tmp_path, url, ONE)
+    assert set(made.groups) == {theirs, full, "somebody-elses", one}
