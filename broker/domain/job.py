@@ -156,6 +156,14 @@ class LedgerKind(StrEnum):
     ADJUSTMENT = "adjustment"
 
 
+class LedgerCategory(StrEnum):
+    """What the money is for."""
+
+    COMPUTE = "compute"
+    EGRESS = "egress"
+    STORAGE = "storage"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
     """Append-only. A release is negative in effect: it gives back what is left of the reservation."""
@@ -165,6 +173,7 @@ class LedgerEntry:
     kind: LedgerKind
     usd: Decimal
     note: str = ""
+    category: LedgerCategory = LedgerCategory.COMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
