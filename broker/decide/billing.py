@@ -72,8 +72,10 @@ def _lead_s(offer: Offer, caps: Caps, tick_s: float, drain_s: float) -> float:
 
 
 def least_usd(offer: Offer, caps: Caps, *, nodes: int = 1, tick_s: float, drain_s: float) -> Decimal:
-    """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought."""
-    return _cost(offer, nodes, timedelta(seconds=_lead_s(offer, caps, tick_s, drain_s)))
+    """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
+    would pass its cap by what the cloud bills at the least."""
+    least_s = max(_lead_s(offer, caps, tick_s, drain_s), offer.billing_minimum_s)
+    return _cost(offer, nodes, timedelta(seconds=least_s))
 
 
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:

@@ -162,3 +162,34 @@ def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: st
     least = least_usd(attempt.line.offer, CAPS, tick_s=10, drain_s=60)
     job = build.active_job(cap_usd=least + Decimal(more))
     assert cap_is_near(attempt, job, CAPS, build.at(0), tick_s=10, drain_s=60) is near
+
+
+STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
+
+
+def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
+    """A machine that stands owes it at once, so no drain comes early enough."""
+    line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=3600)
+    assert least_usd(line.offer, CAPS, tick_s=10, drain_s=60) == Decimal("3.6")
+    assert least_usd(line.offer, CAPS, nodes=2, tick_s=10, drain_s=60) == Decimal("7.2")
+
+
+@given(
+    prices, quanta, st.integers(min_value=0, max_value=100_000), st.floats(min_value=1, max_value=120),
+    st.integers(min_value=0, max_value=3000), st.decimals(min_value="0.01", max_value="50", places=2),
+)  # fmt: skip
+def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
+    price: Decimal, quantum: int, minimum: int, tick: float, boots: int, cap: Decimal
+) -> None:
+    """Whenever the machine comes to stand, and whether it runs on or ends at once."""
+    line = build.line(usd_per_hour=price, billing_quantum_s=quantum, billing_minimum_s=minimum)
+    if least_usd(line.offer, CAPS, tick_s=tick, drain_s=60) >= cap:
+        return
+    launched, job = build.attempt(line=line), build.active_job(cap_usd=cap)
+    standing = replace(launched, handles=STANDING)
+    assert accrued(standing, build.at(1)) <= cap, "it is destroyed as soon as it stands"
+    lead = drain_lead_s(launched, CAPS, tick_s=tick, drain_s=60)
+    now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
+    while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), tick_s=tick, drain_s=60):
+        now += tick
+    assert accrued(standing, build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)) <= cap
