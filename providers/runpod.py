@@ -3,6 +3,7 @@
 Everything goes through its GraphQL API (graphql-spec.runpod.io). A pod is made of the image, so nothing runs docker.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -54,7 +55,10 @@ _STATES = {
 """All of `desiredStatus`. An evicted pod is EXITED: nothing runs, but it is ours, and may bill, until terminated."""
 _KINDS = {"INTERRUPTABLE": True, "BID": True, "BACKGROUND": True, "RESERVED": False}
 _PODS = "query { myself { pods { id name desiredStatus costPerHr gpuCount podType machine { gpuDisplayName } } } }"
-_REFUSED = ("unauthorized", "unauthenticated", "forbidden", "invalid api key", "401", "403")
+_REFUSED = re.compile(
+    r"\b(?:unauthorized|unauthenticated|forbidden|invalid api key|(?:status(?: code)?|http|error)[ :=]*40[13])\b", re.I
+)
+"""Words of a refused key; a bare 401 may be a part of any id."""
 
 
 class RunpodConfig(Config):
@@ -195,7 +199,7 @@ def _error(errors: Any) -> ProviderError:
     said = " ".join(str(first.get("message", first) if isinstance(first, dict) else first).split())[:200]
     code = str((first.get("extensions") or {}).get("code", "")) if isinstance(first, dict) else ""
     lower = f"{code} {said}".lower()
-    if any(word in lower for word in _REFUSED):
+    if _REFUSED.search(lower):
         return Rejected(f"RunPod refuses the key ({said}): {key_help('runpod')}")
     if "too many requests" in lower or "rate limit" in lower:
         return Throttled(f"RunPod: {said}")

@@ -23,7 +23,7 @@ _FIXES = (
     (r"found no quota|VcpuLimitExceeded|InstanceLimitExceeded|quota|limit exceeded", "raise the account's quota"),
     (r"expired", "log in again: the credentials have expired"),
     (
-        r"unauthorized|invalid.?api.?key|AuthFailure|InvalidClientTokenId|UnauthorizedOperation|401|403|forbidden|"
+        r"unauthorized|invalid.?api.?key|AuthFailure|InvalidClientTokenId|UnauthorizedOperation|\b40[13]\b|forbidden|"
         r"invalid cloud credentials|NoCloudAccess|no cloud is enabled|not enabled|credentials",
         "check the key with `gpubroker doctor`",
     ),

@@ -126,9 +126,9 @@ class _Seller:
         share = min(1.0, ask["cpu_cores_effective"] / ask["cpu_cores"])
         memory = int(ask["gpu_ram"]) * MIB
         self._ask, self._disk, self._whole, self._now = ask, disk, whole, now
-        self._kind = (
-            f"{ask['num_gpus']}x-{ask['gpu_name'].replace(' ', '_')}-{int(ask['cpu_cores'])}-{int(ask['cpu_ram'])}"
-        )
+        # SkyPilot splits the type at its hyphens.
+        gpu = re.sub(r"[^0-9A-Za-z.]+", "_", ask["gpu_name"])
+        self._kind = f"{ask['num_gpus']}x-{gpu}-{int(ask['cpu_cores'])}-{int(ask['cpu_ram'])}"
         self._region = region
         self._accelerator, self._memory = accelerator(ask["gpu_name"], memory), memory
         self._vcpus = int(ask["cpu_cores_effective"])

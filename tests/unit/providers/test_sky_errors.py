@@ -29,6 +29,8 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("ResourcesUnavailableError", "Found no quota for g6e.xlarge", Rejected, "raise the account's quota"),
         ("ResourcesUnavailableError", "ClientError: ExpiredToken: it is expired", Rejected, "log in again"),
         ("ResourcesUnavailableError", "QueryError: Unauthorized", Rejected, "gpubroker doctor"),
+        ("ResourcesUnavailableError", "HTTPError: 401 Client Error", Rejected, "gpubroker doctor"),
+        ("ResourcesUnavailableError", "TimeoutError: pod 7x4013k does not answer", OutcomeUnknown, "7x4013k"),
         ("ResourcesUnavailableError", "RuntimeError: pull access denied for x", Rejected, "check trainer.image"),
         ("ResourcesUnavailableError", "ConnectionError: reset by peer", OutcomeUnknown, "reset by peer"),
         ("ResourcesUnavailableError", "Failed to provision all possible resources: image_id=x", OutcomeUnknown, ""),

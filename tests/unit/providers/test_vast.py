@@ -225,6 +225,14 @@ async def test_purchase_pins_the_ask_and_gives_the_bid(world: World, monkeypatch
     assert (sdk.created["price"], sdk.created["disk"]) == (0.213, 100)
 
 
+@pytest.mark.parametrize("gpu", ["RTX 4090-D", "Q RTX 6000 - Ada"])
+async def test_a_hyphen_in_the_name_of_a_gpu_is_none_in_its_type(world: World, gpu: str) -> None:
+    """SkyPilot, and we, split the type at its hyphens."""
+    (fixed, _), _ = await world.offers(ask(gpu_name=gpu))
+    first, _, cores, number, ram = world.cloud().purchase(fixed, BootSpec()).instance_type.split("-")
+    assert (first, cores, number, ram) == ("1x", "64", "9001", "257000")
+
+
 @pytest.mark.parametrize(
     ("told", "state"),
     [
