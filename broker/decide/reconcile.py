@@ -1,0 +1,146 @@
+"""Sets a cloud's own invoice against what the ledger says, machine by machine."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.money import ZERO
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvoiceLine:
+    """One position of an invoice, as its cloud writes it."""
+
+    machine: str
+    """The cloud's id of the machine; where its invoice has none, what it names instead (a machine's type)."""
+    usd: Decimal
+    """Negative for a credit."""
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invoice:
+    """`by_machine`: False where the cloud bills by kind of machine, so that only sums of kinds can be compared."""
+
+    cloud: str
+    lines: tuple[InvoiceLine, ...]
+    by_machine: bool = True
+    ignored: int = 0
+    """Positions that are no machine's (storage, tax, support)."""
+
+    @property
+    def window(self) -> tuple[datetime, datetime] | None:
+        """The time that its lines cover; None when they name none."""
+        starts = [line.since for line in self.lines if line.since]
+        ends = [line.until or line.since for line in self.lines if line.until or line.since]
+        return (min(starts), max(end for end in ends if end)) if starts and ends else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """What the ledger has for one machine of an attempt."""
+
+    machine: str
+    """The cloud's id; empty where the attempt never had one."""
+    kind: str
+    """Its type, as the cloud names it."""
+    usd: Decimal
+    job_id: JobId
+    attempt_id: AttemptId
+
+
+class Verdict(StrEnum):
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    ONLY_INVOICE = "only_invoice"
+    """The cloud bills a machine that the ledger does not know: somebody else's, or leaked."""
+    ONLY_LEDGER = "only_ledger"
+    """Charged here, and not on this invoice: not billed yet, or never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One machine (or kind) on both sides."""
+
+    machine: str
+    verdict: Verdict
+    invoice_usd: Decimal
+    ledger_usd: Decimal
+    job_id: JobId | None = None
+    attempt_id: AttemptId | None = None
+    """Of the one attempt that it belongs to; None where there are several or none."""
+
+    @property
+    def usd(self) -> Decimal:
+        """Invoice minus ledger: positive where the cloud bills more than was charged."""
+        return self.invoice_usd - self.ledger_usd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconciliation:
+    """Largest differences first."""
+
+    rows: tuple[Difference, ...]
+
+    @property
+    def invoice_usd(self) -> Decimal:
+        return sum((row.invoice_usd for row in self.rows), ZERO)
+
+    @property
+    def ledger_usd(self) -> Decimal:
+        return sum((row.ledger_usd for row in self.rows), ZERO)
+
+    @property
+    def agrees(self) -> bool:
+        return all(row.verdict is Verdict.EQUAL for row in self.rows)
+
+
+def reconcile(invoice: Invoice, charged: Sequence[Charged], tolerance_usd: Decimal) -> Reconciliation:
+    """Every machine of either side in one row. What differs by at most `tolerance_usd` is equal: clouds round."""
+    billed = _sum((line.machine, line.usd) for line in invoice.lines)
+    owner: dict[str, set[tuple[JobId, AttemptId]]] = defaultdict(set)
+    for one in charged:
+        owner[_key(invoice, one)].add((one.job_id, one.attempt_id))
+    known = _sum((_key(invoice, one), one.usd) for one in charged)
+    rows = []
+    for machine in billed.keys() | known.keys():
+        owners = owner[machine]
+        job_id, attempt_id = next(iter(owners)) if len(owners) == 1 else (None, None)
+        theirs, ours = billed.get(machine), known.get(machine)
+        rows.append(
+            Difference(
+                machine=machine,
+                verdict=_verdict(theirs, ours, tolerance_usd),
+                invoice_usd=theirs or ZERO,
+                ledger_usd=ours or ZERO,
+                job_id=job_id,
+                attempt_id=attempt_id,
+            )
+        )
+    rows.sort(key=lambda row: (row.verdict is Verdict.EQUAL, -abs(row.usd), row.machine))
+    return Reconciliation(rows=tuple(rows))
+
+
+def _key(invoice: Invoice, one: Charged) -> str:
+    return (one.machine or f"(none of attempt {one.attempt_id})") if invoice.by_machine else one.kind
+
+
+def _sum(pairs: Iterable[tuple[str, Decimal]]) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = defaultdict(Decimal)
+    for key, value in pairs:
+        sums[key] += value
+    return sums
+
+
+def _verdict(theirs: Decimal | None, ours: Decimal | None, tolerance: Decimal) -> Verdict:
+    if abs((theirs or ZERO) - (ours or ZERO)) <= tolerance:
+        return Verdict.EQUAL
+    if ours is None:
+        return Verdict.ONLY_INVOICE
+    return Verdict.ONLY_LEDGER if theirs is None else Verdict.DIFFERENT
