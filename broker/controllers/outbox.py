@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from broker.controllers.context import Context
+from broker.domain.channel import Channel, Delivery
 from broker.domain.job import Event
 from broker.ports import Notifier
 
@@ -18,6 +19,7 @@ class Outbox:
     def __init__(self, context: Context, notifiers: Sequence[Notifier]) -> None:
         self._context = context
         self._notifiers = notifiers
+        self._log = Channel(id="log", kind="log", name="log", team=None, created_at=context.clock.now())
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
@@ -32,7 +34,8 @@ class Outbox:
         """True when every notifier has had it."""
         for notifier in self._notifiers:
             try:
-                await notifier.notify(event)
+                delivery = Delivery(stream=event.job_id, event=event)
+                await notifier.deliver(self._log, delivery, None, None)
             except Exception as e:
                 log.warning("%s: event %s/%d not delivered: %s", type(notifier).__name__, event.job_id, event.seq, e)
                 return False

@@ -13,10 +13,17 @@ GpubrokerError
 ├── BlobError
 │   ├── AlreadyExists        put-if-absent found something
 │   └── BlobsUnavailable     the blob store cannot be reached; nothing is known about its objects
+├── NotifyError              a channel did not take a delivery
+│   ├── NotDelivered         it may or may not have been told; told again later
+│   ├── RetryAfter           the receiver asks for a pause of the whole channel of `after_s`
+│   ├── Undeliverable        this one is never taken: left out, and counted under `reason`
+│   └── ChannelRefused       the receiver wants nothing any more: the channel is disabled
 └── InvalidInput             a person's input is at fault: `problems` name the places and the fixes
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 class GpubrokerError(Exception):
@@ -73,6 +80,38 @@ class AlreadyExists(BlobError):
 
 class BlobsUnavailable(BlobError):
     """Unreadable is not stale: nothing is known."""
+
+
+class NotifyError(GpubrokerError):
+    """A channel did not take a delivery. `state` is kept for the stream, unless None: what was done nevertheless."""
+
+    def __init__(self, message: str, *, state: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class NotDelivered(NotifyError):
+    """Told again later, with the same id."""
+
+
+class RetryAfter(NotifyError):
+    """Definitely not taken; the receiver says when to come back (seconds)."""
+
+    def __init__(self, message: str, after_s: float, *, state: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, state=state)
+        self.after_s = after_s
+
+
+class Undeliverable(NotifyError):
+    """This delivery will never be taken, others may. `reason`: a few constant words to count it under."""
+
+    def __init__(self, message: str, reason: str, *, state: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, state=state)
+        self.reason = reason
+
+
+class ChannelRefused(NotifyError):
+    """The receiver is gone, or its credentials are: only a person can mend it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,38 @@
-"""Events as log lines: the notifier that is always there."""
+"""Events and notices as log lines: the channel that is always there."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
-from broker.domain.job import Event
+from broker.domain.channel import Channel, Delivery, Snapshot
+from broker.domain.errors import InvalidInput, Problem
+from broker.ports import State
 
 log = logging.getLogger("gpubroker.events")
 
 
 class LogNotifier:
-    async def notify(self, event: Event) -> None:
-        log.info("%s #%d %s: %s", event.job_id, event.seq, event.kind, event.message)
+    """`ports.Notifier` into the daemon's log. Every installation has one such channel, and needs no other."""
+
+    kind = "log"
+    refresh_s: float | None = None
+
+    def check(
+        self, config: Mapping[str, Any], secrets: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        raise InvalidInput(Problem(field="kind", message="there is one log, and it is a channel already"))
+
+    def fresh(self, secrets: Mapping[str, str]) -> Mapping[str, str]:
+        return secrets
+
+    async def deliver(
+        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+    ) -> State | None:
+        if (event := delivery.event) is not None:
+            log.info("%s #%d %s: %s", event.job_id, event.seq, event.kind, event.message)
+        elif (notice := delivery.notice) is not None:
+            log.info("%s %s: %s", notice.team or "installation", notice.kind, notice.message)
+        return state
+
+    async def close(self) -> None:
+        """Nothing is held."""

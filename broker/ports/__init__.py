@@ -4,8 +4,9 @@ Store, Provider, Blobs and Notifier each have a conformance suite in tests/confo
 """
 
 from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
+from broker.ports.channels import ChannelStatus, Pending, Settled, Stream
 from broker.ports.clock import Clock
-from broker.ports.notifier import Notifier
+from broker.ports.notifier import Notifier, State
 from broker.ports.provider import Provider
 from broker.ports.rows import Change, Charge, JobFilter, Lane, Leased, Token, Upload
 from broker.ports.store import Store
@@ -15,15 +16,20 @@ __all__ = [
     "BlobInfo",
     "Blobs",
     "Change",
+    "ChannelStatus",
     "Charge",
     "Clock",
     "JobFilter",
     "Lane",
     "Leased",
     "Notifier",
+    "Pending",
     "Provider",
+    "Settled",
+    "State",
     "Store",
     "StoreAccess",
+    "Stream",
     "TenantStore",
     "Token",
     "Upload",

@@ -1,13 +1,48 @@
 """The door to people."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from broker.domain.job import Event
+from broker.domain.channel import Channel, Delivery, Snapshot
+
+State = Mapping[str, Any]
+"""A little JSON that the store keeps per channel and job, e.g. where a message stands that is updated in place."""
 
 
 class Notifier(Protocol):
-    """Tells people. Delivery is at least once; `(job_id, seq)` tells repeats apart."""
+    """Serves all channels of one kind. Called for many streams at once, for one stream one delivery after the other."""
 
-    async def notify(self, event: Event) -> None:
-        """Raises any exception when it was not delivered; it is tried again later."""
+    @property
+    def kind(self) -> str:
+        """`Channel.kind` of the channels that it serves."""
         ...
+
+    @property
+    def refresh_s(self) -> float | None:
+        """How often it is called for a job that is not at rest, event or not; None: for events only."""
+        ...
+
+    def check(
+        self, config: Mapping[str, Any], secrets: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """A new channel's settings as they are to be kept. Raises InvalidInput with every fault."""
+        ...
+
+    def fresh(self, secrets: Mapping[str, str]) -> Mapping[str, str]:
+        """`secrets` with those that this kind makes itself made anew, the one before staying valid beside it.
+
+        Unchanged where a kind makes none. What it adds is shown to a person once.
+        """
+        ...
+
+    async def deliver(
+        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+    ) -> State | None:
+        """Tells, and returns the state to keep for the stream (`state` where nothing changes).
+
+        `snapshot`: the job; None for a notice. Raises the errors of `domain.errors.NotifyError`, whose `state` is kept
+        as well; any other error counts as NotDelivered.
+        """
+        ...
+
+    async def close(self) -> None: ...
