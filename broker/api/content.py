@@ -40,14 +40,19 @@ class Content:
 
     # --------------------------------------------------------------------------------------------------------- uploads
 
-    async def upload(self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes]) -> Upload:
-        """Reads, checks and keeps a data set or a .tar of code. Raises TooLarge, InvalidInput."""
+    async def upload(
+        self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes], *, sha256: str | None
+    ) -> Upload:
+        """Reads, checks and keeps a data set or a .tar of code with that hash, if any. Raises TooLarge, InvalidInput."""
         fmt = _format(name, declared)
         async with self._uploading:
-            data, sha256 = await self._read(body)
+            data, found = await self._read(body)
+            if sha256 not in (None, found):
+                message = f"these {len(data)} bytes have {found}; they were changed on the way, send them again"
+                raise InvalidInput(Problem(field="sha256", message=message))
             summary = await asyncio.to_thread(self._examine, data, fmt)
-            await self._blobs.put(keys.upload(sha256), data)
-        upload = Upload(sha256=sha256, bytes=len(data), name=name, summary=summary)
+            await self._blobs.put(keys.upload(found), data)
+        upload = Upload(sha256=found, bytes=len(data), name=name, summary=summary)
         await self._store.put_upload(caller.owner, upload)
         return upload
 

@@ -12,12 +12,12 @@ from broker.api.content import LogPiece, Position
 from broker.api.context import CONTENT, SERVICE, JobRef
 from broker.api.openapi import Api, Call
 from broker.api.service import Service
+from broker.api.usecases.feeds import BATCH, follow_events
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.job import RESTING_JOB_STATES, Job
+from broker.domain.job import Event, Job
 from trainer.contract.base import Config
 
 api = Api()
-BATCH = 500
 MAX_SEQ = 2**31 - 1
 
 
@@ -52,20 +52,11 @@ async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> models.E
 
 
 async def _events(service: Service, job: Job, after: int) -> AsyncIterator[sse.Message | None]:
-    """The job is read before its events, so that a job seen at rest has all of them written."""
-    while True:
-        job = await service.store.job(job.id) or job
-        events = await service.store.events(job.id, after=after, limit=BATCH)
-        for event in events:
-            after = event.seq
-            yield sse.Message(event=event.kind, data=views.event(event).model_dump_json(), id=str(event.seq))
-        if events:
-            continue
-        if job.state in RESTING_JOB_STATES:
-            yield _end(job)
-            return
-        yield None
-        await service.store.wait(f"job/{job.id}", service.settings.poll_s)
+    async for found in follow_events(service, job, after):
+        if isinstance(found, Event):
+            yield sse.Message(event=found.kind, data=views.event(found).model_dump_json(), id=str(found.seq))
+        else:
+            yield None if found is None else _end(found)
 
 
 def _end(job: Job) -> sse.Message:

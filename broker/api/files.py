@@ -23,6 +23,8 @@ class UploadQuery(Config):
     """File name, for people and for the format."""
     format: Format | None = None
     """Taken from the name's ending when absent; tar is a folder of code."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """Of the bytes; when given, other bytes are refused."""
 
 
 @api.op("POST", "/v1/uploads", scope="submit", status=201, upload=OCTETS)
@@ -35,7 +37,9 @@ async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Resp
     if request.content_type != OCTETS:
         return problems.problem(415, f"send {OCTETS}, not {request.content_type}")
     content: Content = request.app[CONTENT]
-    stored = await content.upload(call.caller, query.name, query.format, request.content.iter_any())
+    stored = await content.upload(
+        call.caller, query.name, query.format, request.content.iter_any(), sha256=query.sha256
+    )
     return views.upload(stored)
 
 

@@ -1,6 +1,5 @@
 """Handlers: quotes and jobs."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field
@@ -8,8 +7,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field
 from broker.api import models, views
 from broker.api.context import SERVICE, JobRef
 from broker.api.openapi import Api, Call
-from broker.api.service import Service
-from broker.decide.hardware import matches
+from broker.api.usecases import offers
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Job, JobState
 from broker.domain.spec import JobSpec, Name
@@ -73,11 +71,10 @@ async def quote(call: Call, query: QuoteQuery, body: models.QuoteSpec) -> models
 async def submit_job(call: Call, body: JobSpec) -> models.JobView:
     """Submit a job; when this answers, it is durable.
 
-    With an Idempotency-Key, a repetition of the same body answers with the same job, and another body with 409.
+    With an Idempotency-Key, a repetition of the same spec answers with the same job, and another spec with 409.
     """
     service = call.request.app[SERVICE]
-    raw = await call.request.read()
-    job, created = await service.submit(call.caller, body, key=_key(call), body=raw)
+    job, created = await service.submit(call.caller, body, key=_key(call))
     return _accepted(call, job, created)
 
 
@@ -135,38 +132,20 @@ async def get_ledger(call: Call, job_id: JobRef) -> models.LedgerList:
 async def list_offers(call: Call, query: OffersQuery) -> models.OfferList:
     """What is for sale now, cheapest first."""
     market = call.request.app[SERVICE].market
-    found = [
-        o
-        for o in market.offers()
-        if query.provider in (None, o.provider)
-        and (not query.accelerator or any(matches(name, o.accelerator) for name in query.accelerator))
-    ]
-    found.sort(key=lambda o: (o.usd_per_hour, o.id))
-    shown = tuple(models.OfferView.model_validate(o) for o in found[: query.limit])
-    sources = tuple(models.ProviderStatusView.model_validate(s) for s in market.status())
-    return models.OfferList(items=shown, total=len(found), providers=sources)
+    return offers.for_sale(market, provider=query.provider, accelerators=query.accelerator, limit=query.limit)
 
 
 @api.op("GET", "/v1/providers", scope="read")
 async def list_providers(call: Call) -> models.ProviderList:
     """Every configured provider: what it sells, and when it last answered."""
-    return _providers(call.request.app[SERVICE], {})
+    return offers.providers(call.request.app[SERVICE].market, {})
 
 
 @api.op("POST", "/v1/providers/check", scope="admin")
 async def check_providers(call: Call) -> models.ProviderList:
     """Ask each provider one read-only question: do its credentials work, and if not, what is missing?"""
     service = call.request.app[SERVICE]
-    return _providers(service, await service.check_providers())
-
-
-def _providers(service: Service, problems: Mapping[str, str | None]) -> models.ProviderList:
-    caps = service.market.caps()
-    views = []
-    for status in service.market.status():
-        known = {"problem": problems.get(status.name), "self_stop": caps[status.name].self_stop}
-        views.append(models.ProviderView(**models.ProviderStatusView.model_validate(status).model_dump(), **known))
-    return models.ProviderList(items=tuple(views))
+    return offers.providers(service.market, await service.check_providers())
 
 
 def _key(call: Call) -> str | None:

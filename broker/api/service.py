@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hashlib
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -205,11 +206,12 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------------ submitting
 
-    async def submit(self, caller: Caller, spec: JobSpec, *, key: str | None, body: bytes) -> tuple[Job, bool]:
+    async def submit(self, caller: Caller, spec: JobSpec, *, key: str | None) -> tuple[Job, bool]:
         """(the durable job, True), or the job that this key made before and False.
 
         Raises InvalidInput, IdempotencyConflict; then nothing was created.
         """
+        asked = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         spec, upload, checked = await self._check(caller, spec)
         cheapest = self._cheapest(spec, checked)
         if cheapest is not None and cheapest > spec.cap_usd:
@@ -221,7 +223,7 @@ class Service:
                 )
             )
         job = self._job(caller.owner, spec, checked.workload)
-        return await self._create(job, keys.upload(upload.sha256), upload.sha256, key=key, body=body)
+        return await self._create(job, keys.upload(upload.sha256), upload.sha256, key=key, body=asked)
 
     def _job(self, owner: str, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
         return Job(
@@ -234,7 +236,7 @@ class Service:
             retry_of=retry_of,
         )
 
-    async def _create(self, job: Job, source: str, sha256: str, *, key: str | None, body: bytes) -> tuple[Job, bool]:
+    async def _create(self, job: Job, source: str, sha256: str, *, key: str | None, body: str) -> tuple[Job, bool]:
         """The data first, then the row: an orphan blob harms nobody, a job without its data does."""
         target = keys.job_data(job.id, sha256)
         await self.blobs.copy(source, target)
@@ -242,7 +244,7 @@ class Service:
             job_id=job.id, kind="job.submitted", message=f"{job.spec.name} submitted, cap {show(job.cap_usd)}"
         )
         stored, created = await self.store.submit(
-            job, key=key, body_sha256=hashlib.sha256(body).hexdigest(), events=(event,)
+            job, key=key, body_sha256=hashlib.sha256(body.encode()).hexdigest(), events=(event,)
         )
         if not created:
             await self.blobs.delete(target)
@@ -258,7 +260,7 @@ class Service:
             spec = spec.model_copy(update={"init_from": f"job/{origin_id}"})
         job = self._job(origin.owner, spec, origin.workload, origin_id)
         sha256 = self._inputs.reference(spec)
-        body = f"retry {origin_id} {resume}".encode()
+        body = f"retry {origin_id} {resume}"
         return await self._create(job, keys.job_data(origin_id, sha256), sha256, key=key, body=body)
 
     # --------------------------------------------------------------------------------------------------------- reading
