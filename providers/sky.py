@@ -85,6 +85,7 @@ class SkyLauncher:
                 files=files or {},
                 env={**(env or {}), **config.env},
                 config=config.config,
+                launch_s=config.launch_deadline_s,
             )
         self._catalog = SkyCatalog(self._server.home) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)
@@ -186,14 +187,15 @@ class SkyLauncher:
         self._used = True
         if self._under_way[name]:
             return Liveness.ALIVE
-        if launched_by != self.id:
+        former = self._server is not None and launched_by == self._server.former
+        if launched_by != self.id and not former:
             return await self._of_another(launched_by)
         if time.monotonic() < self._unanswered.get(name, float("-inf")) + SETTLE_S:
             return Liveness.UNKNOWN
         if self._server is None:
             assert self._remote is not None
             return await self._listed(self._remote, name)
-        if not self._server.started:
+        if not former and not self._server.started:
             return Liveness.DEAD  # it has never begun anything, and only this process can start it
         found = await self._listed(self._server.api(), name)
         if found is Liveness.UNKNOWN and await asyncio.to_thread(self._server.dead, launched_by):
@@ -258,7 +260,7 @@ class SkyLauncher:
     def _live(self) -> SkyApi | None:
         if self._server is None:
             return self._remote
-        return self._server.api() if self._server.started else None
+        return self._server.api() if self._server.started or self._server.former is not None else None
 
     async def ssh(self, name: InstanceName, *, tty: bool) -> Sequence[str]:
         """Raises Rejected when no machine of that name was launched here, OutcomeUnknown when it cannot be learned."""
@@ -297,11 +299,12 @@ class SkyLauncher:
             await (self._server.stop() if idle else self._server.close())
 
     async def _idle(self) -> bool:
-        if self._server is None or not self._used or not self._server.started or any(self._under_way.values()):
+        api = self._live()
+        if self._server is None or not self._used or api is None or any(self._under_way.values()):
             return False
         try:
             async with asyncio.timeout(CANCEL_S):
-                return await self._server.api().idle()
+                return await api.idle()
         except (Failure, ProviderError, TimeoutError):
             return False
 

@@ -47,12 +47,12 @@ class SkyApi:
         return bool(said.get("status") == "healthy")
 
     async def require_plugin(self) -> None:
-        """Raises Rejected where account keys would reach machines: without our plugin, or with an older one."""
+        """Raises Rejected where account keys would reach machines: without our plugin, or with another one."""
         said = await self._call("GET", "/api/plugins")
         if not any(p.get("name") == "gpubroker" and p.get("version") == PLUGIN_VERSION for p in said["plugins"]):
             raise Rejected(
-                f"the API server at {self._base} lacks gpubroker's plugin {PLUGIN_VERSION}: "
-                f"install gpubroker there, and name {PLUGIN} in its plugins.yaml"
+                f"the API server at {self._base} lacks the plugin of this gpubroker ({PLUGIN_VERSION}): "
+                f"install the same gpubroker there, and name {PLUGIN} in its plugins.yaml"
             )
 
     async def launch(

@@ -1,9 +1,20 @@
 """What the daemon and its part inside SkyPilot's API server must agree on; importable without SkyPilot."""
 
+import hashlib
+from importlib.resources import files
+
 SKY_VERSION = "0.14.1"
 PLUGIN = "providers.sky_plugin.GpuBroker"
-PLUGIN_VERSION = "1"
-"""Goes up with every change of the plugin: a server with another one is not adopted."""
+_PARTS = ("sky_facts", "sky_lives", "sky_patch", "sky_patches", "sky_aws", "sky_plugin")
+
+
+def _version() -> str:
+    texts = [(files("providers") / f"{part}.py").read_bytes() for part in _PARTS]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+
+
+PLUGIN_VERSION = _version()
+"""Follows from the plugin's code: a server with another one is not adopted."""
 CLOUDS = ("aws", "lambda", "runpod", "vast")
 """SkyPilot's names of what we buy from."""
 

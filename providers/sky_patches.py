@@ -4,14 +4,12 @@ Account keys never reach a machine, a purchase is the one that was quoted, and w
 outside. A SkyPilot that is not exactly the one they were written for is refused.
 """
 
-import fcntl
 import importlib
 import inspect
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pandas
@@ -19,21 +17,11 @@ from sky import exceptions
 from sky.utils import annotations, registry, status_lib
 
 from providers import sky_aws
-from providers.sky_facts import ANYWHERE, CLOUDS, LAUNCHING, NOTHING, ROWS
+from providers.sky_facts import ANYWHERE, CLOUDS, NOTHING, ROWS
+from providers.sky_lives import acting
 from providers.sky_patch import Patch, Replacement, pin, private, state_folder
 
 # -------------------------------------------------------------------------------------------------------- one launch
-
-
-@contextmanager
-def _launching(cluster: str) -> Iterator[None]:
-    """A shared flock on the cluster's name while a worker acts on it, which a request's status does not tell:
-    a cancelled one is marked before its worker has stopped."""
-    folder = state_folder() / LAUNCHING
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / cluster).open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield
 
 
 def _launch_under_lock(original: Replacement) -> Replacement:
@@ -45,7 +33,7 @@ def _launch_under_lock(original: Replacement) -> Replacement:
             return original(*args, **kwargs)
         _causes.clear()
         _asked.clear()
-        with _launching(cluster):
+        with acting(state_folder(), cluster):
             try:
                 return original(*args, **kwargs)
             except exceptions.ResourcesUnavailableError as e:

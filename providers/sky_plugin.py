@@ -12,7 +12,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from sky.server import plugins
 
-from providers.sky_facts import DEAD, LAUNCHING, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
+from providers.sky_facts import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION, TOKEN, TOKEN_HEADER
+from providers.sky_lives import acted_on, tidy
 from providers.sky_patch import state_folder
 from providers.sky_patches import PATCHES
 
@@ -35,6 +36,7 @@ class GpuBroker(plugins.BasePlugin):
         for patch in PATCHES:
             patch.apply()
         if extension_context.app is not None:
+            tidy(state_folder())
             _guard_door(extension_context.app)
 
 
@@ -78,15 +80,7 @@ def _guard_door(app: FastAPI) -> None:
 
 def _is_launching(cluster: str) -> dict[str, bool]:
     """Whether a worker acts on the name at this moment, whatever the request's status says."""
-    path = state_folder() / LAUNCHING / Path(cluster).name
-    try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return {"launching": False}
-    except BlockingIOError:
-        return {"launching": True}
-    return {"launching": False}
+    return {"launching": acted_on(state_folder(), Path(cluster).name)}
 
 
 def _way_in(cluster: str) -> dict[str, Any]:

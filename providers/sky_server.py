@@ -1,12 +1,9 @@
 """SkyPilot's API server as a process of the daemon's: started, adopted, watched, and proven dead.
 
-Every server has an id and a file named after it. Its keeper and each of its processes hold a shared flock on that file,
-so an exclusive one proves that all of them are gone, in any PID namespace; what is then written into the file keeps
-late-comers from beginning. Launches go on in a server when the daemon ends, so the next daemon adopts it.
+Launches go on in a server when the daemon ends, so the next daemon adopts it, or lets it finish them and replaces it.
 """
 
 import asyncio
-import fcntl
 import hashlib
 import hmac
 import json
@@ -22,17 +19,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import psutil
 import yaml
 
-from broker.domain.errors import OutcomeUnknown
+from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import Installation
-from providers.sky_api import SkyApi
-from providers.sky_facts import DEAD, LAUNCHING, LOCK, PLUGIN, PLUGIN_VERSION, SERVERS, SKY_VERSION, STATE, TOKEN
+from providers.sky_api import Failure, SkyApi
+from providers.sky_facts import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, TOKEN
+from providers.sky_lives import KILL_S, Lives, kill_all, mark_of
 
 START_S = 120.0
 """A server that does not answer for so long after its start, or later, is taken away."""
-KILL_S = 15.0
 TRIES = 3
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
@@ -69,22 +65,27 @@ class SkyServer:
         files: Mapping[str, bytes],
         env: Mapping[str, str],
         config: Mapping[str, Mapping[str, object]],
+        launch_s: float,
     ) -> None:
-        """`files`: credentials by path relative to the server's home; `env`, `config` (SkyPilot's): beside them."""
-        self._state, self._port = state, port
+        """`files`: credentials by path relative to the server's home; `env`, `config` (SkyPilot's): beside them.
+        `launch_s`: what a server that is to be replaced is given to finish its launches."""
+        self._state, self._port, self._launch_s = state, port, launch_s
         self._user = user_of(installation)
         self._files, self._env = dict(files), dict(env)
         self._config = {name: {**_CONFIG.get(name, {}), **config.get(name, {})} for name in {*_CONFIG, *config}}
         self._starting = asyncio.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._running: Running | None = None
+        self._former: Running | None = None
+        """An earlier daemon's that lives and is not made of the same."""
         self._api: SkyApi | None = None
-        for folder in (state, state / SERVERS, state / LAUNCHING, self.home):
+        for folder in (state, self.home):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lives = Lives(state)
         self.adopted_at: float | None = None
-        """Monotonic time at which a server of an earlier daemon was taken over."""
+        """Monotonic time at which the server of an earlier daemon was found."""
         self._adopt()
-        self._plan: tuple[str, int] | None = None if self._running else self._new_id()
+        self._plan: tuple[str, int] | None = None if self._running else self._lives.new()
 
     @property
     def home(self) -> Path:
@@ -96,12 +97,17 @@ class SkyServer:
         if self._running is not None:
             return self._running.id
         if self._plan is None:
-            self._plan = self._new_id()
+            self._plan = self._lives.new()
         return self._plan[0]
 
     @property
     def user(self) -> str:
         return self._user
+
+    @property
+    def former(self) -> str | None:
+        """Id of an earlier daemon's server that lives and is to be replaced."""
+        return self._former.id if self._former is not None else None
 
     @property
     def started(self) -> bool:
@@ -112,13 +118,14 @@ class SkyServer:
     async def ready(self) -> SkyApi:
         """The server's API, started or restarted as needed. Raises OutcomeUnknown when it does not come up."""
         async with self._starting:
+            await self._replace()
             if self._running is not None and not await self._answers(START_S):
                 await asyncio.to_thread(self._take_away, self._running)
                 await self._forget()
             for _ in range(TRIES):
                 if self._running is not None:
                     return self.api()
-                await asyncio.to_thread(self._reap_others)
+                await asyncio.to_thread(self._lives.reap, self.id)
                 await asyncio.to_thread(self._start)
                 if not await self._answers(START_S):  # somebody may have taken a port that was free
                     await asyncio.to_thread(self._take_away, self._running)
@@ -126,11 +133,12 @@ class SkyServer:
             raise OutcomeUnknown(f"SkyPilot's API server does not start: see {self._state / 'server.log'}")
 
     def api(self) -> SkyApi:
-        """Of the server that runs, without a look at its health."""
-        if self._running is None:
+        """Of the server that runs, or is to be replaced, without a look at its health."""
+        known = self._running or self._former
+        if known is None:
             raise OutcomeUnknown("SkyPilot's API server is not running")
         if self._api is None:
-            self._api = SkyApi(f"http://127.0.0.1:{self._running.port}", token=self._running.token, user=self._user)
+            self._api = SkyApi(f"http://127.0.0.1:{known.port}", token=known.token, user=self._user)
         return self._api
 
     async def _answers(self, patience_s: float) -> bool:
@@ -147,19 +155,36 @@ class SkyServer:
     async def _forget(self) -> None:
         if self._api is not None:
             await self._api.close()
-        self._running, self._api, self.adopted_at = None, None, None
+        self._running, self._former, self._api, self.adopted_at = None, None, None, None
+
+    async def _replace(self) -> None:
+        """Ends a server that is not made of the same once its launches are through, or have had their time."""
+        while (former := self._former) is not None:
+            late = self.adopted_at is None or time.monotonic() > self.adopted_at + self._launch_s
+            if late or not self._kept(former) or not await self._launches():
+                await asyncio.to_thread(self._take_away, former)
+                await self._forget()
+            else:
+                await asyncio.sleep(1.0)
+
+    async def _launches(self) -> bool:
+        try:
+            return not await self.api().idle()
+        except (Failure, ProviderError):
+            return False
 
     def _start(self) -> None:
-        server, lock = self._plan or self._new_id()
+        server, lock = self._plan or self._lives.new()
         self._plan = None
         running = Running(
-            id=server, port=self._port or _free_port(), keeper=0, token=secrets.token_urlsafe(24), made_of=""
+            id=server, port=self._port or free_port(), keeper=0, token=secrets.token_urlsafe(24), made_of=""
         )
         self._write_home()
         env = self._environment(running)
-        with (self._state / "server.log").open("ab") as log:
+        path = self._state / "server.log"
+        with path.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "providers.sky_host", str(lock), str(running.port)],
+                [sys.executable, "-m", "providers.sky_host", str(lock), str(running.port), str(path)],
                 env=env, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, pass_fds=(lock,),
             )  # fmt: skip
@@ -198,11 +223,16 @@ class SkyServer:
     # -------------------------------------------------------------------------------------------------------- adopting
 
     def _adopt(self) -> None:
-        """Takes over the server of an earlier daemon if it lives and is made of the same; else it is for `ready`."""
+        """Takes over the server of an earlier daemon if it lives and is made of the same; else `ready` replaces it."""
         with suppress(FileNotFoundError, ValueError, TypeError):
             known = Running(**json.loads((self._state / "server.json").read_bytes()))
-            if not self._free(known.id) and hmac.compare_digest(known.made_of, self._made_of(known.id)):
-                self._running, self.adopted_at = known, time.monotonic()
+            if self._lives.free(known.id):
+                return
+            self.adopted_at = time.monotonic()
+            if hmac.compare_digest(known.made_of, self._made_of(known.id)):
+                self._running = known
+            else:
+                self._former = known
 
     def _made_of(self, server: str) -> str:
         """Keyed by the id, so that equal credentials do not look equal on disk."""
@@ -214,33 +244,7 @@ class SkyServer:
 
     def dead(self, server: str) -> bool:
         """Whether it is proven that no process of `server` lives or will; for servers of this state folder only."""
-        if not server or "/" in server:
-            return False
-        try:
-            lock = os.open(self._state / SERVERS / server, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            os.pwrite(lock, DEAD, 0)
-            os.fsync(lock)
-        finally:
-            os.close(lock)
-        return not _marked(server)
-
-    def _free(self, server: str) -> bool:
-        """Whether nobody holds the server's file any more."""
-        try:
-            with (self._state / SERVERS / server).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return True
-        except BlockingIOError:
-            return False
-        return True
+        return self._lives.dead(server)
 
     def _take_away(self, running: Running | None) -> None:
         """Ends a server and everything that it started. Raises OutcomeUnknown when something does not go."""
@@ -252,7 +256,7 @@ class SkyServer:
             deadline = time.monotonic() + KILL_S
             while self._kept(running) and time.monotonic() < deadline:
                 time.sleep(0.05)
-        _kill_all(running.id)
+        kill_all(running.id)
         if self._child is not None:
             self._child.wait(KILL_S)
             self._child = None
@@ -261,22 +265,7 @@ class SkyServer:
         """Whether the server's keeper lives; without one it is ending, or has ended."""
         if self._child is not None and self._child.pid == running.keeper:
             return self._child.poll() is None
-        return _mark_of(running.keeper) == running.id
-
-    def _reap_others(self) -> None:
-        """What other servers left behind finishes launches and holds ports: it ends before a new one starts."""
-        for path in (self._state / SERVERS).iterdir():
-            if path.name != self.id and path.read_bytes() != DEAD:
-                _kill_all(path.name)
-                self.dead(path.name)
-
-    def _new_id(self) -> tuple[str, int]:
-        """An id and its file under a shared lock of ours, until a keeper has taken that over."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
-        server = f"{socket.gethostname()}.{boot}.{os.urandom(4).hex()}"
-        lock = os.open(self._state / SERVERS / server, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        return server, lock
+        return mark_of(running.keeper) == running.id
 
     async def close(self) -> None:
         """Lets go of the connection; the server goes on with its launches."""
@@ -284,52 +273,19 @@ class SkyServer:
             await self._api.close()
             self._api = None
         if self._plan is not None:
-            os.close(self._plan[1])
+            self._lives.drop(*self._plan)
             self._plan = None
 
     async def stop(self) -> None:
         """Ends the server too."""
         async with self._starting:
-            if self._running is not None:
-                await asyncio.to_thread(self._take_away, self._running)
+            if (known := self._running or self._former) is not None:
+                await asyncio.to_thread(self._take_away, known)
                 await self._forget()
         await self.close()
 
 
-def _mark_of(pid: int) -> str | None:
-    """The server that a process belongs to; None for one that is gone, or is nobody's we may look at."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    mark = f"{LOCK}=".encode()
-    return next((line[len(mark) :].decode() for line in raw.split(b"\0") if line.startswith(mark)), None)
-
-
-def _marked(server: str) -> list[int]:
-    return [pid for pid in psutil.pids() if _mark_of(pid) == server]
-
-
-def _kill_all(server: str) -> None:
-    """SIGKILLs every process that carries the server's mark, until none is left. Raises OutcomeUnknown."""
-    deadline = time.monotonic() + KILL_S
-    while victims := [pid for pid in _marked(server) if _lives(pid)]:
-        if time.monotonic() > deadline:
-            raise OutcomeUnknown(f"processes of SkyPilot's API server do not end: {victims}; kill them")
-        for pid in victims:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _free_port() -> int:
+def free_port() -> int:
     """One that is free together with the second that follows from it."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", 0)) as first:

@@ -20,7 +20,7 @@ from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
 from providers.sky import SkyConfig, SkyLauncher
 from providers.sky_facts import LOCK, PLUGIN, STATE, TOKEN
-from providers.sky_server import _free_port
+from providers.sky_server import free_port
 from tests.clouds.emulator import Clouds
 from tests.clouds.sky_rig import FILES, INSTALLATION, TASK, NoRsync, name, of_runpod, rsync
 from tests.clouds.test_sky_launch import created
@@ -45,7 +45,7 @@ class Team:
         for path, content in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        self.token, self.port = secrets.token_hex(8), _free_port()
+        self.token, self.port = secrets.token_hex(8), free_port()
         env = {k: v for k, v in os.environ.items() if k not in (LOCK, STATE)} | dict(clouds.environment)
         env |= {
             "PATH": rsync(home), "HOME": str(home), "SKY_RUNTIME_DIR": str(home), TOKEN: self.token,
@@ -54,7 +54,7 @@ class Team:
         }  # fmt: skip
         with (home / "server.log").open("wb") as log, open(os.devnull) as nothing:
             self.keeper = subprocess.Popen(
-                [sys.executable, "-m", "providers.sky_host", str(nothing.fileno()), str(self.port)],
+                [sys.executable, "-m", "providers.sky_host", str(nothing.fileno()), str(self.port), log.name],
                 env=env, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(nothing.fileno(),),
                 start_new_session=True,
             )  # fmt: skip
@@ -127,7 +127,9 @@ async def test_a_server_without_the_plugin_launches_nothing(tmp_path: Path, clou
     guest = team.guest(tmp_path / "mine")
     try:
         await team.up()
-        with pytest.raises(Rejected, match="lacks gpubroker's plugin 1: install gpubroker there"):
+        with pytest.raises(
+            Rejected, match=r"lacks the plugin of this gpubroker \(\w+\): install the same gpubroker there"
+        ):
             await guest.launch(name("b"), of_runpod(), TASK)
         assert clouds.world.named(name("b")) == []
     finally:

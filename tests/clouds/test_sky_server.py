@@ -18,8 +18,9 @@ from broker.domain.errors import OutcomeUnknown, Rejected
 from broker.domain.instance import Liveness
 from providers.sky import SkyLauncher
 from providers.sky_facts import TOKEN_HEADER
+from providers.sky_host import LOG_BYTES
 from tests.clouds.emulator import Clouds
-from tests.clouds.sky_rig import KEY, NoRsync, launcher, name, processes, server
+from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, launcher, name, of_lambda, processes, server
 from tests.clouds.wait import until
 
 NAME = name("a")
@@ -53,7 +54,9 @@ async def dies(sky: SkyLauncher) -> None:
 
 
 async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -> None:
+    log = state / "sky/server.log"
     sky = opened(state)
+    log.write_bytes(b"x" * (LOG_BYTES + 1))
     planned = sky.id
     assert await sky.liveness(planned, NAME) is Liveness.DEAD, "nothing was ever started"
     await asyncio.gather(sky.warm(), sky.warm())
@@ -67,6 +70,7 @@ async def test_a_server_is_started_once_and_has_a_home_of_its_own(state: Path) -
     await sky.stop()
     assert processes(state) == {}
     assert await sky.liveness(planned, NAME) is Liveness.DEAD
+    assert log.stat().st_size < LOG_BYTES < log.with_name("server.log.1").stat().st_size
 
 
 async def test_only_the_daemon_gets_in(state: Path) -> None:
@@ -176,6 +180,43 @@ async def test_a_server_made_of_other_credentials_is_replaced(state: Path) -> No
     await second.warm()
     assert await second.liveness(former, NAME) is Liveness.DEAD
     await second.stop()
+    assert processes(state) == {}
+
+
+async def test_a_server_that_is_to_be_replaced_may_finish_its_launches(state: Path) -> None:
+    async with Clouds() as clouds:
+        clouds.control.hold_boots()
+        endpoint = {"GPUBROKER_LAMBDA_ENDPOINT": clouds.url}
+        first = opened(state, env=endpoint)
+        launch = asyncio.create_task(first.launch(NAME, of_lambda(), PLAIN))
+        await until(lambda: bool(clouds.world.named(NAME)), within_s=90)
+        launch.cancel()
+        await asyncio.wait([launch])
+        former = first.id
+        await dies(first)
+        second = opened(state, env=endpoint | {"ANOTHER": "value"})
+        assert await second.liveness(former, NAME) is Liveness.ALIVE
+        warming = asyncio.create_task(second.warm())
+        assert not (await asyncio.wait([warming], timeout=3.0))[0], "its launch is not through"
+        assert await second.liveness(former, NAME) is Liveness.ALIVE
+        await second.cancel(NAME)
+        await warming
+        assert second.id != former
+        assert await second.liveness(former, NAME) is Liveness.DEAD
+        assert [path.name for path in (state / "sky/servers").iterdir()] == [second.id], "of the dead nothing stays"
+        assert list((state / "sky/launching").iterdir()) == []
+        await second.stop()
+    assert processes(state) == {}
+
+
+async def test_an_idle_server_that_is_to_be_replaced_ends_with_a_daemon_that_needs_none(state: Path) -> None:
+    first = opened(state)
+    await first.warm()
+    former = first.id
+    await dies(first)
+    second = opened(state, env={"ANOTHER": "value"})
+    await second.liveness(former, NAME)
+    await second.close()
     assert processes(state) == {}
 
 
