@@ -6,19 +6,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote as escape
 
 import aiohttp
-from pydantic import BaseModel
 
 from broker.api import models
 from broker.client import sse
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Damaged, Unreachable
+from broker.client.spending import SpendingCalls
 from broker.client.transport import Transport, plain
-
-Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class LogPiece(models.Wire):
@@ -29,7 +27,7 @@ class LogPiece(models.Wire):
     text: str
 
 
-class Client:
+class Client(SpendingCalls):
     """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
 
     `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
@@ -205,11 +203,6 @@ class Client:
             if not e.problem.errors:
                 raise
             return models.Health(status="unavailable", checks={p.field: p.message for p in e.problem.errors})
-
-    # --- plumbing
-
-    async def _call(self, method: str, path: str, answer: type[Answer], **request: Any) -> Answer:
-        return answer.model_validate_json(await self._http.read(method, path, **request))
 
 
 def _job(job: str) -> str:

@@ -4,7 +4,7 @@ Lost work is counted as cost.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -159,11 +159,3 @@ _KEYS: dict[SpendBy, Callable[[Paid, Slice, PaidAttempt | None], str]] = {
     "day": lambda paid, piece, one: piece.day.isoformat(),
     "month": lambda paid, piece, one: f"{piece.day:%Y-%m}",
 }
-
-
-def chart(rows: Sequence[SpendRow], width: int) -> Iterable[tuple[SpendRow, int]]:
-    """Each row with the length of its bar, of at most `width`; a row that cost anything has a bar of one at least."""
-    most = max((row.usd for row in rows), default=ZERO)
-    for row in rows:
-        length = int(row.usd * width / most) if most else 0
-        yield row, max(length, 1) if row.usd else 0

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.spending import billed_hours, chart, lost_share, report
+from broker.decide.spending import billed_hours, lost_share, report
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, AttemptState, LedgerCategory, Reason
 from broker.domain.money import ZERO
-from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendBy, SpendRow
+from broker.domain.spending import Paid, PaidAttempt, PaidJob, Slice, SpendBy
 from tests.unit.decide.build import JOB_ID, at, attempt, line
 from trainer.contract.rendezvous import Beat, CheckpointRef, Final, Outcome
 
@@ -160,9 +160,3 @@ def test_every_cent_is_in_one_row_and_in_the_total(
     keys = [row.key for row in one.rows]
     assert len(keys) == len(set(keys))
     assert by not in ("day", "month") or keys == sorted(keys)
-
-
-def test_a_bar_is_as_long_as_its_share_and_never_vanishes() -> None:
-    rows = [SpendRow(key=k, usd=Decimal(v)) for k, v in (("a", "100"), ("b", "50"), ("c", "0.01"), ("d", "0"))]
-    assert [length for _, length in chart(rows, 20)] == [20, 10, 1, 0]
-    assert [length for _, length in chart([SpendRow(key="a")], 20)] == [0]
