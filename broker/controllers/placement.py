@@ -130,6 +130,7 @@ class Placement:
             job_id=job.id, attempt_id=new, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note=offer.id
         )
         data = {"number": number, "offer": offer.id, "simulated": offer.simulated, "offers": _summary(made)}
+        data |= _dearest(made)
         return Change(
             job=(job, active),
             admit=attempt,
@@ -166,3 +167,11 @@ def _summary(made: Quote) -> list[dict[str, object]]:
         for line in made.lines[:3]
         if line.usd_p50 is not None
     ]
+
+
+def _dearest(made: Quote) -> dict[str, object]:
+    """The last of the kept lines: what the choice is compared with when people ask what it saved."""
+    line = made.lines[made.kept - 1] if made.kept else None
+    if line is None or line.usd_p50 is None:
+        return {}
+    return {"dearest": {"offer": line.offer.id, "usd_p50": str(line.usd_p50)}}
