@@ -34,6 +34,8 @@ class Observed:
     spot: bool | None = None
     usd_per_hour: Decimal | None = None
     """What the cloud bills for it, read back; None when it does not say."""
+    price_moves: bool = False
+    """That is the market's price by now: a rise is no sign of another machine."""
     notice_s: float | None = None
     """Seconds until it is taken away, if the cloud says so."""
     fault: str | None = None

@@ -1,15 +1,18 @@
 """Jobs and attempts: rows of the store, states of the two lifecycles in `decide.lifecycle`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
+from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.money import ZERO
 from broker.domain.offer import QuoteLine, Workload
 from broker.domain.spec import JobSpec
+from broker.domain.tenancy import DEFAULT_TEAM
 from trainer.contract.rendezvous import Beat, Final
 
 
@@ -52,6 +55,20 @@ class Reason(StrEnum):
     HUNG = "hung"
     DEADMAN = "deadman"
     INFRASTRUCTURE = "infrastructure"
+    OUT_OF_TIME = "out_of_time"
+    """Past the job's deadline, or its `max_duration` is used up."""
+    IDLE = "idle"
+
+
+class Signal(StrEnum):
+    """Why a live attempt is to end, beside a stop by people. Written once, by whoever watches its money or its work."""
+
+    CAP = "cap"
+    OUT_OF_TIME = "out_of_time"
+    IDLE = "idle"
+    """Checkpoint first."""
+    IDLE_NOW = "idle_now"
+    HUNG = "hung"
 
 
 TERMINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED, JobState.FAILED})
@@ -60,11 +77,46 @@ RESTING_JOB_STATES = TERMINAL_JOB_STATES | {JobState.CAPPED}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """P50 of a job's end at the present pace and price."""
+
+    usd: Decimal
+    """What it will have spent on machines by then."""
+    finish_at: datetime
+    step_s: float
+    """Measured seconds of a step, with saves."""
+    made_at: datetime
+    over_cap: bool = False
+    """People were told that the cap does not suffice; taken back once it does with some room."""
+    late: bool = False
+    """The same of its deadline and its `max_duration`."""
+
+
+StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What a job keeps in the blob store."""
+
+    bytes: int
+    """When it was last looked at."""
+    accrued_usd: Decimal
+    """Exact, so that it is rounded once whenever it is charged."""
+    charged_usd: Decimal
+    to: datetime
+    """Accrued up to here."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A person's job. Columns are grouped by their only writer; see `ports.Store`."""
 
     id: JobId
+    team: str = DEFAULT_TEAM
+    """Whose members see it."""
     owner: str
+    """Who submitted it: whose secrets and uploads it uses."""
     spec: JobSpec
     workload: Workload
     created_at: datetime
@@ -76,12 +128,22 @@ class Job:
     """Attempts so far; the current one has this number."""
     retries_used: int = 0
     oom_changes: int = 0
+    machine_s: float = 0.0
+    """Seconds for which machines of its ended attempts stood; several nodes count once."""
     due_at: datetime | None = None
     """Not looked at before (back-off)."""
     finished_at: datetime | None = None
     # written by billing
     spent_usd: Decimal = ZERO
-    """Charges so far; reservations excluded."""
+    """Charges for machines so far, which the cap limits; reservations and storage excluded."""
+    # written by the guard
+    forecast: Forecast | None = None
+    """Of its live attempt; None: nothing is known."""
+    # written by the retention controller, and `deleted` by the API
+    stored: Stored | None = None
+    """None: nobody has looked yet."""
+    deleted: Mapping[StoredKind, datetime] = field(default_factory=dict)
+    """What was deleted, and when; it may take a while until the last object is gone."""
     # written by the API
     cap_usd: Decimal
     stop_requested: bool = False
@@ -98,6 +160,22 @@ class Handle:
     id: str
     name: InstanceName
     region: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceChange:
+    """From `since` on each machine of an attempt costs so much."""
+
+    since: datetime
+    usd_per_hour: Decimal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes between a machine and the blob store, as its agent counts them."""
+
+    sent: int = 0
+    received: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +212,24 @@ class Attempt:
     ended_at: datetime | None = None
     beat: Beat | None = None
     """The latest beat of node 0."""
+    earlier_traffic: Traffic = Traffic()
+    """Of former starts of its agent, whose counters begin anew with each."""
     final: Final | None = None
     # written by billing
     charged_usd: Decimal = ZERO
+    """Compute and traffic."""
+    traffic_usd: Decimal = ZERO
+    """The part of `charged_usd` that is for traffic."""
     charged_to: datetime | None = None
     """Charges cover the time from the start of billing to here."""
+    prices: tuple[PriceChange, ...] = ()
+    """Since the purchase, in any order."""
     cap_near: bool = False
-    """Set by billing: drain now, or the cap is passed."""
+    signal: Signal | None = None
+    """Set by billing, the guard or a budget, and never taken back: it is to end."""
+    # written by the guard
+    idle: IdleKind | None = None
+    """What people were told of; None: it works."""
     # the lease
     epoch: int = 0
 
@@ -169,7 +258,8 @@ class LedgerEntry:
     """Append-only. A release is negative in effect: it gives back what is left of the reservation."""
 
     job_id: JobId
-    attempt_id: AttemptId
+    attempt_id: AttemptId | None
+    """None: storage, which outlives attempts."""
     kind: LedgerKind
     usd: Decimal
     note: str = ""

@@ -75,6 +75,8 @@ class Offer:
     """When the cloud begins to count: at the create, or once a machine runs."""
     billing_minimum_s: int = 0
     """The least that a machine is billed for once it stands."""
+    price_moves: bool = False
+    """The cloud goes on charging the market's price after the purchase, at most the on-demand price."""
     available: bool | None = None
     """None: the cloud does not say."""
     preemptions_per_hour: float | None = None
@@ -212,6 +214,7 @@ class Drop(StrEnum):
     PRICE = "price"
     HOURLY_LIMIT = "hourly_limit"
     PREEMPTED_TOO_OFTEN = "preempted_too_often"
+    DEADLINE = "deadline"
     CAP = "cap"
     UNAVAILABLE = "unavailable"
     EXCLUDED = "excluded"

@@ -1,10 +1,12 @@
 """`JobSpec`: what a person asks for. YAML or JSON; the published JSON Schema is generated from this file."""
 
+from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
 
+from broker.domain.idle import IdlePolicy
 from trainer.contract.base import Config, Text
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
@@ -20,6 +22,19 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
+
+
+Days = Annotated[float, Field(ge=0, le=36_500)]
+
+
+def _instant(value: Any) -> Any:
+    """Numbers would be taken for seconds since 1970."""
+    if isinstance(value, datetime | str):
+        return value
+    raise ValueError("is no time; write it as 2026-01-31T12:00:00Z")
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_instant)]
 
 
 class AwsOptions(Config):
@@ -66,6 +81,18 @@ class Retry(Config):
     on: Annotated[tuple[RetryCause, ...], Field(max_length=16)] = RETRY_ALWAYS
 
 
+class Retention(Config):
+    """For how long what a job left in the blob store is kept, in days after its end; 0: not at all."""
+
+    artifacts_days: Days | None = None
+    """The finished job's last checkpoint, which holds its results; absent: as the daemon is configured."""
+    checkpoints_days: Days | None = None
+    """All others; of a job that has not succeeded they are what a retry goes on from."""
+    logs_days: Days | None = None
+    data_days: Days | None = None
+    """The job's own copy of its data set or code, which a retry needs."""
+
+
 class JobSpec(Config):
     """A training job."""
 
@@ -87,6 +114,13 @@ class JobSpec(Config):
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
     init_from: Annotated[str, Field(pattern=r"^job/[a-z2-7]{13}$")] | None = None
     """`job/<id>`: continue from the last checkpoint of another job."""
+    deadline: Instant | None = None
+    """A time with its zone, e.g. `2026-01-31T12:00:00Z`: checkpointed and ended by then, unless it is done."""
+    max_duration: Annotated[int, Field(ge=60, le=31_536_000)] | None = None
+    """Seconds for which its machines may stand, over all attempts; then as at the deadline."""
+    retention: Retention = Retention()
+    idle: IdlePolicy | None = None
+    """When a machine counts as idle, and what follows; absent: as the team's policy says."""
     keep_on_failure: Annotated[int, Field(ge=0, le=86_400)] = 0
     """Seconds for which a machine on which the job failed is kept, to look at it with `gpubroker ssh`; it bills."""
 
