@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.domain.channel import Channel, Delivery, Snapshot
 from broker.domain.errors import InvalidInput, Problem
-from broker.ports import State
+from broker.ports import Settings, State
 
 log = logging.getLogger("gpubroker.events")
 
@@ -17,9 +17,7 @@ class LogNotifier:
     kind = "log"
     refresh_s: float | None = None
 
-    def check(
-        self, config: Mapping[str, Any], secrets: Mapping[str, str]
-    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    def check(self, config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
         raise InvalidInput(Problem(field="kind", message="there is one log, and it is a channel already"))
 
     def fresh(self, secrets: Mapping[str, str]) -> Mapping[str, str]:

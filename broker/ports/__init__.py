@@ -4,15 +4,16 @@ Store, Provider, Blobs and Notifier each have a conformance suite in tests/confo
 """
 
 from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
-from broker.ports.channels import ChannelStatus, Pending, Settled, Stream
+from broker.ports.channels import ChannelStatus, Pending, Settled, Settlement, Stream
 from broker.ports.clock import Clock
-from broker.ports.notifier import Notifier, State
+from broker.ports.notifier import Notifier, Settings, State
 from broker.ports.provider import Provider
-from broker.ports.rows import Change, Charge, JobFilter, Lane, Leased, Token, Upload
+from broker.ports.rows import AuditFilter, Change, Charge, JobFilter, Lane, Leased, Token, Upload
 from broker.ports.store import Store
 from broker.ports.tenant import TenantStore
 
 __all__ = [
+    "AuditFilter",
     "BlobInfo",
     "Blobs",
     "Change",
@@ -25,7 +26,9 @@ __all__ = [
     "Notifier",
     "Pending",
     "Provider",
+    "Settings",
     "Settled",
+    "Settlement",
     "State",
     "Store",
     "StoreAccess",

@@ -45,7 +45,7 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What became of a leased stream: one atomic step, fenced by the epoch. The lease is given up."""
+    """What became of a leased stream, fenced by its epoch. The lease is given up."""
 
     stream: Stream
     done: tuple[int, ...] = ()
@@ -53,16 +53,25 @@ class Settled:
     dropped: Mapping[int, str] = field(default_factory=dict)
     """Rows that nobody will be told, each with the reason under which it is counted."""
     state: State | None = None
-    retry_in_s: float | None = None
-    """The oldest one left failed: not again before this."""
+    attempts: int = 0
+    """Failures of the oldest delivery that is left."""
+    due_in_s: float = 0.0
+    """When the oldest one left is tried again."""
     refresh_in_s: float | None = None
     """None: no refresh."""
-    failed: str = ""
-    """What the channel failed of, one line; empty: it took what it was given, and its failures in a row are over."""
-    channel_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settlement:
+    """What became of a channel and its leased streams: one transaction."""
+
+    channel: Channel
+    """As it was claimed, with its new `failures` and `reason`; not `enabled`: disabled now."""
+    wait_s: float = 0.0
     """Nothing goes through the channel before this."""
-    disable: bool = False
-    """Disable the channel, for the reason in `failed`."""
+    streams: tuple[Settled, ...]
+    notice: Notice | None = None
+    """Posted with it."""
 
 
 class TenantChannels(Protocol):
@@ -97,8 +106,8 @@ class ChannelStore(Protocol):
         """
         ...
 
-    async def settle(self, settled: Sequence[Settled]) -> Sequence[bool]:
-        """Each atomically; True where the lease still held."""
+    async def settle(self, settlement: Settlement) -> int:
+        """All of it or nothing; how many streams were still leased. The others are left as they are."""
         ...
 
     async def post(self, notice: Notice) -> bool:

@@ -7,6 +7,8 @@ from broker.domain.channel import Channel, Delivery, Snapshot
 
 State = Mapping[str, Any]
 """A little JSON that the store keeps per channel and job, e.g. where a message stands that is updated in place."""
+Settings = tuple[Mapping[str, Any], Mapping[str, str]]
+"""A channel's configuration and its secrets by name."""
 
 
 class Notifier(Protocol):
@@ -22,9 +24,7 @@ class Notifier(Protocol):
         """How often it is called for a job that is not at rest, event or not; None: for events only."""
         ...
 
-    def check(
-        self, config: Mapping[str, Any], secrets: Mapping[str, str]
-    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    def check(self, config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
         """A new channel's settings as they are to be kept. Raises InvalidInput with every fault."""
         ...
 
