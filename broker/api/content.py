@@ -43,7 +43,7 @@ class Content:
     async def upload(
         self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes], *, sha256: str | None
     ) -> Upload:
-        """Reads, checks and keeps a data set or a .tar of code with that hash, if any. Raises TooLarge, InvalidInput."""
+        """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, InvalidInput."""
         fmt = _format(name, declared)
         async with self._uploading:
             data, found = await self._read(body)
