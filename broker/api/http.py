@@ -41,6 +41,7 @@ def build_app(service: Service, auth: Authenticator, *, version: str) -> web.App
         return web.json_response(described, content_type=JSON)
 
     app.router.add_get("/openapi.json", openapi)
+    app[shell.OPEN_SHELLS] = shell.Shells()
     app.router.add_get(shell.PATH, shell.shell)
     return app
 

@@ -44,6 +44,10 @@ class TooLarge(GpubrokerError):
     """More bytes than the configuration allows."""
 
 
+class TooMany(GpubrokerError):
+    """More at once than one caller, or the daemon, is allowed."""
+
+
 class Corrupt(GpubrokerError):
     """The blob store holds other bytes than the manifest says."""
 
@@ -54,6 +58,7 @@ STATUS: Mapping[type[GpubrokerError], int] = {
     Conflict: 409,
     IdempotencyConflict: 409,
     TooLarge: 413,
+    TooMany: 429,
     Corrupt: 502,
     StoreUnavailable: 503,
     BlobsUnavailable: 503,

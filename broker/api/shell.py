@@ -2,12 +2,16 @@
 
 import logging
 import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 
 from broker.api import terminal
+from broker.api.auth import Caller
 from broker.api.context import AUTH, SERVICE
-from broker.api.problems import Conflict, NotFound
+from broker.api.problems import Conflict, NotFound, TooMany
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState
@@ -16,6 +20,31 @@ log = logging.getLogger(__name__)
 PATH = "/v1/jobs/{job_id}/shell"
 REACHABLE = frozenset({AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING, AttemptState.TERMINATING})
 WORDS, WORD_CHARACTERS = 256, 8192
+SHELLS_OF_ONE, SHELLS = 8, 32
+"""Open at once, of one owner and in all: each is an ssh process of this host."""
+
+
+class Shells:
+    """Those that are open."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_more(self, owner: str) -> Iterator[None]:
+        """Raises TooMany."""
+        if self._open[owner] >= SHELLS_OF_ONE:
+            raise TooMany(f"{owner} has {SHELLS_OF_ONE} shells open, which is the most; end one of them")
+        if self._open.total() >= SHELLS:
+            raise TooMany(f"this daemon has {SHELLS} shells open, which is the most; try again when one has ended")
+        self._open[owner] += 1
+        try:
+            yield
+        finally:
+            self._open -= Counter({owner: 1})
+
+
+OPEN_SHELLS = web.AppKey("open_shells", Shells)
 
 
 async def shell(request: web.Request) -> web.WebSocketResponse:
@@ -27,8 +56,13 @@ async def shell(request: web.Request) -> web.WebSocketResponse:
     if len(words) > WORDS or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words):
         message = f"at most {WORDS} words of {WORD_CHARACTERS} characters; put a longer command into a file"
         raise InvalidInput(Problem(field="word", message=message))
+    with request.app[OPEN_SHELLS].one_more(caller.owner):
+        return await _open(request, caller, JobId(name), words)
+
+
+async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[str, ...]) -> web.WebSocketResponse:
     service, tty = request.app[SERVICE], request.query.get("tty") == "1"
-    job = await service.job(caller, JobId(name))
+    job = await service.job(caller, name)
     attempts = await service.attempts(job)
     latest = attempts[-1] if attempts else None
     if latest is None or latest.state not in REACHABLE or not latest.handles:

@@ -93,3 +93,33 @@ async def test_it_is_the_owner_s_alone_and_wants_a_machine(api: Running, trainin
         async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell"):
             pass
     assert refused.value.status == 401
+
+
+async def test_shells_are_counted_by_owner_and_in_all(
+    api: Running, training: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, headers = training
+    operator = await api.token("eve", "admin", "submit")
+
+    async def opened(of: dict[str, str]) -> aiohttp.ClientWebSocketResponse:
+        params = [("word", "cat")]
+        return await api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=of, params=params)
+
+    async def refusal(of: dict[str, str]) -> str:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await opened(of)
+        assert refused.value.status == 429
+        return str((await api.call("GET", f"/v1/jobs/{job}/shell", of, 429))["detail"])  # as the client asks for it
+
+    monkeypatch.setattr("broker.api.shell.SHELLS_OF_ONE", 2)
+    monkeypatch.setattr("broker.api.shell.SHELLS", 3)
+    mine = [await opened(headers) for _ in range(2)]
+    assert await refusal(headers) == "ann has 2 shells open, which is the most; end one of them"
+    theirs = await opened(operator)
+    assert await refusal(operator) == "this daemon has 3 shells open, which is the most; try again when one has ended"
+    for socket in mine:
+        await socket.send_str(json.dumps({"eof": True}))
+        while not socket.closed:
+            await socket.receive(timeout=10)
+    assert await ran(api, job, headers, "true") == (0, b"", b"")
+    await theirs.close()
