@@ -18,6 +18,7 @@ from broker.cli.shell import JobArgument, Json, client, command
 from broker.cli.summary import PICTURE, Summary, summarise
 from broker.cli.watch import PATIENCE_S, verdict, watch
 from broker.client.client import Client
+from broker.decide import curve
 from broker.domain.job import RESTING_JOB_STATES, JobState
 from broker.domain.money import usd
 
@@ -216,7 +217,7 @@ async def fetch(c: Client, detail: JobDetail, folder: Path, out: Output, *, ever
     found = await c.artifacts(detail.id)
     written = await results.download(c, detail.id, results.chosen(found, every=every), folder, out)
     metrics = folder / "metrics.jsonl"
-    losses = results.losses(metrics.read_bytes()) if metrics in written else ()
+    losses = curve.losses(metrics.read_bytes()) if metrics in written else ()
     final = detail.runs[-1].final if detail.runs else None
     heldout = (final.heldout_loss_before, final.heldout_loss_after) if final else (None, None)
     resumed = tuple(r.beat.resumed_from for r in detail.runs[1:] if r.beat and r.beat.resumed_from)

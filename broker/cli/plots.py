@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-Losses = tuple[tuple[int, float], ...]
+from broker.decide.curve import Losses
+from broker.notify.plot import png
 
 
 def in_terminal(losses: Losses, *, colour: bool) -> str:
@@ -18,29 +19,10 @@ def in_terminal(losses: Losses, *, colour: bool) -> str:
 
 
 def to_png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tuple[int, ...], path: Path) -> bool:
-    """`resumed`: the steps that a later attempt continued from.
-
-    False when matplotlib is not installed: `pip install 'gpubroker[plots]'`.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    """See `notify.plot.png`; False when matplotlib is not installed."""
+    picture = png(losses, heldout, resumed)
+    if picture is None:
         return False
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    steps = [step for step, _ in losses]
-    axes.plot(steps, [loss for _, loss in losses], label="training, by step")
-    before, after = heldout
-    if before is not None and after is not None:
-        axes.plot([0, steps[-1]], [before, after], "o--", label="held out, before and after")
-    for number, step in enumerate(resumed):
-        axes.axvline(step, color="grey", linestyle=":", label=None if number else "preempted, resumed from here")
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats a token)")
-    axes.legend()
-    axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    path.write_bytes(picture)
     return True

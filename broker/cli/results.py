@@ -11,6 +11,7 @@ from broker.cli.exits import BadInput, NotFound, ServerProblem
 from broker.cli.output import Output
 from broker.cli.summary import Sample
 from broker.client.client import Client
+from broker.decide.curve import Losses, losses
 
 RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "eval.json")
 """What a fine-tune leaves for people; the rest of its last checkpoint is for resuming."""
@@ -20,7 +21,7 @@ RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "eval.json")
 class Told:
     """What the small result files say; empty where a job has none."""
 
-    losses: tuple[tuple[int, float], ...] = ()
+    losses: Losses = ()
     samples: tuple[Sample, ...] = ()
 
 
@@ -65,18 +66,6 @@ async def told(client: Client, job: str) -> Told:
         losses=losses(await client.artifact(job, metrics)) if metrics else (),
         samples=read_samples(await client.artifact(job, samples)) if samples else (),
     )
-
-
-def losses(raw: bytes) -> tuple[tuple[int, float], ...]:
-    """(step, loss) of each line that has both; a later line of a step replaces an earlier one."""
-    found: dict[int, float] = {}
-    for line in raw.decode("utf-8", "replace").splitlines():
-        try:
-            row = json.loads(line)
-            found[int(row["step"])] = float(row["loss"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return tuple(sorted(found.items()))
 
 
 def read_samples(raw: bytes) -> tuple[Sample, ...]:

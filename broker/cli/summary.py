@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from broker.api.models import AttemptView, JobDetail
+from broker.decide.story import steps, steps_redone
 from broker.domain.job import Reason
 from broker.domain.money import ZERO, usd
 
@@ -101,28 +102,8 @@ def summarise(
     )
 
 
-def steps_redone(runs: tuple[AttemptView, ...]) -> int:
-    """Over all resumes: the furthest step reached so far, less the step that the resume started from."""
-    furthest = redone = 0
-    for run in runs:
-        start, end = _steps(run)
-        if start is None or end is None:
-            continue
-        redone += max(0, min(furthest, end) - start)
-        furthest = max(furthest, end)
-    return redone
-
-
-def _steps(run: AttemptView) -> tuple[int | None, int | None]:
-    if run.beat is None and run.final is None:
-        return None, None
-    sources = [s for s in (run.beat, run.final) if s is not None]
-    resumed = next((s.resumed_from for s in sources if s.resumed_from is not None), 0)
-    return resumed, max(resumed, *(s.step for s in sources))
-
-
 def _line(run: AttemptView, machine: str) -> AttemptLine:
-    start, end = _steps(run)
+    start, end = steps(run)
     seconds = (run.ended_at - run.create_sent_at).total_seconds() if run.ended_at and run.create_sent_at else 0.0
     return AttemptLine(
         number=run.number,

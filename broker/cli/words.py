@@ -5,26 +5,13 @@ from decimal import Decimal
 
 from broker.api.models import AttemptView, OfferView
 from broker.domain.money import show
+from broker.domain.words import duration as duration
 
 GIB = 1024**3
 
 
 def money(value: Decimal | None) -> str:
     return "–" if value is None else show(value)
-
-
-def duration(seconds: float | None) -> str:
-    """`45 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
-    if seconds is None:
-        return "–"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.0f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
 def hours(p50: float | None, p90: float | None) -> str:
