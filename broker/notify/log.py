@@ -20,8 +20,8 @@ class LogNotifier:
     def check(self, config: Mapping[str, Any], secrets: Mapping[str, str]) -> Settings:
         raise InvalidInput(Problem(field="kind", message="there is one log, and it is a channel already"))
 
-    def fresh(self, secrets: Mapping[str, str]) -> Mapping[str, str]:
-        return secrets
+    def fresh(self, secrets: Mapping[str, str]) -> tuple[Mapping[str, str], str | None]:
+        return secrets, None
 
     async def deliver(
         self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None

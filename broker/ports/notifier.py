@@ -28,10 +28,10 @@ class Notifier(Protocol):
         """A new channel's settings as they are to be kept. Raises InvalidInput with every fault."""
         ...
 
-    def fresh(self, secrets: Mapping[str, str]) -> Mapping[str, str]:
-        """`secrets` with those that this kind makes itself made anew, the one before staying valid beside it.
+    def fresh(self, secrets: Mapping[str, str]) -> tuple[Mapping[str, str], str | None]:
+        """(`secrets` with those that this kind makes itself made anew, what a person is shown of them once).
 
-        Unchanged where a kind makes none. What it adds is shown to a person once.
+        The one before stays valid beside it for a while. Unchanged and None where a kind makes none.
         """
         ...
 
