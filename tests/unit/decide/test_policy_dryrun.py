@@ -66,6 +66,11 @@ def test_a_launch_waits_for_the_one_before_it_and_is_charged_later() -> None:
     assert done.usd_not_spent == 0
 
 
+def test_a_launch_at_the_moment_of_an_end_does_not_wait() -> None:
+    done = dry_run(policy(max_jobs=1), history(past("a", SINCE, 2), past("b", SINCE + timedelta(hours=2))))
+    assert (done.launches, done.held) == (2, ())
+
+
 def test_what_waits_to_the_end_is_not_spent() -> None:
     done = dry_run(policy(max_gpus=0), history(past("a", SINCE), past("a", SINCE + DAY, number=2, usd="5")))
     assert [(one.job_id, one.attempt, one.until) for one in done.held] == [("a", 1, None)]
