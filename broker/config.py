@@ -32,23 +32,36 @@ class RhythmConfig(Config):
     """How often the daemon looks, in seconds; see `controllers.context.Rhythm`."""
 
     poll_s: Annotated[float, Field(gt=0)] = 1.0
+    """Between two looks of an idle controller."""
     look_s: Annotated[float, Field(gt=0)] = 2.0
+    """Between two looks at one live attempt."""
     list_s: Annotated[float, Field(ge=0)] = 2.0
+    """Between two listings of one cloud."""
     billing_s: Annotated[float, Field(gt=0)] = 15.0
+    """Between two charges; part of the drain line of a cap."""
     sweep_s: Annotated[float, Field(gt=0)] = 60.0
+    """Between two sweeps for orphans."""
     market_s: Annotated[float, Field(gt=0)] = 30.0
+    """Between two polls of all offers."""
     deadman_s: Annotated[float, Field(gt=0)] = 20.0
+    """Between two touches of the broker's lease."""
 
 
 class LimitsConfig(Config):
     """Rhythms and patience of the agents, in seconds; see `trainer.contract.rendezvous.Limits`."""
 
     beat_s: Annotated[float, Field(gt=0)] = 5.0
+    """Between two beats."""
     poll_s: Annotated[float, Field(gt=0)] = 5.0
+    """Between two looks at what is desired."""
     log_s: Annotated[float, Field(gt=0)] = 5.0
+    """Between two chunks of the log."""
     deadman_s: Annotated[float, Field(ge=0)] = 900.0
+    """Without a fresh lease of a broker for so long: checkpoint and stop; 0 means never."""
     outage_s: Annotated[float, Field(gt=0)] = 7200.0
+    """For so long it trains on while the blob store cannot be reached."""
     drain_s: Annotated[float, Field(gt=0)] = 120.0
+    """From a drain request to the end, the last checkpoint included."""
 
 
 class TrainerConfig(Config):
@@ -75,14 +88,18 @@ class GrantsConfig(Config):
     life_s: Annotated[int, Field(ge=900, le=43_200)] = 3600
     """Renewed at half of it. At least as long as the slowest cloud takes to boot."""
     role_arn: str | None = None
+    """S3: the role to assume for an attempt; without one an IAM user's keys are federated."""
     sts_endpoint: str | None = None
+    """Of S3 that is not AWS, but has STS; absent: AWS's own."""
 
 
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
     home: Path = Field(default_factory=default_home)
+    """State folder, 0700; without it `$XDG_STATE_HOME/gpubroker`, else `~/.local/state/gpubroker`."""
     host: str = "127.0.0.1"
+    """Where the HTTP API listens."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7070
     """0 takes a free one."""
     database_url: str | None = None
@@ -92,13 +109,19 @@ class DaemonConfig(Config):
     blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
     grants: GrantsConfig = GrantsConfig()
+    """Credentials that attempts get for the store; see docs/blob-store.md."""
     providers: ProvidersConfig = ProvidersConfig()
     """Which clouds, each with its settings; see docs/providers.md."""
     trainer: TrainerConfig = TrainerConfig()
+    """What rented machines run; see docs/images.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
+    """Of a data set or code archive."""
     rhythm: RhythmConfig = RhythmConfig()
+    """How often the daemon looks."""
     limits: LimitsConfig = LimitsConfig()
+    """Rhythms and patience of every agent."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Of the log on stderr, which is redacted."""
 
     @field_validator("home")
     @classmethod

@@ -3,17 +3,20 @@
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
+from broker.domain.errors import Rejected
 from broker.domain.ids import Installation
 from broker.ports import Blobs, Clock, Provider
+from providers.account import Account
 from providers.aws import AwsCloud, AwsConfig
 from providers.body import Body
 from providers.cloud import Cloud, CloudProvider
-from providers.credentials import sky_env, sky_files
+from providers.credentials import digest_of, sky_env, sky_files
 from providers.lambda_cloud import LambdaCloud, LambdaConfig
 from providers.local import LocalConfig, LocalProvider
 from providers.processes import RealBody
@@ -40,11 +43,17 @@ class ProvidersConfig(Config):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     local: LocalConfig | None = LocalConfig()
+    """This machine."""
     simulated: SimulatedConfig | None = None
+    """A seeded market without real money; see docs/providers.md."""
     runpod: RunpodConfig | None = None
+    """RunPod; see docs/clouds.md for this and the next three."""
     vast: VastConfig | None = None
+    """Vast.ai."""
     lambda_: LambdaConfig | None = Field(default=None, alias="lambda")
+    """Lambda."""
     aws: AwsConfig | None = None
+    """Amazon EC2."""
     sky: SkyConfig = SkyConfig()
     """How rented machines are launched, whichever cloud they are of."""
 
@@ -73,20 +82,39 @@ def build(
     rented = config.rented()
     if not rented:
         return found
-    launcher = _launcher(config.sky, rented, installation, state / "sky")
+    accounts = {name: _account(name, section, installation, state, clock) for name, section in rented.items()}
+    launcher = _launcher(config.sky, rented, accounts, installation, state / "sky")
     for name, section in rented.items():
-        make, _ = CLOUDS[name]
-        cloud = make(section, installation=installation, clock=clock, env=os.environ, home=Path.home())
-        found[name] = CloudProvider(cloud, launcher, installation=installation, emulated=section.emulated)
+        cloud, account = accounts[name]
+        found[name] = CloudProvider(cloud, launcher, account, installation=installation, emulated=section.emulated)
     return found
 
 
-def _launcher(config: SkyConfig, rented: Mapping[str, Any], installation: Installation, state: Path) -> SkyLauncher:
+def _account(name: str, section: Any, installation: Installation, state: Path, clock: Clock) -> tuple[Cloud, Account]:
+    make, _ = CLOUDS[name]
+    cloud = make(section, installation=installation, clock=clock, env=os.environ, home=Path.home())
+    return cloud, Account(cloud, state / name / "account.json")
+
+
+def _launcher(
+    config: SkyConfig, rented: Mapping[str, Any], accounts: Mapping[str, tuple[Cloud, Account]],
+    installation: Installation, state: Path,
+) -> SkyLauncher:  # fmt: skip
     """One API server for all clouds, with their credentials and endpoints."""
     env = sky_env(rented, os.environ, Path.home())
     env |= {CLOUDS[name][1]: section.endpoint for name, section in rented.items() if section.endpoint}
-    files = sky_files(rented, os.environ, Path.home())
-    return SkyLauncher(config, installation=installation, state=state, files=files, env=env)
+
+    def keys() -> Mapping[str, Mapping[str, bytes]]:
+        """Those of the account that we list: SkyPilot must not buy where nobody looks."""
+        read = {}
+        for name, (_, account) in accounts.items():
+            with suppress(Rejected):
+                files = sky_files(name, os.environ, Path.home())
+                if account.owns(digest_of(files)):
+                    read[name] = files
+        return read
+
+    return SkyLauncher(config, installation=installation, state=state, keys=keys, env=env)
 
 
 def _simulated(

@@ -1,4 +1,4 @@
-"""docs/cli.md, docs/spec.md and docs/spec.schema.json, written from the code: `python -m broker.cli.reference docs`."""
+"""Pages of docs/ that are written from the code: `python -m broker.cli.reference docs`."""
 
 import json
 import sys
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from broker.cli import schema
 from broker.cli.exits import MEANINGS
 from broker.cli.main import app
+from broker.config import DaemonConfig
 from broker.domain.spec import JobSpec
 
 CLI_HEAD = """\
@@ -52,6 +54,35 @@ An editor checks a spec while you write with this first line:
 """
 
 
+CONFIG_HEAD = """\
+# Configuration of the daemon
+
+Written from the code by `python -m broker.cli.reference docs`; a test says when it is not current.
+
+`gpubroker serve` reads `gpubroker.yaml` in its home (`--config` names another file), then the environment, then its
+options; later ones win. An unknown key or a wrong value stops it with one line. Times are seconds, sizes bytes.
+
+Rented clouds are off until they have a section, which may be empty: `runpod: {}`. Keys are never in the file:
+[clouds.md](clouds.md).
+"""
+CONFIG_TAIL = """\
+
+| environment | |
+|---|---|
+| `GPUBROKER_HOME` | `home`, where the file does not name it |
+| `GPUBROKER_DATABASE_URL`, `GPUBROKER_BLOBS`, `GPUBROKER_LOG_LEVEL` | `database_url`, `blobs`, `log_level` |
+| `GPUBROKER_MASTER_KEY` | 32 bytes as urlsafe base64: seals secrets; without it `master.key` in the home |
+| `GPUBROKER_REGISTRY_PASSWORD` | of a private registry of images; never in the file |
+| `GPUBROKER_PG_BINDIR` | folder of `initdb` and `postgres` for the embedded database |
+| `HF_TOKEN`, `HF_ENDPOINT` | for reading the config of gated or mirrored models |
+| `CLOUDFLARE_API_TOKEN` | makes temporary credentials of R2 |
+| the blob store's own | credentials and region of S3, GCS, Azure, as their tools read them |
+
+The home holds `postgres/`, `blobs/`, `providers/`, `master.key`, `installation` (the four characters in every name),
+and `client.json`, by which this user's CLI finds the daemon. Back up `master.key` and the database together.
+"""
+
+
 def cli() -> str:
     """docs/cli.md."""
     codes = "\n".join(f"| {int(code)} | {text} |" for code, text in MEANINGS.items())
@@ -86,21 +117,32 @@ def _argument(argument: Any) -> str:
 
 def spec() -> str:
     """docs/spec.md."""
-    lines = [SPEC_HEAD, "| setting | default | |", "|---|---|---|"]
-    for path in schema.paths():
-        field = schema.fields(path[:-1])[path[-1]]
+    return _settings(SPEC_HEAD, JobSpec)
+
+
+def configuration() -> str:
+    """docs/configuration.md."""
+    return _settings(CONFIG_HEAD, DaemonConfig) + CONFIG_TAIL
+
+
+def _settings(head: str, root: type[BaseModel]) -> str:
+    lines = [head, "| setting | default | |", "|---|---|---|"]
+    for path in schema.paths((), root):
+        field = schema.fields(path[:-1], root)[path[-1]]
         text = " ".join((field.description or "").split()).replace("|", "\\|")
-        lines.append(f"| `{'.'.join(path)}` | {_default(path)} | {text} |")
+        lines.append(f"| `{'.'.join(path)}` | {_default(path, root)} | {text} |")
     return "\n".join(lines) + "\n"
 
 
-def _default(path: schema.Path) -> str:
-    field = schema.fields(path[:-1])[path[-1]]
+def _default(path: schema.Path, root: type[BaseModel]) -> str:
+    field = schema.fields(path[:-1], root)[path[-1]]
     default = field.get_default(call_default_factory=True, validated_data={})
     if default is PydanticUndefined:
         return "required"
-    if schema.models(path):
+    if schema.models(path, root):
         return "" if default is not None else "absent"
+    if isinstance(default, Path):  # of this machine
+        return "see there"
     return "absent" if default is None else f"`{json.dumps(default, default=str)}`"
 
 
@@ -110,7 +152,7 @@ def json_schema() -> str:
     return json.dumps({**head, **JobSpec.model_json_schema()}, indent=2) + "\n"
 
 
-FILES = {"cli.md": cli, "spec.md": spec, "spec.schema.json": json_schema}
+FILES = {"cli.md": cli, "spec.md": spec, "spec.schema.json": json_schema, "configuration.md": configuration}
 
 if __name__ == "__main__":
     for name, write in FILES.items():

@@ -1,4 +1,7 @@
-"""The settings of a spec by path, read off the models that check it: what there is, and what a wrong word meant."""
+"""Settings by path, read off the models that check them: what there is, and what a wrong word meant.
+
+Those of a job's spec where no other model is named.
+"""
 
 import difflib
 import types
@@ -14,38 +17,43 @@ from broker.domain.spec import JobSpec
 Path = tuple[str, ...]
 
 
-def kinds(path: Path) -> tuple[Any, ...]:
+def kinds(path: Path, root: type[BaseModel] = JobSpec) -> tuple[Any, ...]:
     """The classes that a value at `path` can have; empty for an unknown path."""
-    found: tuple[Any, ...] = (JobSpec,)
+    found: tuple[Any, ...] = (root,)
     for key in path:
         found = tuple(
             kind
             for model in found
-            if _is_model(model) and key in model.model_fields
-            for kind in _classes(model.model_fields[key].annotation)
+            if _is_model(model) and key in _named(model)
+            for kind in _classes(_named(model)[key].annotation)
         )
     return found
 
 
-def models(path: Path) -> tuple[type[BaseModel], ...]:
+def models(path: Path, root: type[BaseModel] = JobSpec) -> tuple[type[BaseModel], ...]:
     """The groups of settings that can stand at `path`."""
-    return tuple(kind for kind in kinds(path) if _is_model(kind))
+    return tuple(kind for kind in kinds(path, root) if _is_model(kind))
 
 
-def fields(path: Path) -> dict[str, FieldInfo]:
+def fields(path: Path, root: type[BaseModel] = JobSpec) -> dict[str, FieldInfo]:
     """The settings below `path`, by name; where kinds share a name, the first kind's (the default)."""
     found: dict[str, FieldInfo] = {}
-    for model in models(path):
-        for name, field in model.model_fields.items():
+    for model in models(path, root):
+        for name, field in _named(model).items():
             found.setdefault(name, field)
     return found
 
 
-def paths(above: Path = ()) -> Iterator[Path]:
-    """Every setting of a spec, groups before their members."""
-    for name in fields(above):
+def paths(above: Path = (), root: type[BaseModel] = JobSpec) -> Iterator[Path]:
+    """Every setting, groups before their members."""
+    for name in fields(above, root):
         yield (*above, name)
-        yield from paths((*above, name))
+        yield from paths((*above, name), root)
+
+
+def _named(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Fields as people write them."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def nearest(word: str, above: Path) -> str:
