@@ -81,15 +81,7 @@ async def submit_job(call: Call, body: JobSpec) -> models.JobView:
 @api.op("GET", "/v1/jobs", scope="read")
 async def list_jobs(call: Call, query: JobsQuery) -> models.JobPage:
     """List jobs, newest first."""
-    where = JobFilter(
-        owner=query.owner,
-        states=query.state,
-        labels=_labels(query.label),
-        since=query.since,
-        until=query.until,
-        limit=query.limit,
-    )
-    page = await call.request.app[SERVICE].jobs(call.caller, where, query.cursor)
+    page = await call.request.app[SERVICE].jobs(call.caller, job_filter(query), query.cursor)
     return models.JobPage(items=tuple(views.job(j) for j in page.jobs), next=page.next)
 
 
@@ -157,6 +149,18 @@ def _accepted(call: Call, job: Job, created: bool) -> models.JobView:
     if not created:
         call.headers["Idempotent-Replay"] = "true"
     return views.job(job)
+
+
+def job_filter(query: JobsQuery) -> JobFilter:
+    """Raises InvalidInput for a label that is asked for with two values."""
+    return JobFilter(
+        owner=query.owner,
+        states=query.state,
+        labels=_labels(query.label),
+        since=query.since,
+        until=query.until,
+        limit=query.limit,
+    )
 
 
 def _labels(given: tuple[str, ...]) -> dict[str, str]:

@@ -28,6 +28,13 @@ class Metrics:
         self._answers = Counter(
             "gpubroker_http_requests", "Requests answered", ("method", "route", "status"), registry=self.registry
         )
+        self._calls = Histogram(
+            "gpubroker_grpc_call_seconds",
+            "Time to answer, streams included",
+            ("method", "code"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
         self._jobs = Gauge("gpubroker_jobs", "Jobs by state", ("state",), registry=self.registry)
         self._attempts = Gauge("gpubroker_attempts", "Attempts by state", ("state",), registry=self.registry)
         self._rate = Gauge("gpubroker_live_usd_per_hour", "Price of all live attempts", registry=self.registry)
@@ -36,6 +43,10 @@ class Metrics:
     def served(self, method: str, route: str, status: int, seconds: float) -> None:
         self._latency.labels(method, route).observe(seconds)
         self._answers.labels(method, route, str(status)).inc()
+
+    def called(self, method: str, code: str, seconds: float) -> None:
+        """Of a gRPC method that exists."""
+        self._calls.labels(method, code).observe(seconds)
 
     async def render(self) -> bytes:
         """The exposition text. Raises StoreUnavailable."""

@@ -16,9 +16,10 @@ Text = Annotated[str, AfterValidator(_plain_text)]
 
 
 class Config(BaseModel):
-    """Written by people: frozen, an unknown key is an error; attribute docstrings are the published descriptions."""
+    """Written by people: frozen, an unknown key is an error, as is a number that JSON has not; attribute docstrings are
+    the published descriptions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Document(BaseModel):

@@ -1,0 +1,69 @@
+"""ArtifactService."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from pydantic import Field
+
+from broker.api import models, views
+from broker.api.content import Content
+from broker.api.files import ArtifactPath, UploadQuery
+from broker.api.grpc import inputs
+from broker.api.grpc.codec import fill, parse
+from broker.api.grpc.doorkeeper import Call, scope
+from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as pb
+from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as stubs
+from broker.domain.errors import InvalidInput, Problem
+from trainer.contract.base import Config
+
+CHUNK_BYTES = 1024 * 1024
+
+
+class DownloadQuery(Config):
+    path: ArtifactPath
+    offset: Annotated[int, Field(ge=0)] = 0
+
+
+class Artifacts(stubs.ArtifactServiceServicer):
+    def __init__(self, content: Content) -> None:
+        self._content = content
+
+    @scope("submit")
+    async def Upload(self, request: AsyncIterator[pb.UploadRequest], call: Call) -> pb.UploadResponse:
+        first = await anext(request, None)
+        if first is None or first.WhichOneof("part") != "header":
+            raise InvalidInput(Problem(field="header", message="is missing; send it as the first message"))
+        query = parse(first.header, UploadQuery)
+        stored = await self._content.upload(call.caller, query.name, query.format, _bytes(request), sha256=query.sha256)
+        return pb.UploadResponse(upload=fill(pb.Upload(), views.upload(stored)))
+
+    @scope("read")
+    async def ListArtifacts(self, request: pb.ListArtifactsRequest, call: Call) -> pb.ListArtifactsResponse:
+        found = await self._content.manifest(call.caller, inputs.job_id(request))
+        if found is None:
+            return pb.ListArtifactsResponse()
+        manifest = found[1]
+        items = [fill(pb.Artifact(), models.ArtifactView.model_validate(f)) for f in manifest.files]
+        return pb.ListArtifactsResponse(step=manifest.step, complete=manifest.complete, items=items)
+
+    @scope("read")
+    async def DownloadArtifact(
+        self, request: pb.DownloadArtifactRequest, call: Call
+    ) -> AsyncIterator[pb.DownloadArtifactResponse]:
+        wanted, query = inputs.job_id(request), parse(request, DownloadQuery)
+        file, data = await self._content.artifact(call.caller, wanted, query.path)
+        if query.offset > file.bytes:
+            message = f"{query.offset} is past the end; {query.path} has {file.bytes} bytes"
+            raise InvalidInput(Problem(field="offset", message=message))
+        shown = models.ArtifactView.model_validate(file)
+        yield pb.DownloadArtifactResponse(file=fill(pb.Artifact(), shown))
+        view = memoryview(data)
+        for start in range(query.offset, len(data), CHUNK_BYTES):
+            yield pb.DownloadArtifactResponse(data=bytes(view[start : start + CHUNK_BYTES]))
+
+
+async def _bytes(parts: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[bytes]:
+    async for part in parts:
+        if part.WhichOneof("part") != "data":
+            raise InvalidInput(Problem(field="data", message="is missing; after the header send nothing else"))
+        yield part.data

@@ -1,0 +1,260 @@
+"""Between protobuf messages and the API's pydantic models, by one rule for every field.
+
+| pydantic | protobuf |
+|---|---|
+| `None`, a default | no presence: the field is not set |
+| a model; a union of models by `kind` | a message; a oneof of the union's name, one field for each kind |
+| an enum or literals | an enum, `PREFIX_VALUE`; `PREFIX_UNSPECIFIED` is not set |
+| Decimal | a decimal string |
+| datetime; a mapping of anything | Timestamp; Struct |
+| a tuple that is not empty by default | a message with `items`, so that an empty one can be told from none |
+| a number or a word that stands for it | an optional number; the word, which is the default, is "not set" |
+"""
+
+import enum
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar
+
+from google.protobuf import json_format, timestamp_pb2
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from broker.api.problems import of_validation
+from trainer.contract.base import Config
+
+Model = TypeVar("Model", bound=BaseModel)
+Made = TypeVar("Made", bound=Message)
+TIMESTAMP, STRUCT = "google.protobuf.Timestamp", "google.protobuf.Struct"
+ITEMS = "items"
+
+
+# ----------------------------------------------------------------------------------------------- from messages, checked
+
+
+def parse(message: Message, model: type[Model]) -> Model:
+    """The model that a message means, under the rules of a JSON body. Raises InvalidInput with the same problems."""
+    given = plain(message, model)
+    try:
+        return model.model_validate_json(json.dumps(given), strict=True)
+    except ValidationError as error:
+        raise of_validation(error, model, given, root="message") from None
+
+
+def plain(message: Message, model: type[BaseModel]) -> dict[str, Any]:
+    """What the model would have been given as JSON; fields that only one of them has are left out."""
+    given: dict[str, Any] = {}
+    for name, read in _readers(message.DESCRIPTOR, model):
+        found = read(message)
+        if found is not _ABSENT:
+            given[name] = found
+    return given
+
+
+_ABSENT = object()
+Read = Callable[[Any], Any]
+
+
+@cache
+def _readers(descriptor: Descriptor, model: type[BaseModel]) -> tuple[tuple[str, Read], ...]:
+    found = []
+    for name, info in model.model_fields.items():
+        oneof = descriptor.oneofs_by_name.get(name)
+        field = descriptor.fields_by_name.get(name)
+        if oneof is not None:
+            found.append((name, _union(oneof.name, models_in(info.annotation))))
+        elif field is not None:
+            found.append((name, _field(field, info, model)))
+    return tuple(found)
+
+
+def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> Read:
+    name, required = field.name, info.is_required()
+    absent = None if required and type(None) in parts(info.annotation) else _ABSENT
+    if is_map(field):
+        return lambda message: dict(getattr(message, name)) or ({} if required else _ABSENT)
+    convert = _convert(field, info.annotation)
+    if field.is_repeated:
+        return lambda message: [convert(v) for v in getattr(message, name)] or ([] if required else _ABSENT)
+    if field.has_presence:
+        return lambda message: convert(getattr(message, name)) if message.HasField(name) else absent
+    empty_is_missing = field.enum_type is not None or (required and issubclass(model, Config))
+
+    def read(message: Any) -> Any:
+        value = getattr(message, name)
+        return _ABSENT if empty_is_missing and value in ("", 0) else convert(value)
+
+    return read
+
+
+def _convert(field: FieldDescriptor, annotation: Any) -> Read:
+    if field.enum_type is not None:
+        texts = {value.number: _text(value.name, field.enum_type, annotation) for value in field.enum_type.values[1:]}
+        return lambda number: texts.get(number, str(number))
+    if field.message_type is None:
+        return lambda value: value
+    if field.message_type.full_name == TIMESTAMP:
+        return _iso
+    if field.message_type.full_name == STRUCT:
+        return json_format.MessageToDict
+    inner = models_in(annotation)
+    if inner:
+        return lambda message: plain(message, next(iter(inner.values())))
+    each = _convert(field.message_type.fields_by_name[ITEMS], annotation)
+    return lambda message: [each(v) for v in message.items]
+
+
+def _union(name: str, kinds: Mapping[str, type[BaseModel]]) -> Read:
+    def read(message: Message) -> Any:
+        chosen = message.WhichOneof(name)
+        return _ABSENT if chosen is None else {"kind": chosen, **plain(getattr(message, chosen), kinds[chosen])}
+
+    return read
+
+
+def _iso(stamp: timestamp_pb2.Timestamp) -> str:
+    """ISO 8601; what is no time of these ten thousand years becomes a text that no rule takes."""
+    try:
+        return stamp.ToDatetime(UTC).isoformat()
+    except ValueError:
+        return f"{stamp.seconds} s {stamp.nanos} ns"
+
+
+def _text(name: str, kind: EnumDescriptor, annotation: Any) -> str:
+    bare = name.removeprefix(prefix(kind))
+    return next((c for c in choices(annotation) if _constant(c) == bare), bare.lower())
+
+
+# ----------------------------------------------------------------------------------------------------- into messages
+
+
+def fill(message: Made, source: BaseModel) -> Made:
+    """Sets every field of the message that the source has; returns the message."""
+    for name, write in _writers(message.DESCRIPTOR):
+        value = getattr(source, name, None)
+        if value is not None:
+            write(message, value)
+    return message
+
+
+Write = Callable[[Any, Any], None]
+
+
+@cache
+def _writers(descriptor: Descriptor) -> tuple[tuple[str, Write], ...]:
+    unions = [oneof for oneof in descriptor.oneofs if not oneof.name.startswith("_")]
+    alone = [field for field in descriptor.fields if field.containing_oneof not in unions]
+    return (*((f.name, _writer(f)) for f in alone), *((u.name, _fill_union) for u in unions))
+
+
+def _fill_union(message: Any, value: Any) -> None:
+    chosen = getattr(message, value.kind)
+    chosen.SetInParent()
+    fill(chosen, value)
+
+
+def _writer(field: FieldDescriptor) -> Write:
+    name, kind = field.name, field.message_type
+    if is_map(field):
+        return lambda message, value: getattr(message, name).update({str(k): v for k, v in value.items()})
+    if field.is_repeated and kind is not None:
+
+        def add(message: Any, value: Sequence[BaseModel]) -> None:
+            for one in value:
+                fill(getattr(message, name).add(), one)
+
+        return add
+    if field.is_repeated:
+        return lambda message, value: getattr(message, name).extend(_scalar(field, v) for v in value)
+    if kind is None:
+        return lambda message, value: _set(message, field, value)
+    if kind.full_name == TIMESTAMP:
+        return lambda message, value: getattr(message, name).FromDatetime(value)
+    if kind.full_name == STRUCT:
+        return lambda message, value: getattr(message, name).update(value)
+
+    def nest(message: Any, value: Any) -> None:
+        inner = getattr(message, name)
+        inner.SetInParent()
+        if isinstance(value, BaseModel):
+            fill(inner, value)
+        else:
+            inner.items.extend(_scalar(kind.fields_by_name[ITEMS], v) for v in value)
+
+    return nest
+
+
+def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
+    if isinstance(value, str) and field.enum_type is None and field.type != FieldDescriptor.TYPE_STRING:
+        return  # a word in place of a number is its default
+    setattr(message, field.name, _scalar(field, value))
+
+
+def _scalar(field: FieldDescriptor, value: Any) -> Any:
+    if field.enum_type is not None:
+        return field.enum_type.values_by_name[prefix(field.enum_type) + _constant(str(value))].number
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return value
+
+
+# -------------------------------------------------------------------------------------------------------- what is what
+
+
+def prefix(kind: EnumDescriptor) -> str:
+    """`JOB_STATE_` of the enum JobState: what comes before UNSPECIFIED."""
+    return kind.values[0].name.removesuffix("UNSPECIFIED")
+
+
+def _constant(text: str) -> str:
+    return text.upper().replace("-", "_")
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+def is_kind(info: FieldInfo) -> bool:
+    """A field that can only hold one word: it names its model, and a oneof does that."""
+    return typing.get_origin(info.annotation) is Literal and typing.get_args(info.annotation) == (info.default,)
+
+
+def parts(annotation: Any) -> tuple[Any, ...]:
+    """The types in an annotation, with unions, tuples and Annotated opened; of a mapping itself."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return parts(typing.get_args(annotation)[0])
+    if origin in (typing.Union, UnionType, tuple):
+        return tuple(p for a in typing.get_args(annotation) if a is not ... for p in parts(a))
+    return (annotation,)
+
+
+def models_in(annotation: Any) -> dict[str, type[BaseModel]]:
+    """By their kind; a model without one by its name."""
+    found = [p for p in parts(annotation) if isinstance(p, type) and issubclass(p, BaseModel)]
+    return {m.model_fields["kind"].default if "kind" in m.model_fields else m.__name__: m for m in found}
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """The words that an enum or literals allow."""
+    found: list[str] = []
+    for part in parts(annotation):
+        if isinstance(part, type) and issubclass(part, enum.Enum):
+            found += [member.value for member in part]
+        elif typing.get_origin(part) is Literal:
+            found += typing.get_args(part)
+    return tuple(found)
+
+
+def moment(stamp: datetime) -> timestamp_pb2.Timestamp:
+    """A time as a message."""
+    made = timestamp_pb2.Timestamp()
+    made.FromDatetime(stamp)
+    return made

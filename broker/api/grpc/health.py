@@ -1,0 +1,44 @@
+"""grpc.health.v1: SERVING follows the same readiness as /readyz, asked at each check."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1 import health_pb2_grpc as stubs
+
+from broker.api.readiness import Readiness
+
+SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
+LOOK_S = 5.0
+
+
+class Health(stubs.HealthServicer):  # type: ignore[misc]  # the package has no types
+    """`services`: the names that may be asked for, beside the empty one; all of them stand and fall together."""
+
+    def __init__(self, readiness: Readiness, services: frozenset[str]) -> None:
+        self._readiness = readiness
+        self._known = services | {""}
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        if request.service not in self._known:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+        return pb.HealthCheckResponse(status=await self._status())
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """By its protocol an unknown service is an answer, not an error; only changes are told."""
+        if request.service not in self._known:
+            yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
+            await asyncio.Event().wait()
+        told = None
+        while True:
+            status = await self._status()
+            if status != told:
+                yield pb.HealthCheckResponse(status=status)
+                told = status
+            await asyncio.sleep(LOOK_S)
+
+    async def _status(self) -> Any:
+        checks = await self._readiness.check()
+        return SERVING if all(text == "ok" for text in checks.values()) else NOT_SERVING

@@ -1,0 +1,111 @@
+"""JobService."""
+
+from collections.abc import AsyncIterator
+
+from broker.api import models, views
+from broker.api.content import Content, LogPiece, Position
+from broker.api.grpc import inputs
+from broker.api.grpc.codec import fill, parse
+from broker.api.grpc.doorkeeper import Call, scope
+from broker.api.jobs import JobsQuery, job_filter
+from broker.api.proto.gpubroker.v1 import job_pb2 as job
+from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
+from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
+from broker.api.service import Service
+from broker.api.usecases.feeds import follow_events
+from broker.domain.job import Event, Job
+from broker.domain.spec import JobSpec
+
+PIECE_CHARACTERS = 256 * 1024
+"""Of one message's text: at most 1 MiB."""
+
+
+class Jobs(stubs.JobServiceServicer):
+    def __init__(self, service: Service, content: Content) -> None:
+        self._service = service
+        self._content = content
+
+    @scope("submit")
+    async def SubmitJob(self, request: pb.SubmitJobRequest, call: Call) -> pb.SubmitJobResponse:
+        key = inputs.idempotency_key(request)
+        row, created = await self._service.submit(call.caller, parse(request.spec, JobSpec), key=key)
+        return pb.SubmitJobResponse(job=_job(row), replayed=not created)
+
+    @scope("read")
+    async def GetJob(self, request: pb.GetJobRequest, call: Call) -> pb.GetJobResponse:
+        row = await self._service.job(call.caller, inputs.job_id(request))
+        detail = views.job_detail(row, await self._service.attempts(call.caller, row))
+        return pb.GetJobResponse(job=fill(job.JobDetail(), detail))
+
+    @scope("read")
+    async def ListJobs(self, request: pb.ListJobsRequest, call: Call) -> pb.ListJobsResponse:
+        query = parse(request, JobsQuery)
+        page = await self._service.jobs(call.caller, job_filter(query), query.cursor)
+        return pb.ListJobsResponse(items=[_job(row) for row in page.jobs], next=page.next)
+
+    @scope("submit")
+    async def CancelJob(self, request: pb.CancelJobRequest, call: Call) -> pb.CancelJobResponse:
+        return pb.CancelJobResponse(job=_job(await self._service.cancel(call.caller, inputs.job_id(request))))
+
+    @scope("submit")
+    async def RetryJob(self, request: pb.RetryJobRequest, call: Call) -> pb.RetryJobResponse:
+        wanted, resume = inputs.job_id(request), parse(request, inputs.RetryQuery).resume
+        key = inputs.idempotency_key(request)
+        row, created = await self._service.retry(call.caller, wanted, resume=resume, key=key)
+        return pb.RetryJobResponse(job=_job(row), replayed=not created)
+
+    @scope("submit")
+    async def RaiseCap(self, request: pb.RaiseCapRequest, call: Call) -> pb.RaiseCapResponse:
+        wanted, change = inputs.job_id(request), parse(request, models.CapChange)
+        return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, wanted, change.cap_usd)))
+
+    @scope("read")
+    async def GetLedger(self, request: pb.GetLedgerRequest, call: Call) -> pb.GetLedgerResponse:
+        entries = await self._service.ledger(call.caller, inputs.job_id(request))
+        lines = (models.LedgerLine.model_validate(e) for e in entries)
+        return pb.GetLedgerResponse(items=[fill(job.LedgerEntry(), line) for line in lines])
+
+    @scope("read")
+    async def WatchEvents(self, request: pb.WatchEventsRequest, call: Call) -> AsyncIterator[pb.WatchEventsResponse]:
+        query = parse(request, inputs.WatchQuery)
+        row = await self._service.job(call.caller, inputs.job_id(request))
+        async for found in follow_events(self._service, call.caller, row, query.after):
+            if isinstance(found, Event):
+                yield pb.WatchEventsResponse(event=fill(job.Event(), views.event(found)))
+            elif found is not None:
+                yield pb.WatchEventsResponse(end=_end(found))
+            elif not query.follow:
+                return
+
+    @scope("read")
+    async def FollowLogs(self, request: pb.FollowLogsRequest, call: Call) -> AsyncIterator[pb.FollowLogsResponse]:
+        query = parse(request, inputs.FollowQuery)
+        row = await self._service.job(call.caller, inputs.job_id(request))
+        position = Position.parse(query.position)
+        await self._content.attempt(call.caller, row, query.attempt)
+        seen = query.position
+        async for piece in self._content.follow(call.caller, row, query.attempt, position):
+            if piece is not None:
+                for part in _parts(piece, seen):
+                    yield pb.FollowLogsResponse(piece=part)
+                seen = str(piece.position)
+            elif not query.follow:
+                return
+        row = await self._service.job(call.caller, row.id)
+        yield pb.FollowLogsResponse(end=_end(row))
+
+
+def _parts(piece: LogPiece, before: str) -> list[pb.LogPiece]:
+    """Each fits into a message; only the last one moves the position, so that no part is lost with a connection."""
+    texts = [piece.text[i : i + PIECE_CHARACTERS] for i in range(0, len(piece.text), PIECE_CHARACTERS)] or [""]
+    made = [pb.LogPiece(position=before, attempt=piece.attempt, node=piece.node, text=text) for text in texts]
+    made[-1].position = str(piece.position)
+    return made
+
+
+def _job(row: Job) -> job.Job:
+    return fill(job.Job(), views.job(row))
+
+
+def _end(row: Job) -> pb.JobEnd:
+    return pb.JobEnd(state=f"JOB_STATE_{row.state.name}", reason=row.reason)

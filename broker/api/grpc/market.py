@@ -1,0 +1,65 @@
+"""QuoteService, OfferService and ProviderService: what comes before the money."""
+
+from broker.api import models, views
+from broker.api.grpc.codec import fill, parse
+from broker.api.grpc.doorkeeper import Call, scope
+from broker.api.jobs import OffersQuery, QuoteQuery
+from broker.api.proto.gpubroker.v1 import offer_pb2 as offer
+from broker.api.proto.gpubroker.v1 import (
+    offer_service_pb2,
+    offer_service_pb2_grpc,
+    provider_service_pb2,
+    provider_service_pb2_grpc,
+    quote_service_pb2,
+    quote_service_pb2_grpc,
+)
+from broker.api.proto.gpubroker.v1 import quote_pb2 as quote
+from broker.api.service import Service
+from broker.api.usecases import offers
+
+
+class Quotes(quote_service_pb2_grpc.QuoteServiceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @scope("read")
+    async def CreateQuote(
+        self, request: quote_service_pb2.CreateQuoteRequest, call: Call
+    ) -> quote_service_pb2.CreateQuoteResponse:
+        limit = parse(request, QuoteQuery).limit
+        checked, made = await self._service.quote(call.caller, parse(request.spec, models.QuoteSpec))
+        return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(checked, made, limit)))
+
+
+class Offers(offer_service_pb2_grpc.OfferServiceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @scope("read")
+    async def ListOffers(
+        self, request: offer_service_pb2.ListOffersRequest, call: Call
+    ) -> offer_service_pb2.ListOffersResponse:
+        query = parse(request, OffersQuery)
+        found = offers.for_sale(
+            self._service.market, provider=query.provider, accelerators=query.accelerator, limit=query.limit
+        )
+        return fill(offer_service_pb2.ListOffersResponse(), found)
+
+
+class Providers(provider_service_pb2_grpc.ProviderServiceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @scope("read")
+    async def ListProviders(
+        self, request: provider_service_pb2.ListProvidersRequest, call: Call
+    ) -> provider_service_pb2.ListProvidersResponse:
+        found = offers.providers(self._service.market, {})
+        return provider_service_pb2.ListProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])
+
+    @scope("admin")
+    async def CheckProviders(
+        self, request: provider_service_pb2.CheckProvidersRequest, call: Call
+    ) -> provider_service_pb2.CheckProvidersResponse:
+        found = offers.providers(self._service.market, await self._service.check_providers())
+        return provider_service_pb2.CheckProvidersResponse(items=[fill(offer.Provider(), p) for p in found.items])

@@ -1,0 +1,107 @@
+"""The gRPC door: the same use cases as HTTP's, on a port of its own."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from broker.api.auth import Authenticator
+from broker.api.content import Content
+from broker.api.grpc.artifacts import Artifacts
+from broker.api.grpc.doorkeeper import Doorkeeper
+from broker.api.grpc.health import Health
+from broker.api.grpc.jobs import Jobs
+from broker.api.grpc.market import Offers, Providers, Quotes
+from broker.api.metrics import Metrics
+from broker.api.proto.gpubroker.v1 import (
+    artifact_service_pb2,
+    artifact_service_pb2_grpc,
+    job_service_pb2,
+    job_service_pb2_grpc,
+    offer_service_pb2,
+    offer_service_pb2_grpc,
+    provider_service_pb2,
+    provider_service_pb2_grpc,
+    quote_service_pb2,
+    quote_service_pb2_grpc,
+)
+from broker.api.readiness import Readiness
+from broker.api.service import Service
+
+FILES = (artifact_service_pb2, job_service_pb2, offer_service_pb2, provider_service_pb2, quote_service_pb2)
+SERVICES = frozenset(service.full_name for file in FILES for service in file.DESCRIPTOR.services_by_name.values())
+HEALTH = "grpc.health.v1.Health"
+
+MESSAGE_BYTES = 4 * 1024**2
+OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),  # what a client takes is the client's matter
+    ("grpc.max_concurrent_streams", 256),  # of one connection
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.so_reuseport", 0),  # else two daemons share a port, and each gets half of the calls
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 2),
+)
+CALLS_AT_ONCE = 4096
+"""Of all connections, followers included; more are refused with RESOURCE_EXHAUSTED."""
+
+
+class Taken(Exception):
+    """The address cannot be listened on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the door needs of the house; HTTP's has the same ones."""
+
+    service: Service
+    content: Content
+    auth: Authenticator
+    metrics: Metrics
+    readiness: Readiness
+
+
+@asynccontextmanager
+async def serving(
+    parts: Parts,
+    host: str,
+    port: int,
+    *,
+    reflects: bool = False,
+    credentials: Callable[[], grpc.ServerCredentials] | None = None,
+    grace_s: float = 2.0,
+) -> AsyncIterator[int]:
+    """Listens until it is left, then lets calls finish for `grace_s`; gives the port, also where 0 took a free one.
+
+    Raises Taken.
+    """
+    server = grpc.aio.server(
+        interceptors=[Doorkeeper(parts.auth, parts.metrics)], options=OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE
+    )
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(parts.service, parts.content), server)
+    quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(Quotes(parts.service), server)
+    offer_service_pb2_grpc.add_OfferServiceServicer_to_server(Offers(parts.service), server)
+    provider_service_pb2_grpc.add_ProviderServiceServicer_to_server(Providers(parts.service), server)
+    artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(parts.content), server)
+    health_pb2_grpc.add_HealthServicer_to_server(Health(parts.readiness, SERVICES), server)
+    if reflects:
+        reflection.enable_server_reflection((*SERVICES, HEALTH, reflection.SERVICE_NAME), server)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials())
+    except RuntimeError as error:
+        raise Taken(str(error)) from None
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(grace_s)

@@ -1,0 +1,180 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from broker.api.proto.gpubroker.v1 import job_pb2 as _job_pb2
+from broker.api.proto.gpubroker.v1 import spec_pb2 as _spec_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SubmitJobRequest(_message.Message):
+    __slots__ = ("spec", "idempotency_key")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    spec: _spec_pb2.JobSpec
+    idempotency_key: str
+    def __init__(self, spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class SubmitJobResponse(_message.Message):
+    __slots__ = ("job", "replayed")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.Job
+    replayed: bool
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ..., replayed: bool = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.JobDetail
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobDetail, _Mapping]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("label", "state", "owner", "since", "until", "cursor", "limit")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    label: _containers.RepeatedScalarFieldContainer[str]
+    state: _containers.RepeatedScalarFieldContainer[_job_pb2.JobState]
+    owner: str
+    since: _timestamp_pb2.Timestamp
+    until: _timestamp_pb2.Timestamp
+    cursor: str
+    limit: int
+    def __init__(self, label: _Optional[_Iterable[str]] = ..., state: _Optional[_Iterable[_Union[_job_pb2.JobState, str]]] = ..., owner: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("items", "next")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[_job_pb2.Job]
+    next: str
+    def __init__(self, items: _Optional[_Iterable[_Union[_job_pb2.Job, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class CancelJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class CancelJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.Job
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ...) -> None: ...
+
+class RetryJobRequest(_message.Message):
+    __slots__ = ("job_id", "resume", "idempotency_key")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    resume: bool
+    idempotency_key: str
+    def __init__(self, job_id: _Optional[str] = ..., resume: bool = ..., idempotency_key: _Optional[str] = ...) -> None: ...
+
+class RetryJobResponse(_message.Message):
+    __slots__ = ("job", "replayed")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.Job
+    replayed: bool
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ..., replayed: bool = ...) -> None: ...
+
+class RaiseCapRequest(_message.Message):
+    __slots__ = ("job_id", "cap_usd")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CAP_USD_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    cap_usd: str
+    def __init__(self, job_id: _Optional[str] = ..., cap_usd: _Optional[str] = ...) -> None: ...
+
+class RaiseCapResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.Job
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ...) -> None: ...
+
+class GetLedgerRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetLedgerResponse(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[_job_pb2.LedgerEntry]
+    def __init__(self, items: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("job_id", "after", "follow")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    after: int
+    follow: bool
+    def __init__(self, job_id: _Optional[str] = ..., after: _Optional[int] = ..., follow: bool = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("event", "end")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    event: _job_pb2.Event
+    end: JobEnd
+    def __init__(self, event: _Optional[_Union[_job_pb2.Event, _Mapping]] = ..., end: _Optional[_Union[JobEnd, _Mapping]] = ...) -> None: ...
+
+class JobEnd(_message.Message):
+    __slots__ = ("state", "reason")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    state: _job_pb2.JobState
+    reason: str
+    def __init__(self, state: _Optional[_Union[_job_pb2.JobState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class FollowLogsRequest(_message.Message):
+    __slots__ = ("job_id", "attempt", "position", "follow")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    attempt: int
+    position: str
+    follow: bool
+    def __init__(self, job_id: _Optional[str] = ..., attempt: _Optional[int] = ..., position: _Optional[str] = ..., follow: bool = ...) -> None: ...
+
+class FollowLogsResponse(_message.Message):
+    __slots__ = ("piece", "end")
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    piece: LogPiece
+    end: JobEnd
+    def __init__(self, piece: _Optional[_Union[LogPiece, _Mapping]] = ..., end: _Optional[_Union[JobEnd, _Mapping]] = ...) -> None: ...
+
+class LogPiece(_message.Message):
+    __slots__ = ("position", "attempt", "node", "text")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    position: str
+    attempt: int
+    node: int
+    text: str
+    def __init__(self, position: _Optional[str] = ..., attempt: _Optional[int] = ..., node: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,138 @@
+import datetime
+
+from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from broker.api.proto.gpubroker.v1 import offer_pb2 as _offer_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    VERDICT_KEPT: _ClassVar[Verdict]
+    VERDICT_DROPPED: _ClassVar[Verdict]
+
+class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DROP_UNSPECIFIED: _ClassVar[Drop]
+    DROP_PROVIDER: _ClassVar[Drop]
+    DROP_ACCELERATOR: _ClassVar[Drop]
+    DROP_REGION: _ClassVar[Drop]
+    DROP_GPUS: _ClassVar[Drop]
+    DROP_NODES: _ClassVar[Drop]
+    DROP_SPOT: _ClassVar[Drop]
+    DROP_UNREACHABLE: _ClassVar[Drop]
+    DROP_UNSCOPED: _ClassVar[Drop]
+    DROP_NO_TRAINER: _ClassVar[Drop]
+    DROP_UNKNOWN_HARDWARE: _ClassVar[Drop]
+    DROP_MEMORY: _ClassVar[Drop]
+    DROP_PRICE: _ClassVar[Drop]
+    DROP_HOURLY_LIMIT: _ClassVar[Drop]
+    DROP_PREEMPTED_TOO_OFTEN: _ClassVar[Drop]
+    DROP_CAP: _ClassVar[Drop]
+    DROP_UNAVAILABLE: _ClassVar[Drop]
+    DROP_EXCLUDED: _ClassVar[Drop]
+VERDICT_UNSPECIFIED: Verdict
+VERDICT_KEPT: Verdict
+VERDICT_DROPPED: Verdict
+DROP_UNSPECIFIED: Drop
+DROP_PROVIDER: Drop
+DROP_ACCELERATOR: Drop
+DROP_REGION: Drop
+DROP_GPUS: Drop
+DROP_NODES: Drop
+DROP_SPOT: Drop
+DROP_UNREACHABLE: Drop
+DROP_UNSCOPED: Drop
+DROP_NO_TRAINER: Drop
+DROP_UNKNOWN_HARDWARE: Drop
+DROP_MEMORY: Drop
+DROP_PRICE: Drop
+DROP_HOURLY_LIMIT: Drop
+DROP_PREEMPTED_TOO_OFTEN: Drop
+DROP_CAP: Drop
+DROP_UNAVAILABLE: Drop
+DROP_EXCLUDED: Drop
+
+class Quote(_message.Message):
+    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at")
+    class DropsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    DROPS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_CAP_USD_FIELD_NUMBER: _ClassVar[int]
+    CHEAPEST_USD_FIELD_NUMBER: _ClassVar[int]
+    MADE_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    check: _struct_pb2.Struct
+    lines: _containers.RepeatedCompositeFieldContainer[QuoteLine]
+    kept: int
+    drops: _containers.ScalarMap[str, int]
+    proposed_cap_usd: str
+    cheapest_usd: str
+    made_at: _timestamp_pb2.Timestamp
+    expires_at: _timestamp_pb2.Timestamp
+    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class QuoteLine(_message.Message):
+    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    HOURS_P50_FIELD_NUMBER: _ClassVar[int]
+    HOURS_P90_FIELD_NUMBER: _ClassVar[int]
+    USD_P50_FIELD_NUMBER: _ClassVar[int]
+    USD_P90_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    offer: _offer_pb2.Offer
+    verdict: Verdict
+    reason: str
+    drop: Drop
+    memory: MemoryNeed
+    hours_p50: float
+    hours_p90: float
+    usd_p50: str
+    usd_p90: str
+    step_s: float
+    nodes: int
+    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ...) -> None: ...
+
+class MemoryNeed(_message.Message):
+    __slots__ = ("weights", "gradients", "optimizer", "activations", "logits", "context", "peak", "required", "margin", "source")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    LOGITS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    context: int
+    peak: int
+    required: int
+    margin: float
+    source: str
+    def __init__(self, weights: _Optional[int] = ..., gradients: _Optional[int] = ..., optimizer: _Optional[int] = ..., activations: _Optional[int] = ..., logits: _Optional[int] = ..., context: _Optional[int] = ..., peak: _Optional[int] = ..., required: _Optional[int] = ..., margin: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...

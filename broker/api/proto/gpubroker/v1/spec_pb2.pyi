@@ -1,0 +1,326 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class IdleAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    IDLE_ACTION_UNSPECIFIED: _ClassVar[IdleAction]
+    IDLE_ACTION_NOTIFY: _ClassVar[IdleAction]
+    IDLE_ACTION_DRAIN: _ClassVar[IdleAction]
+    IDLE_ACTION_END: _ClassVar[IdleAction]
+
+class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_UNSPECIFIED: _ClassVar[Task]
+    TASK_CAUSAL_LM: _ClassVar[Task]
+
+class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRECISION_UNSPECIFIED: _ClassVar[Precision]
+    PRECISION_AUTO: _ClassVar[Precision]
+    PRECISION_BF16: _ClassVar[Precision]
+    PRECISION_FP16: _ClassVar[Precision]
+    PRECISION_FP32: _ClassVar[Precision]
+
+class DataFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DATA_FORMAT_UNSPECIFIED: _ClassVar[DataFormat]
+    DATA_FORMAT_CSV: _ClassVar[DataFormat]
+    DATA_FORMAT_JSON: _ClassVar[DataFormat]
+    DATA_FORMAT_JSONL: _ClassVar[DataFormat]
+
+class LoraTargets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LORA_TARGETS_UNSPECIFIED: _ClassVar[LoraTargets]
+    LORA_TARGETS_ALL_LINEAR: _ClassVar[LoraTargets]
+    LORA_TARGETS_ATTENTION: _ClassVar[LoraTargets]
+
+class SpotUse(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPOT_USE_UNSPECIFIED: _ClassVar[SpotUse]
+    SPOT_USE_ALLOWED: _ClassVar[SpotUse]
+    SPOT_USE_NEVER: _ClassVar[SpotUse]
+    SPOT_USE_ONLY: _ClassVar[SpotUse]
+
+class RetryCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETRY_CAUSE_UNSPECIFIED: _ClassVar[RetryCause]
+    RETRY_CAUSE_PREEMPTED: _ClassVar[RetryCause]
+    RETRY_CAUSE_LOST: _ClassVar[RetryCause]
+    RETRY_CAUSE_NO_CAPACITY: _ClassVar[RetryCause]
+    RETRY_CAUSE_REJECTED: _ClassVar[RetryCause]
+    RETRY_CAUSE_MISMATCH: _ClassVar[RetryCause]
+    RETRY_CAUSE_HUNG: _ClassVar[RetryCause]
+    RETRY_CAUSE_DEADMAN: _ClassVar[RetryCause]
+    RETRY_CAUSE_INFRASTRUCTURE: _ClassVar[RetryCause]
+    RETRY_CAUSE_OOM: _ClassVar[RetryCause]
+IDLE_ACTION_UNSPECIFIED: IdleAction
+IDLE_ACTION_NOTIFY: IdleAction
+IDLE_ACTION_DRAIN: IdleAction
+IDLE_ACTION_END: IdleAction
+TASK_UNSPECIFIED: Task
+TASK_CAUSAL_LM: Task
+PRECISION_UNSPECIFIED: Precision
+PRECISION_AUTO: Precision
+PRECISION_BF16: Precision
+PRECISION_FP16: Precision
+PRECISION_FP32: Precision
+DATA_FORMAT_UNSPECIFIED: DataFormat
+DATA_FORMAT_CSV: DataFormat
+DATA_FORMAT_JSON: DataFormat
+DATA_FORMAT_JSONL: DataFormat
+LORA_TARGETS_UNSPECIFIED: LoraTargets
+LORA_TARGETS_ALL_LINEAR: LoraTargets
+LORA_TARGETS_ATTENTION: LoraTargets
+SPOT_USE_UNSPECIFIED: SpotUse
+SPOT_USE_ALLOWED: SpotUse
+SPOT_USE_NEVER: SpotUse
+SPOT_USE_ONLY: SpotUse
+RETRY_CAUSE_UNSPECIFIED: RetryCause
+RETRY_CAUSE_PREEMPTED: RetryCause
+RETRY_CAUSE_LOST: RetryCause
+RETRY_CAUSE_NO_CAPACITY: RetryCause
+RETRY_CAUSE_REJECTED: RetryCause
+RETRY_CAUSE_MISMATCH: RetryCause
+RETRY_CAUSE_HUNG: RetryCause
+RETRY_CAUSE_DEADMAN: RetryCause
+RETRY_CAUSE_INFRASTRUCTURE: RetryCause
+RETRY_CAUSE_OOM: RetryCause
+
+class JobSpec(_message.Message):
+    __slots__ = ("name", "cap_usd", "train", "script", "resources", "checkpoint", "retry", "env", "secrets", "labels", "init_from", "keep_on_failure", "deadline", "max_duration", "retention", "idle")
+    class EnvEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CAP_USD_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    SCRIPT_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    ENV_FIELD_NUMBER: _ClassVar[int]
+    SECRETS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    INIT_FROM_FIELD_NUMBER: _ClassVar[int]
+    KEEP_ON_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DURATION_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cap_usd: str
+    train: TrainConfig
+    script: ScriptConfig
+    resources: Resources
+    checkpoint: CheckpointConfig
+    retry: Retry
+    env: _containers.ScalarMap[str, str]
+    secrets: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.ScalarMap[str, str]
+    init_from: str
+    keep_on_failure: int
+    deadline: _timestamp_pb2.Timestamp
+    max_duration: int
+    retention: Retention
+    idle: IdlePolicy
+    def __init__(self, name: _Optional[str] = ..., cap_usd: _Optional[str] = ..., train: _Optional[_Union[TrainConfig, _Mapping]] = ..., script: _Optional[_Union[ScriptConfig, _Mapping]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointConfig, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., secrets: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., init_from: _Optional[str] = ..., keep_on_failure: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_duration: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., idle: _Optional[_Union[IdlePolicy, _Mapping]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("artifacts_days", "checkpoints_days", "logs_days", "data_days")
+    ARTIFACTS_DAYS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_DAYS_FIELD_NUMBER: _ClassVar[int]
+    LOGS_DAYS_FIELD_NUMBER: _ClassVar[int]
+    DATA_DAYS_FIELD_NUMBER: _ClassVar[int]
+    artifacts_days: int
+    checkpoints_days: int
+    logs_days: int
+    data_days: int
+    def __init__(self, artifacts_days: _Optional[int] = ..., checkpoints_days: _Optional[int] = ..., logs_days: _Optional[int] = ..., data_days: _Optional[int] = ...) -> None: ...
+
+class IdlePolicy(_message.Message):
+    __slots__ = ("action", "gpu_below", "window_s", "no_progress_s", "download_action", "download_s")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    GPU_BELOW_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    NO_PROGRESS_S_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_ACTION_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_S_FIELD_NUMBER: _ClassVar[int]
+    action: IdleAction
+    gpu_below: float
+    window_s: int
+    no_progress_s: int
+    download_action: IdleAction
+    download_s: int
+    def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
+
+class TrainConfig(_message.Message):
+    __slots__ = ("task", "model", "data", "lora", "full", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    OPTIM_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    EVAL_EVERY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    task: Task
+    model: str
+    data: DataConfig
+    lora: LoraConfig
+    full: FullConfig
+    optim: OptimConfig
+    epochs: float
+    max_steps: int
+    global_batch: int
+    micro_batch: int
+    max_length: int
+    precision: Precision
+    gradient_checkpointing: bool
+    seed: int
+    eval_every_steps: int
+    samples: SamplesConfig
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ...) -> None: ...
+
+class DataConfig(_message.Message):
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_FIELD_NUMBER: _ClassVar[int]
+    EVAL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    format: DataFormat
+    prompt: str
+    completion: str
+    eval_share: float
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ...) -> None: ...
+
+class LoraConfig(_message.Message):
+    __slots__ = ("r", "alpha", "dropout", "targets")
+    R_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    r: int
+    alpha: int
+    dropout: float
+    targets: LoraTargets
+    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ...) -> None: ...
+
+class FullConfig(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OptimConfig(_message.Message):
+    __slots__ = ("lr", "weight_decay", "warmup_share", "clip_norm", "beta1", "beta2")
+    LR_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+    BETA1_FIELD_NUMBER: _ClassVar[int]
+    BETA2_FIELD_NUMBER: _ClassVar[int]
+    lr: float
+    weight_decay: float
+    warmup_share: float
+    clip_norm: float
+    beta1: float
+    beta2: float
+    def __init__(self, lr: _Optional[float] = ..., weight_decay: _Optional[float] = ..., warmup_share: _Optional[float] = ..., clip_norm: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ...) -> None: ...
+
+class SamplesConfig(_message.Message):
+    __slots__ = ("prompts", "max_new_tokens")
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompts: _containers.RepeatedScalarFieldContainer[str]
+    max_new_tokens: int
+    def __init__(self, prompts: _Optional[_Iterable[str]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+
+class ScriptConfig(_message.Message):
+    __slots__ = ("code", "command")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    command: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Resources(_message.Message):
+    __slots__ = ("gpus", "nodes", "accelerators", "providers", "regions", "spot", "max_usd_per_hour", "aws")
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
+    PROVIDERS_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_FIELD_NUMBER: _ClassVar[int]
+    MAX_USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    AWS_FIELD_NUMBER: _ClassVar[int]
+    gpus: int
+    nodes: int
+    accelerators: _containers.RepeatedScalarFieldContainer[str]
+    providers: _containers.RepeatedScalarFieldContainer[str]
+    regions: _containers.RepeatedScalarFieldContainer[str]
+    spot: SpotUse
+    max_usd_per_hour: str
+    aws: AwsOptions
+    def __init__(self, gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., providers: _Optional[_Iterable[str]] = ..., regions: _Optional[_Iterable[str]] = ..., spot: _Optional[_Union[SpotUse, str]] = ..., max_usd_per_hour: _Optional[str] = ..., aws: _Optional[_Union[AwsOptions, _Mapping]] = ...) -> None: ...
+
+class AwsOptions(_message.Message):
+    __slots__ = ("vpc", "subnets", "encrypted_volume", "kms_key")
+    VPC_FIELD_NUMBER: _ClassVar[int]
+    SUBNETS_FIELD_NUMBER: _ClassVar[int]
+    ENCRYPTED_VOLUME_FIELD_NUMBER: _ClassVar[int]
+    KMS_KEY_FIELD_NUMBER: _ClassVar[int]
+    vpc: str
+    subnets: _containers.RepeatedScalarFieldContainer[str]
+    encrypted_volume: bool
+    kms_key: str
+    def __init__(self, vpc: _Optional[str] = ..., subnets: _Optional[_Iterable[str]] = ..., encrypted_volume: bool = ..., kms_key: _Optional[str] = ...) -> None: ...
+
+class CheckpointConfig(_message.Message):
+    __slots__ = ("every_s", "keep")
+    EVERY_S_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    every_s: float
+    keep: int
+    def __init__(self, every_s: _Optional[float] = ..., keep: _Optional[int] = ...) -> None: ...
+
+class Retry(_message.Message):
+    __slots__ = ("max", "on")
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    ON_FIELD_NUMBER: _ClassVar[int]
+    max: int
+    on: RetryCauses
+    def __init__(self, max: _Optional[int] = ..., on: _Optional[_Union[RetryCauses, _Mapping]] = ...) -> None: ...
+
+class RetryCauses(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedScalarFieldContainer[RetryCause]
+    def __init__(self, items: _Optional[_Iterable[_Union[RetryCause, str]]] = ...) -> None: ...
