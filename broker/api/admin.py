@@ -29,7 +29,7 @@ async def who_am_i(call: Call) -> models.Identity:
 @api.op("GET", "/v1/secrets", scope="read")
 async def list_secrets(call: Call) -> models.SecretList:
     """Names of your secrets; values are never shown."""
-    found = await call.request.app[SERVICE].store.secrets(call.caller.owner)
+    found = await call.request.app[SERVICE].rows(call.caller).secrets(call.caller.owner)
     return models.SecretList(names=tuple(sorted(found)))
 
 
@@ -37,20 +37,20 @@ async def list_secrets(call: Call) -> models.SecretList:
 async def set_secret(call: Call, name: EnvName, body: models.SecretValue) -> None:
     """Store a secret, encrypted; jobs name it under `secrets` and see it as an environment variable."""
     service = call.request.app[SERVICE]
-    await service.store.put_secret(call.caller.owner, name, service.box.seal(body.value))
+    await service.rows(call.caller).put_secret(call.caller.owner, name, service.box.seal(body.value))
 
 
 @api.op("DELETE", "/v1/secrets/{name}", scope="submit", status=204, errors=(404,))
 async def delete_secret(call: Call, name: EnvName) -> None:
     """Forget a secret; jobs that wait for it will fail to start."""
-    if not await call.request.app[SERVICE].store.delete_secret(call.caller.owner, name):
+    if not await call.request.app[SERVICE].rows(call.caller).delete_secret(call.caller.owner, name):
         raise NotFound(f"no secret {name}; GET /v1/secrets lists yours")
 
 
 @api.op("GET", "/v1/tokens", scope="admin")
 async def list_tokens(call: Call) -> models.TokenList:
     """All tokens, without their secrets."""
-    tokens = await call.request.app[SERVICE].store.tokens()
+    tokens = await call.request.app[SERVICE].rows(call.caller).tokens()
     return models.TokenList(items=tuple(models.TokenView.model_validate(t) for t in tokens))
 
 
@@ -61,7 +61,7 @@ async def create_token(call: Call, body: models.TokenRequest) -> models.TokenCre
     token_id, text = mint(service.entropy)
     scopes = tuple(dict.fromkeys(body.scopes))
     token = Token(id=token_id, owner=body.owner, scopes=scopes, created_at=service.clock.now(), note=body.note)
-    await service.store.put_token(token, hashed(text))
+    await service.rows(call.caller).put_token(token, hashed(text))
     view = models.TokenView.model_validate(token)
     return models.TokenCreated(**view.model_dump(), token=text)
 
@@ -69,7 +69,7 @@ async def create_token(call: Call, body: models.TokenRequest) -> models.TokenCre
 @api.op("DELETE", "/v1/tokens/{token_id}", scope="admin", status=204, errors=(404,))
 async def delete_token(call: Call, token_id: TokenId) -> None:
     """Revoke a token: at once here, within seconds at other brokers."""
-    if not await call.request.app[SERVICE].store.delete_token(token_id):
+    if not await call.request.app[SERVICE].rows(call.caller).delete_token(token_id):
         raise NotFound(f"no token {token_id}; GET /v1/tokens lists them")
     call.request.app[AUTH].forget()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from broker.api.models import Scope
 from broker.domain.errors import GpubrokerError
 from broker.domain.ids import base32
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Clock, Store, Token
 
 FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
@@ -28,6 +29,7 @@ class Forbidden(GpubrokerError):
 class Caller:
     """Who asks."""
 
+    team: str = DEFAULT_TEAM
     owner: str
     scopes: frozenset[str]
     token_id: str
@@ -36,9 +38,10 @@ class Caller:
     def admin(self) -> bool:
         return "admin" in self.scopes
 
-    def sees(self, owner: str) -> bool:
-        """Admins see everything; all others see their owner's."""
-        return self.admin or self.owner == owner
+    @property
+    def tenant(self) -> Tenant:
+        """As whom the store is asked."""
+        return Tenant(team=self.team, owner=self.owner, token_id=self.token_id, operator=self.admin)
 
 
 def mint(entropy: Callable[[int], bytes]) -> tuple[str, str]:
@@ -91,4 +94,4 @@ class Authenticator:
 
 
 def _caller(token: Token) -> Caller:
-    return Caller(owner=token.owner, scopes=frozenset(token.scopes), token_id=token.id)
+    return Caller(team=token.team, owner=token.owner, scopes=frozenset(token.scopes), token_id=token.id)

@@ -34,7 +34,6 @@ class Content:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._store = service.store
         self._blobs = service.blobs
         self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
 
@@ -53,7 +52,7 @@ class Content:
             summary = await asyncio.to_thread(self._examine, data, fmt)
             await self._blobs.put(keys.upload(found), data)
         upload = Upload(sha256=found, bytes=len(data), name=name, summary=summary)
-        await self._store.put_upload(caller.owner, upload)
+        await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
 
     async def _read(self, body: AsyncIterable[bytes]) -> tuple[bytes, str]:
@@ -81,16 +80,16 @@ class Content:
     async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
         """(folder key, manifest) of the job's last committed checkpoint; None while there is none."""
         job = await self._service.job(caller, wanted)
-        for key in await self._manifests(job):
+        for key in await self._manifests(caller, job):
             raw = await self._blobs.get(key)
             manifest = None if raw is None else _parse(raw)
             if manifest is not None and manifest.job == job.id:
                 return key.removesuffix(keys.MANIFEST), manifest
         return None
 
-    async def _manifests(self, job: Job) -> list[str]:
+    async def _manifests(self, caller: Caller, job: Job) -> list[str]:
         """Newest first: by the attempt's number, then by step. Folders of unknown attempts are nobody's."""
-        numbers = {a.id: a.number for a in await self._store.attempts(job.id)}
+        numbers = {a.id: a.number for a in await self._service.attempts(caller, job)}
         prefix = keys.checkpoints(job.id)
         found: list[tuple[int, str, str]] = []
         for info in await self._blobs.list(prefix):
@@ -112,25 +111,28 @@ class Content:
 
     # ------------------------------------------------------------------------------------------------------------ logs
 
-    async def attempt(self, job: Job, number: int | None) -> Attempt | None:
+    async def attempt(self, caller: Caller, job: Job, number: int | None) -> Attempt | None:
         """An attempt by number; the latest by default, None while there is none. Raises NotFound."""
-        attempts = await self._store.attempts(job.id)
+        attempts = await self._service.attempts(caller, job)
         if number is None:
             return attempts[-1] if attempts else None
         return _numbered(job, attempts, number)
 
-    async def log(self, job: Job, number: int | None) -> bytes:
+    async def log(self, caller: Caller, job: Job, number: int | None) -> bytes:
         """The text of an attempt (the latest by default) up to now. Raises NotFound."""
-        attempt = await self.attempt(job, number)
+        attempt = await self.attempt(caller, job, number)
         chunks = await self._chunks(attempt.id) if attempt else []
         texts = [await self._blobs.get(chunk.key) for chunk in chunks]
         return b"".join(t for t in texts if t is not None)
 
-    async def follow(self, job: Job, number: int | None, position: "Position") -> AsyncIterator["LogPiece | None"]:
+    async def follow(
+        self, caller: Caller, job: Job, number: int | None, position: "Position"
+    ) -> AsyncIterator["LogPiece | None"]:
         """Pieces after `position`, through later attempts, until the job rests; None whenever there is nothing new."""
+        store = self._service.rows(caller)
         while True:
-            job = await self._store.job(job.id) or job
-            attempts = await self._store.attempts(job.id)
+            job = await store.job(job.id) or job
+            attempts = await store.attempts(job.id)
             if number is not None:
                 attempts = [_numbered(job, attempts, number)]
             current = position.current(attempts)
@@ -150,7 +152,7 @@ class Content:
             if (number is not None and current is not None and not current.live) or _over(job, current):
                 return
             yield None
-            await self._store.wait(f"job/{job.id}", self._service.settings.poll_s)
+            await store.wait(f"job/{job.id}", self._service.settings.poll_s)
 
     async def _chunks(self, attempt: AttemptId) -> list["Chunk"]:
         prefix = keys.logs(attempt)

@@ -8,6 +8,7 @@ from aiohttp import web
 from pydantic import Field
 
 from broker.api import models, sse, views
+from broker.api.auth import Caller
 from broker.api.content import LogPiece, Position
 from broker.api.context import CONTENT, SERVICE, JobRef
 from broker.api.openapi import Api, Call
@@ -45,14 +46,14 @@ async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> models.E
     job = await service.job(call.caller, job_id)
     after = _last_seq(call, query.after)
     if query.follow == "0":
-        events = await service.store.events(job.id, after=after, limit=BATCH)
+        events = await service.rows(call.caller).events(job.id, after=after, limit=BATCH)
         return models.EventList(items=tuple(views.event(e) for e in events))
-    source = _events(service, job, after)
+    source = _events(service, call.caller, job, after)
     return await sse.stream(call.request, source, service.clock, service.settings.heartbeat_s)
 
 
-async def _events(service: Service, job: Job, after: int) -> AsyncIterator[sse.Message | None]:
-    async for found in follow_events(service, job, after):
+async def _events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[sse.Message | None]:
+    async for found in follow_events(service, caller, job, after):
         if isinstance(found, Event):
             yield sse.Message(event=found.kind, data=views.event(found).model_dump_json(), id=str(found.seq))
         else:
@@ -81,20 +82,22 @@ async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamRe
     service, content = call.request.app[SERVICE], call.request.app[CONTENT]
     job = await service.job(call.caller, job_id)
     if query.follow == "0":
-        text = await content.log(job, query.attempt)
+        text = await content.log(call.caller, job, query.attempt)
         return web.Response(body=text, content_type="text/plain", charset="utf-8")
     position = Position.parse(call.request.headers.get("Last-Event-ID", ""))
     if query.attempt is not None:
-        await content.attempt(job, query.attempt)
-    source = _log(service, content.follow(job, query.attempt, position), job)
+        await content.attempt(call.caller, job, query.attempt)
+    source = _log(service, call.caller, content.follow(call.caller, job, query.attempt, position), job)
     return await sse.stream(call.request, source, service.clock, service.settings.heartbeat_s)
 
 
-async def _log(service: Service, pieces: AsyncIterator[LogPiece | None], job: Job) -> AsyncIterator[sse.Message | None]:
+async def _log(
+    service: Service, caller: Caller, pieces: AsyncIterator[LogPiece | None], job: Job
+) -> AsyncIterator[sse.Message | None]:
     async for piece in pieces:
         if piece is None:
             yield None
         else:
             data = json.dumps({"attempt": piece.attempt, "node": piece.node, "text": piece.text})
             yield sse.Message(event="log", data=data, id=str(piece.position))
-    yield _end(await service.store.job(job.id) or job)
+    yield _end(await service.rows(caller).job(job.id) or job)

@@ -10,7 +10,8 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.instance import Caps
 from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
-from broker.ports import Store, Upload
+from broker.domain.tenancy import Tenant
+from broker.ports import TenantStore, Upload
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
 CACHED = 1024
@@ -19,9 +20,8 @@ CACHED = 1024
 class Inputs:
     """Looks references up; uploads are content-addressed and never change, so they are remembered."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._uploads: OrderedDict[tuple[str, str], Upload] = OrderedDict()
+    def __init__(self) -> None:
+        self._uploads: OrderedDict[tuple[str, str, str], Upload] = OrderedDict()
 
     def reference(self, spec: JobSpec) -> str:
         """The sha256 that the spec names. Raises InvalidInput when it names something else."""
@@ -32,10 +32,11 @@ class Inputs:
             raise InvalidInput(Problem(field=field, message=message))
         return match[1]
 
-    async def upload(self, owner: str, spec: JobSpec) -> tuple[JobSpec, Upload]:
+    async def upload(self, store: TenantStore, who: Tenant, spec: JobSpec) -> tuple[JobSpec, Upload]:
         """The upload behind the spec, and the spec with its data format settled. Raises InvalidInput."""
         sha256 = self.reference(spec)
-        upload = self._uploads.get((owner, sha256)) or await self._find(owner, sha256)
+        own = (who.team, who.owner, sha256)
+        upload = self._uploads.get(own) or await self._find(store, own)
         field, _ = _reference(spec)
         if upload is None:
             message = f"no upload {sha256[:12]}... of yours; POST the file to /v1/uploads first"
@@ -45,19 +46,19 @@ class Inputs:
             raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {what}; upload one"))
         return _settled(spec, upload), upload
 
-    async def _find(self, owner: str, sha256: str) -> Upload | None:
-        upload = await self._store.upload(owner, sha256)
+    async def _find(self, store: TenantStore, own: tuple[str, str, str]) -> Upload | None:
+        upload = await store.upload(*own[1:])
         if upload is not None:
-            self._uploads[owner, sha256] = upload
+            self._uploads[own] = upload
             while len(self._uploads) > CACHED:
                 self._uploads.popitem(last=False)
         return upload
 
-    async def secrets(self, owner: str, spec: JobSpec) -> list[Problem]:
+    async def secrets(self, store: TenantStore, owner: str, spec: JobSpec) -> list[Problem]:
         """A fault for each secret that is not set."""
         if not spec.secrets:
             return []
-        known = await self._store.secrets(owner, spec.secrets)
+        known = await store.secrets(owner, spec.secrets)
         return [
             Problem(field=f"secrets.{i}", message=f"{name} is not set; run gpubroker secret set {name}")
             for i, name in enumerate(spec.secrets)

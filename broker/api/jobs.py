@@ -90,7 +90,7 @@ async def get_job(call: Call, job_id: JobRef) -> models.JobDetail:
     """A job with its attempts, live progress and money."""
     service = call.request.app[SERVICE]
     job = await service.job(call.caller, job_id)
-    return views.job_detail(job, await service.attempts(job))
+    return views.job_detail(job, await service.attempts(call.caller, job))
 
 
 @api.op("POST", "/v1/jobs/{job_id}/cancel", scope="submit", status=202, errors=(404, 409))

@@ -1,4 +1,4 @@
-"""The use cases, once, whatever the door. All are by owner: what another owner has does not exist for the caller."""
+"""The use cases, once, whatever the door. All are by team: what another team has does not exist for the caller."""
 
 import base64
 import binascii
@@ -30,7 +30,7 @@ from broker.domain.job import (
 from broker.domain.money import ZERO, show
 from broker.domain.offer import Offer, ProviderStatus, Quote, Workload
 from broker.domain.spec import JobSpec
-from broker.ports import Blobs, Clock, JobFilter, Store, Upload
+from broker.ports import Blobs, Clock, JobFilter, Store, TenantStore, Upload
 from broker.secrets import SecretBox
 from trainer.contract import keys
 from trainer.contract.train import DataFormat
@@ -138,9 +138,13 @@ class Service:
         self.settings = settings
         self.reach = reach
         self.check_providers = check_providers
-        self._inputs = Inputs(store)
+        self._inputs = Inputs()
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()
+
+    def rows(self, caller: Caller) -> TenantStore:
+        """The store as the caller sees it."""
+        return self.store.as_tenant(caller.tenant)
 
     # ----------------------------------------------------------------------------------------------- before the money
 
@@ -155,12 +159,12 @@ class Service:
         faults = [
             *self._inputs.providers(spec, self.market.caps()),
             *self._inputs.accelerators(spec, self.market.offers()),
-            *await self._inputs.secrets(caller.owner, spec),
+            *await self._inputs.secrets(self.rows(caller), caller.owner, spec),
         ]
         if spec.init_from is not None:
             faults += await self._origin(caller, JobId(spec.init_from.removeprefix("job/")))
         try:
-            settled, upload = await self._inputs.upload(caller.owner, spec)
+            settled, upload = await self._inputs.upload(self.rows(caller), caller.tenant, spec)
             checked = await self.preflight.check(settled, upload.summary)
         except InvalidInput as error:
             raise InvalidInput(*faults, *error.problems) from None
@@ -169,8 +173,7 @@ class Service:
         return settled, upload, checked
 
     async def _origin(self, caller: Caller, origin: JobId) -> list[Problem]:
-        job = await self.store.job(origin)
-        if job is None or not caller.sees(job.owner):
+        if await self.rows(caller).job(origin) is None:
             return [Problem(field="init_from", message=f"no job {origin}; gpubroker ls lists yours")]
         if not await self._committed(origin):
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
@@ -222,12 +225,13 @@ class Service:
                     f"{show(cheapest)} (P50); raise the cap to at least that",
                 )
             )
-        job = self._job(caller.owner, spec, checked.workload)
-        return await self._create(job, keys.upload(upload.sha256), upload.sha256, key=key, body=asked)
+        job = self._job(caller.team, caller.owner, spec, checked.workload)
+        return await self._create(caller, job, keys.upload(upload.sha256), upload.sha256, key=key, body=asked)
 
-    def _job(self, owner: str, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
+    def _job(self, team: str, owner: str, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
         return Job(
             id=job_id(self.entropy(ID_ENTROPY)),
+            team=team,
             owner=owner,
             spec=spec,
             workload=work,
@@ -236,14 +240,16 @@ class Service:
             retry_of=retry_of,
         )
 
-    async def _create(self, job: Job, source: str, sha256: str, *, key: str | None, body: str) -> tuple[Job, bool]:
+    async def _create(
+        self, caller: Caller, job: Job, source: str, sha256: str, *, key: str | None, body: str
+    ) -> tuple[Job, bool]:
         """The data first, then the row: an orphan blob harms nobody, a job without its data does."""
         target = keys.job_data(job.id, sha256)
         await self.blobs.copy(source, target)
         event = Event(
             job_id=job.id, kind="job.submitted", message=f"{job.spec.name} submitted, cap {show(job.cap_usd)}"
         )
-        stored, created = await self.store.submit(
+        stored, created = await self.rows(caller).submit(
             job, key=key, body_sha256=hashlib.sha256(body.encode()).hexdigest(), events=(event,)
         )
         if not created:
@@ -258,24 +264,25 @@ class Service:
         spec = origin.spec.model_copy(update={"cap_usd": origin.cap_usd})
         if resume and origin.state is not JobState.SUCCEEDED and await self._committed(origin_id):
             spec = spec.model_copy(update={"init_from": f"job/{origin_id}"})
-        job = self._job(origin.owner, spec, origin.workload, origin_id)
+        job = self._job(origin.team, origin.owner, spec, origin.workload, origin_id)
         sha256 = self._inputs.reference(spec)
         body = f"retry {origin_id} {resume}"
-        return await self._create(job, keys.job_data(origin_id, sha256), sha256, key=key, body=body)
+        return await self._create(caller, job, keys.job_data(origin_id, sha256), sha256, key=key, body=body)
 
     # --------------------------------------------------------------------------------------------------------- reading
 
     async def job(self, caller: Caller, wanted: JobId) -> Job:
         """Raises NotFound."""
-        job = await self.store.job(wanted)
-        if job is None or not caller.sees(job.owner):
+        job = await self.rows(caller).job(wanted)
+        if job is None:
             raise NotFound(f"no job {wanted}; GET /v1/jobs lists yours")
         return job
 
     async def jobs(self, caller: Caller, where: JobFilter, cursor: str | None) -> JobsPage:
-        """Newest first. `where.owner` is overruled unless the caller is an admin."""
+        """Newest first."""
         narrowed = JobFilter(
-            owner=where.owner if caller.admin else caller.owner,
+            team=where.team if caller.admin else caller.team,
+            owner=where.owner,
             states=where.states,
             labels=where.labels,
             since=where.since,
@@ -283,16 +290,16 @@ class Service:
             before=_read_cursor(cursor) if cursor is not None else None,
             limit=where.limit,
         )
-        jobs = await self.store.jobs(narrowed)
+        jobs = await self.rows(caller).jobs(narrowed)
         full = len(jobs) == where.limit
         return JobsPage(jobs=jobs, next=_cursor(jobs[-1]) if full else None)
 
-    async def attempts(self, job: Job) -> Sequence[Attempt]:
-        return await self.store.attempts(job.id)
+    async def attempts(self, caller: Caller, job: Job) -> Sequence[Attempt]:
+        return await self.rows(caller).attempts(job.id)
 
     async def ledger(self, caller: Caller, wanted: JobId) -> Sequence[LedgerEntry]:
         job = await self.job(caller, wanted)
-        return await self.store.ledger(job.id)
+        return await self.rows(caller).ledger(job.id)
 
     # ------------------------------------------------------------------------------------------------------ intervening
 
@@ -304,7 +311,7 @@ class Service:
         if job.state in RESTING_JOB_STATES:
             raise Conflict(f"job {wanted} is {job.state} already; there is nothing to cancel")
         event = Event(job_id=job.id, kind="job.stop_requested", message=f"stop requested by {caller.owner}")
-        return await self.store.request_stop(job.id, event) or job
+        return await self.rows(caller).request_stop(job.id, event) or job
 
     async def raise_cap(self, caller: Caller, wanted: JobId, cap_usd: Decimal) -> Job:
         """Raises Conflict for a job that ended, InvalidInput for a cap that is not higher."""
@@ -322,7 +329,7 @@ class Service:
             kind="job.cap_raised",
             message=f"cap raised from {show(job.cap_usd)} to {show(cap_usd)} by {caller.owner}",
         )
-        return await self.store.raise_cap(job.id, cap_usd, event) or job
+        return await self.rows(caller).raise_cap(job.id, cap_usd, event) or job
 
 
 def _cursor(job: Job) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from broker.api import terminal
-from broker.api.auth import Caller
+from broker.api.auth import Caller, Forbidden
 from broker.api.context import AUTH, SERVICE
 from broker.api.problems import Conflict, NotFound, TooMany
 from broker.domain.errors import InvalidInput, Problem
@@ -28,20 +28,21 @@ class Shells:
     """Those that are open."""
 
     def __init__(self) -> None:
-        self._open: Counter[str] = Counter()
+        self._open: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
-    def one_more(self, owner: str) -> Iterator[None]:
+    def one_more(self, caller: Caller) -> Iterator[None]:
         """Raises TooMany."""
-        if self._open[owner] >= SHELLS_OF_ONE:
-            raise TooMany(f"{owner} has {SHELLS_OF_ONE} shells open, which is the most; end one of them")
+        one = caller.team, caller.owner
+        if self._open[one] >= SHELLS_OF_ONE:
+            raise TooMany(f"{caller.owner} has {SHELLS_OF_ONE} shells open, which is the most; end one of them")
         if self._open.total() >= SHELLS:
             raise TooMany(f"this daemon has {SHELLS} shells open, which is the most; try again when one has ended")
-        self._open[owner] += 1
+        self._open[one] += 1
         try:
             yield
         finally:
-            self._open -= Counter({owner: 1})
+            self._open -= Counter({one: 1})
 
 
 OPEN_SHELLS = web.AppKey("open_shells", Shells)
@@ -56,14 +57,16 @@ async def shell(request: web.Request) -> web.WebSocketResponse:
     if len(words) > WORDS or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words):
         message = f"at most {WORDS} words of {WORD_CHARACTERS} characters; put a longer command into a file"
         raise InvalidInput(Problem(field="word", message=message))
-    with request.app[OPEN_SHELLS].one_more(caller.owner):
+    with request.app[OPEN_SHELLS].one_more(caller):
         return await _open(request, caller, JobId(name), words)
 
 
 async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[str, ...]) -> web.WebSocketResponse:
     service, tty = request.app[SERVICE], request.query.get("tty") == "1"
     job = await service.job(caller, name)
-    attempts = await service.attempts(job)
+    if job.owner != caller.owner and not caller.admin:
+        raise Forbidden(f"job {job.id} is {job.owner}'s, whose secrets are on its machine; ask {job.owner}")
+    attempts = await service.attempts(caller, job)
     latest = attempts[-1] if attempts else None
     if latest is None or latest.state not in REACHABLE or not latest.handles:
         raise Conflict(f"job {job.id} has no machine now; it is {job.state.value}")

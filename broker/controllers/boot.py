@@ -11,7 +11,8 @@ from broker.decide.recovery import plan_after_oom
 from broker.domain.errors import AlreadyExists, Rejected
 from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
-from broker.ports import Leased
+from broker.domain.tenancy import Tenant
+from broker.ports import Leased, TenantStore
 from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
 from trainer.contract.data import format_of
@@ -67,7 +68,7 @@ class Boot:
     async def _secrets(self, job: Job) -> dict[str, str]:
         if not job.spec.secrets:
             return {}
-        stored = await self.context.store.secrets(job.owner, job.spec.secrets)
+        stored = await self._as_owner(job).secrets(job.owner, job.spec.secrets)
         missing = [name for name in job.spec.secrets if name not in stored]
         if missing:
             raise Rejected(f"secret {missing[0]} is no longer set; run `gpubroker secret set {missing[0]}` and retry")
@@ -76,12 +77,15 @@ class Boot:
         except SecretsError as e:
             raise Rejected(str(e)) from e
 
+    def _as_owner(self, job: Job) -> TenantStore:
+        return self.context.store.as_tenant(Tenant(team=job.team, owner=job.owner))
+
     async def _sizes(self, job: Job) -> dict[str, int]:
         """Bytes of the job's inputs by key."""
         wanted = [job.spec.train.data.path] if job.spec.train else []
         wanted += [job.spec.script.code] if job.spec.script else []
         hashes = [_sha256(reference) for reference in wanted]
-        found = [await self.context.store.upload(job.owner, sha256) for sha256 in hashes]
+        found = [await self._as_owner(job).upload(job.owner, sha256) for sha256 in hashes]
         return {keys.job_data(job.id, one.sha256): one.bytes for one in found if one}
 
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:

@@ -9,6 +9,7 @@ GpubrokerError
 │   └── OutcomeUnknown       everything else: it may or may not have happened
 ├── StoreError
 │   ├── IdempotencyConflict  the key was used with another body
+│   ├── InUse                other rows need it: it is not deleted
 │   └── StoreUnavailable     the database cannot be reached, or a commit's fate is unknown
 ├── BlobError
 │   ├── AlreadyExists        put-if-absent found something
@@ -64,6 +65,10 @@ class StoreError(GpubrokerError):
 
 class IdempotencyConflict(StoreError):
     """One idempotency key, another body."""
+
+
+class InUse(StoreError):
+    """Other rows need it."""
 
 
 class StoreUnavailable(StoreError):

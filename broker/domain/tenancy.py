@@ -25,6 +25,28 @@ class Tenant:
     operator: bool = False
     """Sees every team."""
 
+    def did(
+        self,
+        action: str,
+        target: str,
+        *,
+        team: str | None = None,
+        before: Mapping[str, Any] | None = None,
+        after: Mapping[str, Any] | None = None,
+        usd: Decimal | None = None,
+    ) -> "AuditEntry":
+        """The entry of a write by this tenant. `team`: of what was written, where it is not the own one."""
+        return AuditEntry(
+            team=self.team if team is None else team,
+            actor=self.owner,
+            token_id=self.token_id,
+            action=action,
+            target=target,
+            before=before,
+            after=after,
+            usd=usd,
+        )
+
 
 HOUSE = Tenant(team="", owner="gpubroker", operator=True)
 """The daemon itself."""
@@ -52,5 +74,7 @@ class AuditEntry:
     after: Mapping[str, Any] | None = None
     usd: Decimal | None = None
     """The most that this write allows to be spent, where it does."""
+    id: str = ""
+    """Random, given by the store."""
     at: datetime | None = None
     """The database's time."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.tenancy import DEFAULT_TEAM
 
 
 class Lane(StrEnum):
@@ -75,6 +76,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFilter:
+    team: str | None = None
     owner: str | None = None
     states: tuple[JobState, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -86,11 +88,28 @@ class JobFilter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AuditFilter:
+    team: str | None = None
+    actor: str | None = None
+    action: str | None = None
+    """Whole (`job.submit`), or the part before the dot (`job`)."""
+    target: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before: tuple[datetime, str] | None = None
+    """Page on: entries older than this (at, id), newest first."""
+    limit: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
 class Token:
     id: str
+    team: str = DEFAULT_TEAM
     owner: str
     scopes: tuple[str, ...]
     created_at: datetime
+    expires_at: datetime | None = None
+    """None: not before it is revoked."""
     note: str = ""
 
 

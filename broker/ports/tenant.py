@@ -6,7 +6,8 @@ from typing import Protocol
 
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Event, Job, LedgerEntry
-from broker.ports.rows import JobFilter, Upload
+from broker.domain.tenancy import AuditEntry, Team
+from broker.ports.rows import AuditFilter, JobFilter, Token, Upload
 
 
 class TenantStore(Protocol):
@@ -43,6 +44,7 @@ class TenantStore(Protocol):
         """True when somebody hinted at `topic` ("jobs", or "job/<id>"): only shortens a wait, never replaces a read."""
         ...
 
+    # --- of one person: whoever the tenant is, `owner` is looked for in the tenant's own team only
     async def put_secret(self, owner: str, name: str, sealed: bytes) -> None: ...
     async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
         """Sealed values by name; all of the owner's when `names` is None."""
@@ -52,3 +54,28 @@ class TenantStore(Protocol):
 
     async def put_upload(self, owner: str, upload: Upload) -> None: ...
     async def upload(self, owner: str, sha256: str) -> Upload | None: ...
+
+    # --- the team
+    async def put_token(self, token: Token, secret_sha256: str) -> None: ...
+
+    async def tokens(self) -> Sequence[Token]:
+        """Of the team (all, for an operator), oldest first, expired ones as well."""
+        ...
+
+    async def delete_token(self, token_id: str) -> bool: ...
+
+    async def put_team(self, name: str, note: str) -> Team | None:
+        """By operators only. None when there is one of that name already."""
+        ...
+
+    async def teams(self) -> Sequence[Team]:
+        """The own one (all, for an operator), by name."""
+        ...
+
+    async def delete_team(self, name: str) -> bool:
+        """With its tokens, secrets and uploads. Raises InUse when it has, or had, a job."""
+        ...
+
+    async def audit(self, where: AuditFilter) -> Sequence[AuditEntry]:
+        """Newest first."""
+        ...

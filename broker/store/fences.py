@@ -5,12 +5,14 @@ The schema's CHECKs repeat `broken_job_rule` and `broken_attempt_rule`, so that 
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from decimal import Decimal
+from typing import Any, Protocol
 
-from broker.domain.errors import IdempotencyConflict, StoreError
+from broker.domain.errors import IdempotencyConflict, InUse, StoreError
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerEntry
-from broker.ports import Change, Charge, Lane
+from broker.domain.tenancy import AuditEntry, Tenant
+from broker.ports import Change, Charge, Lane, Token, Upload
 
 WAITING_JOB_STATES = frozenset({JobState.AWAITING_APPROVAL, JobState.QUEUED, JobState.RECOVERING})
 """Where a stop request alone makes a job claimable; elsewhere an attempt carries the stop, or there is none left."""
@@ -173,3 +175,43 @@ def clean(text: str) -> str:
     if text.isprintable():
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+# What a write leaves in the audit, for both stores.
+
+
+def submitted(tenant: Tenant, job: Job) -> AuditEntry:
+    after = {"name": job.spec.name, "cap_usd": job.cap_usd, "retry_of": job.retry_of}
+    action = "job.retry" if job.retry_of else "job.submit"
+    return tenant.did(action, job.id, team=job.team, after=after, usd=job.cap_usd)
+
+
+def stopped(tenant: Tenant, job: Job) -> AuditEntry:
+    return tenant.did("job.stop", job.id, team=job.team, before={"state": job.state.value})
+
+
+def cap_raised(tenant: Tenant, job: Job, cap_usd: Decimal) -> AuditEntry:
+    """Costs what is allowed on top."""
+    before, after = {"cap_usd": job.cap_usd}, {"cap_usd": cap_usd}
+    return tenant.did("job.raise_cap", job.id, team=job.team, before=before, after=after, usd=cap_usd - job.cap_usd)
+
+
+def uploaded(tenant: Tenant, upload: Upload) -> AuditEntry:
+    return tenant.did("upload.put", upload.sha256, after={"name": upload.name, "bytes": upload.bytes})
+
+
+def token_made(tenant: Tenant, token: Token) -> AuditEntry:
+    return tenant.did("token.create", token.id, team=token.team, after=_rights(token))
+
+
+def token_revoked(tenant: Tenant, token: Token) -> AuditEntry:
+    return tenant.did("token.delete", token.id, team=token.team, before=_rights(token))
+
+
+def _rights(token: Token) -> dict[str, Any]:
+    until = token.expires_at.isoformat() if token.expires_at else None
+    return {"owner": token.owner, "scopes": list(token.scopes), "expires_at": until}
+
+
+def team_in_use(name: str) -> InUse:
+    return InUse(f"team {name} has jobs, which its ledger needs: revoke its tokens instead")

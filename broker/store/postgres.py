@@ -4,36 +4,50 @@ The statements are in queries.sql, the rules in migrations/; this file only says
 """
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 
-from pydantic import TypeAdapter
-
-from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Event, Job, JobState, LedgerEntry, Reason
-from broker.ports import Change, Charge, JobFilter, Lane, Leased, Token, Upload
+from broker.domain.errors import StoreError
+from broker.domain.ids import AttemptId, Installation
+from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
+from broker.domain.tenancy import HOUSE, Tenant
+from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store import fences, rows
-from broker.store.postgres_apply import Applier, notify, send_events
+from broker.store.postgres_apply import Applier
 from broker.store.postgres_hints import Listener
-from broker.store.postgres_pool import QUERIES, Connection, Pool, columns
+from broker.store.postgres_pool import Pool, columns
 from broker.store.postgres_submit import Submitter
+from broker.store.postgres_tenant import PostgresTenant
 
-_LABELS = TypeAdapter(dict[str, str])
+API_ROLE = "gpubroker_api"
+"""Made by migrations/0003_tenancy.sql."""
 
 
-class PostgresStore:
-    """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`."""
+class PostgresStore(PostgresTenant):
+    """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
-    def __init__(self, pool: Pool, dsn: str, *, outbox: bool) -> None:
-        self._pool = pool
-        self._outbox = outbox
+    Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.
+    """
+
+    def __init__(self, pool: Pool, api: Pool, dsn: str, *, outbox: bool) -> None:
+        super().__init__(pool, HOUSE, Submitter(api, outbox=outbox), Listener(dsn), outbox=outbox)
+        self._api = api
         self._applier = Applier(pool, outbox=outbox)
-        self._submitter = Submitter(pool, outbox=outbox)
-        self._listener = Listener(dsn)
 
     @classmethod
     async def connect(cls, dsn: str, *, pool_size: int = 8, outbox: bool = True) -> "PostgresStore":
         """`outbox`: keep events for a notifier; without one they would only pile up. Raises StoreUnavailable."""
-        return cls(await Pool.connect(dsn, pool_size), dsn, outbox=outbox)
+        pool = await Pool.connect(dsn, pool_size)
+        api = await Pool.connect(dsn, pool_size, role=API_ROLE)
+        (role,) = await api.read("api_role")
+        if role["name"] != API_ROLE or role["passes"]:
+            raise StoreError(
+                f"the API's connections are of the role {role['name']}, which row-level security does not hold; "
+                f"run: ALTER ROLE {API_ROLE} NOSUPERUSER NOBYPASSRLS"
+            )
+        return cls(pool, api, dsn, outbox=outbox)
+
+    def as_tenant(self, tenant: Tenant) -> PostgresTenant:
+        pool = self._api.as_tenant(tenant)
+        return PostgresTenant(pool, tenant, self._submitter, self._listener, outbox=self._outbox)
 
     # --- controllers
 
@@ -81,59 +95,7 @@ class PostgresStore:
         if events:
             await self._pool.read("delivered", *columns((event.job_id, event.seq) for event in events))
 
-    # --- the API's use cases
-
-    async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
-        return await self._submitter.submit(job, key=key, body_sha256=body_sha256, events=events)
-
-    async def job(self, job_id: JobId) -> Job | None:
-        found = await self._pool.read("job", job_id)
-        return rows.job(found[0]) if found else None
-
-    async def jobs(self, where: JobFilter) -> Sequence[Job]:
-        found = await self._pool.read(
-            "jobs",
-            where.owner,
-            [state.value for state in where.states],
-            _LABELS.dump_json(dict(where.labels)).decode(),
-            where.since,
-            where.until,
-            *(where.before or (None, None)),
-            where.limit,
-        )
-        return [rows.job(row) for row in found]
-
-    async def attempts(self, job_id: JobId) -> Sequence[Attempt]:
-        return [rows.attempt(row) for row in await self._pool.read("attempts", job_id)]
-
-    async def request_stop(self, job_id: JobId, event: Event) -> Job | None:
-        async with self._pool.transaction("request_stop") as connection:
-            job = await _locked(connection, job_id)
-            if job is None or job.stop_requested or job.state in RESTING_JOB_STATES:
-                return job
-            (row,) = await connection.fetch(QUERIES["request_stop"], job_id)
-            await connection.execute(QUERIES["stop_attempts"], job_id)
-            await self._tell(connection, event, row)
-            return rows.job(row)
-
-    async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
-        async with self._pool.transaction("raise_cap") as connection:
-            job = await _locked(connection, job_id)
-            if job is None or cap_usd <= job.cap_usd:
-                return job
-            (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)
-            await self._tell(connection, event, row)
-            return rows.job(row)
-
-    async def _tell(self, connection: Connection, event: Event, job: rows.Record) -> None:
-        await send_events(connection, [rows.written_event(event, job["event_seq"])], outbox=self._outbox)
-        await notify(connection, {"jobs": None, f"job/{job['id']}": None})
-
-    async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]:
-        return [rows.event(row) for row in await self._pool.read("events", job_id, after, limit)]
-
-    async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]:
-        return [rows.ledger_entry(row) for row in await self._pool.read("ledger", job_id)]
+    # --- the house
 
     async def counts(self) -> Mapping[str, Mapping[str, int]]:
         counts = {
@@ -144,44 +106,9 @@ class PostgresStore:
             counts[row["of"]][row["state"]] = row["n"]
         return counts
 
-    async def wait(self, topic: str, timeout_s: float) -> bool:
-        return await self._listener.wait(topic, timeout_s)
-
-    async def put_token(self, token: Token, secret_sha256: str) -> None:
-        scopes = list(token.scopes)
-        await self._pool.fetch(
-            "put_token", token.id, token.owner, scopes, token.created_at, fences.clean(token.note), secret_sha256
-        )
-
     async def token(self, secret_sha256: str) -> Token | None:
         found = await self._pool.read("token", secret_sha256)
         return rows.token(found[0]) if found else None
-
-    async def tokens(self) -> Sequence[Token]:
-        return [rows.token(row) for row in await self._pool.read("tokens")]
-
-    async def delete_token(self, token_id: str) -> bool:
-        return bool(await self._pool.fetch("delete_token", token_id))
-
-    async def put_secret(self, owner: str, name: str, sealed: bytes) -> None:
-        await self._pool.read("put_secret", owner, name, sealed)
-
-    async def secrets(self, owner: str, names: Sequence[str] | None = None) -> Mapping[str, bytes]:
-        found = await self._pool.read("secrets", owner, None if names is None else list(names))
-        return {row["name"]: row["sealed"] for row in found}
-
-    async def delete_secret(self, owner: str, name: str) -> bool:
-        return bool(await self._pool.fetch("delete_secret", owner, name))
-
-    async def put_upload(self, owner: str, upload: Upload) -> None:
-        summary = rows.summary_json(upload.summary)
-        await self._pool.read("put_upload", owner, upload.sha256, upload.bytes, fences.clean(upload.name), summary)
-
-    async def upload(self, owner: str, sha256: str) -> Upload | None:
-        found = await self._pool.read("upload", owner, sha256)
-        return rows.upload(found[0]) if found else None
-
-    # --- the house
 
     async def installation(self, proposed: Installation) -> Installation:
         found = await self._pool.read("installation", proposed)
@@ -195,13 +122,9 @@ class PostgresStore:
     async def close(self) -> None:
         await self._submitter.close()
         await self._listener.close()
+        await self._api.close()
         await self._pool.close()
 
 
 def _leased(found: Sequence[rows.Record]) -> list[Leased]:
     return [Leased(attempt=rows.attempt(row), job=rows.job(row, "j_")) for row in found]
-
-
-async def _locked(connection: Connection, job_id: JobId) -> Job | None:
-    row = await connection.fetchrow(QUERIES["lock_job"], job_id)
-    return rows.job(row) if row else None

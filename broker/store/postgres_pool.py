@@ -11,6 +11,7 @@ import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.tenancy import Tenant
 from broker.store.rows import JOB_COLUMNS
 
 T = TypeVar("T")
@@ -35,14 +36,19 @@ class RolledBack(StoreUnavailable):
     """A deadlock or serialization failure: definitely nothing was written, the same may be tried again."""
 
 
-def _load(path: Path) -> dict[str, str]:
-    """Statements by the name in their `-- name:` line."""
-    parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
-    names, bodies = parts[1::2], parts[2::2]
-    return {name: body.replace("{job_columns}", JOB_COLUMNS) for name, body in zip(names, bodies, strict=True)}
+def _load(folder: Path) -> dict[str, str]:
+    """Statements of all queries*.sql by the name in their `-- name:` line."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("queries*.sql")):
+        parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
+        for name, body in zip(parts[1::2], parts[2::2], strict=True):
+            if name in found:
+                raise ValueError(f"{path}: a statement {name} exists already; name it otherwise")
+            found[name] = body.replace("{job_columns}", JOB_COLUMNS)
+    return found
 
 
-QUERIES = _load(Path(__file__).with_name("queries.sql"))
+QUERIES = _load(Path(__file__).parent)
 
 
 @contextmanager
@@ -83,7 +89,9 @@ class Pool:
         self._pool = pool
 
     @classmethod
-    async def connect(cls, dsn: str, size: int) -> "Pool":
+    async def connect(cls, dsn: str, size: int, *, role: str | None = None) -> "Pool":
+        """`role`: every connection's from its first statement on, and whatever is reset."""
+        as_role = {"role": role} if role else {}
         with store_errors("connecting"):
             pool = await asyncpg.create_pool(
                 dsn,
@@ -92,9 +100,13 @@ class Pool:
                 reset=_keep,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=STATEMENT_TIMEOUT_S,
-                server_settings={"application_name": "gpubroker", "timezone": "UTC", "jit": "off"},
+                server_settings={"application_name": "gpubroker", "timezone": "UTC", "jit": "off", **as_role},
             )
         return cls(pool)
+
+    def as_tenant(self, tenant: Tenant) -> "Pool":
+        """The same connections; every transaction is that tenant's."""
+        return _TenantPool(self._pool, tenant)
 
     async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
         """One statement in its own transaction."""
@@ -133,3 +145,26 @@ class Pool:
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
+
+
+async def enter(connection: Connection, team: str, *, operator: bool) -> None:
+    """Makes the transaction under way that team's, until its end: see migrations/0003_tenancy.sql."""
+    await connection.execute(QUERIES["enter"], team, "on" if operator else "off")
+
+
+class _TenantPool(Pool):
+    """Shares the connections of another, and closes none."""
+
+    def __init__(self, pool: "asyncpg.Pool[asyncpg.Record]", tenant: Tenant) -> None:
+        super().__init__(pool)
+        self._tenant = tenant
+
+    async def fetch(self, name: str, *values: Any) -> list[asyncpg.Record]:
+        async with self.transaction(name) as connection:
+            return await connection.fetch(QUERIES[name], *values)
+
+    @asynccontextmanager
+    async def transaction(self, doing: str) -> AsyncIterator[Connection]:
+        async with super().transaction(doing) as connection:
+            await enter(connection, self._tenant.team, operator=self._tenant.operator)
+            yield connection

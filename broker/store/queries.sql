@@ -176,22 +176,22 @@ WHERE o.job_id = u.job_id AND o.seq = u.seq;
 
 -- name: submit
 -- Sorted by key, so that two brokers with the same keys do not wait for each other in a circle.
-INSERT INTO jobs AS j (id, owner, spec, workload, created_at, state, reason, attempts, retries_used, oom_changes,
+INSERT INTO jobs AS j (id, team, owner, spec, workload, created_at, state, reason, attempts, retries_used, oom_changes,
     finished_at, spent_usd, cap_usd, stop_requested, retry_of, idempotency_key, body_sha256, due_at, event_seq)
-SELECT u.id, u.owner, u.spec::jsonb, u.workload::jsonb, clock_timestamp(), u.state, u.reason, u.attempts,
+SELECT u.id, u.team, u.owner, u.spec::jsonb, u.workload::jsonb, clock_timestamp(), u.state, u.reason, u.attempts,
     u.retries_used, u.oom_changes, u.finished_at, u.spent_usd, u.cap_usd, u.stop_requested, u.retry_of, u.key,
     u.body_sha256, clock_timestamp(), u.events
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
-    $9::bigint[], $10::timestamptz[], $11::numeric[], $12::numeric[], $13::boolean[], $14::text[], $15::text[],
-    $16::text[], $17::bigint[]) AS u (id, owner, spec, workload, state, reason, attempts, retries_used, oom_changes,
-    finished_at, spent_usd, cap_usd, stop_requested, retry_of, key, body_sha256, events)
-ORDER BY u.owner, u.key
-ON CONFLICT (owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
+    $9::bigint[], $10::bigint[], $11::timestamptz[], $12::numeric[], $13::numeric[], $14::boolean[], $15::text[],
+    $16::text[], $17::text[], $18::bigint[]) AS u (id, team, owner, spec, workload, state, reason, attempts,
+    retries_used, oom_changes, finished_at, spent_usd, cap_usd, stop_requested, retry_of, key, body_sha256, events)
+ORDER BY u.team, u.owner, u.key
+ON CONFLICT (team, owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 RETURNING j.id, j.created_at, j.due_at;
 
 -- name: jobs_by_key
-SELECT j.* FROM jobs j JOIN unnest($1::text[], $2::text[]) AS u (owner, key)
-ON j.owner = u.owner AND j.idempotency_key = u.key;
+SELECT j.* FROM jobs j JOIN unnest($1::text[], $2::text[], $3::text[]) AS u (team, owner, key)
+ON j.team = u.team AND j.owner = u.owner AND j.idempotency_key = u.key;
 
 -- name: job
 SELECT * FROM jobs WHERE id = $1;
@@ -204,6 +204,7 @@ WHERE ($1::text IS NULL OR owner = $1)
     AND ($4::timestamptz IS NULL OR created_at >= $4)
     AND ($5::timestamptz IS NULL OR created_at < $5)
     AND ($6::timestamptz IS NULL OR (created_at, id) < ($6, $7::text))
+    AND ($9::text IS NULL OR team = $9)
 ORDER BY created_at DESC, id DESC LIMIT $8;
 
 -- name: attempts
@@ -236,35 +237,6 @@ SELECT * FROM ledger WHERE job_id = $1 ORDER BY id;
 SELECT 'jobs' AS of, state, count(*) AS n FROM jobs GROUP BY state
 UNION ALL
 SELECT 'attempts', state, count(*) FROM attempts GROUP BY state;
-
--- name: put_token
-INSERT INTO tokens (id, owner, scopes, created_at, note, secret_sha256) VALUES ($1, $2, $3, $4, $5, $6);
-
--- name: token
-SELECT * FROM tokens WHERE secret_sha256 = $1;
-
--- name: tokens
-SELECT * FROM tokens ORDER BY created_at, id;
-
--- name: delete_token
-DELETE FROM tokens WHERE id = $1 RETURNING id;
-
--- name: put_secret
-INSERT INTO secrets (owner, name, sealed) VALUES ($1, $2, $3)
-ON CONFLICT (owner, name) DO UPDATE SET sealed = excluded.sealed;
-
--- name: secrets
-SELECT name, sealed FROM secrets WHERE owner = $1 AND ($2::text[] IS NULL OR name = ANY ($2));
-
--- name: delete_secret
-DELETE FROM secrets WHERE owner = $1 AND name = $2 RETURNING name;
-
--- name: put_upload
-INSERT INTO uploads (owner, sha256, bytes, name, summary) VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (owner, sha256) DO UPDATE SET bytes = excluded.bytes, name = excluded.name, summary = excluded.summary;
-
--- name: upload
-SELECT * FROM uploads WHERE owner = $1 AND sha256 = $2;
 
 -- --------------------------------------------------------------------------------------------------------- the house
 

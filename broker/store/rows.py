@@ -12,6 +12,7 @@ from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import Attempt, AttemptState, Event, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import QuoteLine, Workload
 from broker.domain.spec import JobSpec
+from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import Token, Upload
 from broker.store.fences import clean
 from trainer.contract.rendezvous import Beat, Final
@@ -31,8 +32,9 @@ _OBJECT = TypeAdapter(dict[str, Any])
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 JOB_FIELDS = (
-    "id", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used", "oom_changes",
-    "due_at", "lease_until", "finished_at", "spent_usd", "cap_usd", "stop_requested", "retry_of", "epoch",
+    "id", "team", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used",
+    "oom_changes", "due_at", "lease_until", "finished_at", "spent_usd", "cap_usd", "stop_requested", "retry_of",
+    "epoch",
 )  # fmt: skip
 JOB_COLUMNS = ", ".join(f"j.{name} AS j_{name}" for name in JOB_FIELDS)
 """A job's columns beside an attempt's, as `leased` reads them."""
@@ -64,6 +66,7 @@ def job(row: Record, prefix: str = "") -> Job:
     get = row.__getitem__ if not prefix else lambda name: row[prefix + name]
     return Job(
         id=JobId(get("id")),
+        team=get("team"),
         owner=get("owner"),
         spec=_spec(get("spec")),
         workload=_workload(get("workload")),
@@ -141,7 +144,32 @@ def ledger_entry(row: Record) -> LedgerEntry:
 
 def token(row: Record) -> Token:
     return Token(
-        id=row["id"], owner=row["owner"], scopes=tuple(row["scopes"]), created_at=row["created_at"], note=row["note"]
+        id=row["id"],
+        team=row["team"],
+        owner=row["owner"],
+        scopes=tuple(row["scopes"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        note=row["note"],
+    )
+
+
+def team(row: Record) -> Team:
+    return Team(name=row["name"], created_at=row["created_at"], note=row["note"])
+
+
+def audit_entry(row: Record) -> AuditEntry:
+    return AuditEntry(
+        team=row["team"],
+        actor=row["actor"],
+        token_id=row["token_id"],
+        action=row["action"],
+        target=row["target"],
+        before=_OBJECT.validate_json(row["before"]) if row["before"] else None,
+        after=_OBJECT.validate_json(row["after"]) if row["after"] else None,
+        usd=row["usd"],
+        id=str(row["id"]),
+        at=row["at"],
     )
 
 
@@ -161,9 +189,10 @@ def summary_json(summary: Mapping[str, Any] | None) -> str | None:
 def submitted(value: Job, key: str | None, body_sha256: str, events: int) -> tuple[Any, ...]:
     """A row of `submit`."""
     return (
-        value.id, value.owner, _json(_SPEC, value.spec), _json(_WORKLOAD, value.workload), value.state.value,
-        clean(value.reason), value.attempts, value.retries_used, value.oom_changes, value.finished_at,
-        value.spent_usd, value.cap_usd, value.stop_requested, value.retry_of, key, body_sha256, events,
+        value.id, value.team, value.owner, _json(_SPEC, value.spec), _json(_WORKLOAD, value.workload),
+        value.state.value, clean(value.reason), value.attempts, value.retries_used, value.oom_changes,
+        value.finished_at, value.spent_usd, value.cap_usd, value.stop_requested, value.retry_of, key, body_sha256,
+        events,
     )  # fmt: skip
 
 
@@ -199,6 +228,14 @@ def admitted(value: Attempt, stop_requested: bool) -> tuple[Any, ...]:
 def written_entry(value: LedgerEntry) -> tuple[Any, ...]:
     """A row of `write_ledger`."""
     return (value.job_id, value.attempt_id, value.kind.value, value.usd, clean(value.note))
+
+
+def audited(value: AuditEntry) -> tuple[Any, ...]:
+    """A row of `write_audit`."""
+    before, after = (None if side is None else _json(_OBJECT, dict(side)) for side in (value.before, value.after))
+    return (
+        value.team, value.actor, value.token_id, value.action, clean(value.target), before, after, value.usd,
+    )  # fmt: skip
 
 
 def written_event(value: Event, seq: int) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from broker.clock import SystemClock
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.domain.offer import GpuAsk, Offer, ProviderStatus
+from broker.domain.tenancy import DEFAULT_TEAM
 from broker.ports import Blobs, Clock, Store, Token
 from broker.secrets import SecretBox
 from providers.sim_config import SimulatedConfig
@@ -78,10 +79,11 @@ class Running:
     market: FixedMarket
     app: web.Application
 
-    async def token(self, owner: str, *scopes: Scope) -> dict[str, str]:
-        """Headers with a new token."""
+    async def token(self, owner: str, *scopes: Scope, team: str = DEFAULT_TEAM) -> dict[str, str]:
+        """Headers with a new token. Any other team is made first."""
+        await self.service.store.put_team(team, "")
         token_id, text = mint(os.urandom)
-        row = Token(id=token_id, owner=owner, scopes=scopes or ("read", "submit"), created_at=SEEN)
+        row = Token(id=token_id, team=team, owner=owner, scopes=scopes or ("read", "submit"), created_at=SEEN)
         await self.service.store.put_token(row, hashed(text))
         return {"Authorization": f"Bearer {text}"}
 

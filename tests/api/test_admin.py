@@ -7,6 +7,7 @@ import pytest
 
 from broker.domain.ids import JobId
 from broker.domain.job import Event
+from broker.domain.tenancy import Tenant
 from tests.api.harness import Running, spec
 from trainer.contract import keys
 
@@ -48,7 +49,7 @@ async def test_a_secret_is_stored_sealed_and_never_shown(api: Running, caplog: p
     body = spec((await api.upload(ada))["ref"], secrets=["HF_TOKEN"])
     job = await api.call("POST", "/v1/jobs", ada, 202, json=body)
     detail = await api.call("GET", f"/v1/jobs/{job['id']}", ada, 200)
-    sealed = (await api.service.store.secrets("ada"))["HF_TOKEN"]
+    sealed = (await api.service.store.as_tenant(Tenant(team="default", owner="ada")).secrets("ada"))["HF_TOKEN"]
     assert api.service.box.open(sealed) == "hf_verysecret"
     token = ada["Authorization"].removeprefix("Bearer ")
     for text in (json.dumps([shown, job, detail]), repr(sealed), caplog.text):

@@ -120,8 +120,8 @@ async def test_a_job_that_runs_is_not_retried(api: Running) -> None:
     assert "cancel it first" in refused["detail"]
 
 
-async def test_owners_see_only_their_own_and_admins_everything(api: Running) -> None:
-    ada, bob, root = await api.token("ada"), await api.token("bob"), await api.token("root", "admin")
+async def test_teams_see_only_their_own_and_admins_everything(api: Running) -> None:
+    ada, bob, root = await api.token("ada"), await api.token("bob", team="blue"), await api.token("root", "admin")
     job = await submitted(api, ada)
     path = f"/v1/jobs/{job['id']}"
     reads = ["", "/events?follow=0", "/logs?follow=0", "/ledger", "/artifacts", "/artifacts/x"]
@@ -143,12 +143,23 @@ async def test_owners_see_only_their_own_and_admins_everything(api: Running) -> 
     assert (await api.call("GET", "/v1/jobs?owner=bob", root, 200))["items"] == []
 
 
+async def test_members_of_a_team_see_and_stop_each_other_s_jobs(api: Running) -> None:
+    ada, cyd = await api.token("ada"), await api.token("cyd")
+    job = await submitted(api, ada)
+    assert [one["id"] for one in (await api.call("GET", "/v1/jobs", cyd, 200))["items"]] == [job["id"]]
+    assert (await api.call("GET", "/v1/jobs?owner=cyd", cyd, 200))["items"] == []
+    refused = await api.call("POST", "/v1/jobs", cyd, 422, json=spec(job_ref(await api.upload(ada))))
+    assert refused["errors"][0]["field"] == "train.data.path"  # uploads and secrets stay their owner's
+    stopped = await api.call("POST", f"/v1/jobs/{job['id']}/cancel", cyd, 202)
+    assert (stopped["owner"], stopped["stop_requested"]) == ("ada", True)
+
+
 def job_ref(upload: dict[str, Any]) -> str:
     return str(upload["ref"])
 
 
 async def test_a_missing_job_and_a_foreign_one_look_alike(api: Running) -> None:
-    ada, bob = await api.token("ada"), await api.token("bob")
+    ada, bob = await api.token("ada"), await api.token("bob", team="blue")
     job = await submitted(api, ada)
     foreign = await api.call("GET", f"/v1/jobs/{job['id']}", bob, 404)
     missing = await api.call("GET", f"/v1/jobs/{'a' * 13}", bob, 404)

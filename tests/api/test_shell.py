@@ -84,8 +84,9 @@ async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[s
 
 async def test_it_is_the_owner_s_alone_and_wants_a_machine(api: Running, training: tuple[str, dict[str, str]]) -> None:
     job, headers = training
-    other = await api.token("bob")
+    other, member = await api.token("bob", team="blue"), await api.token("cyd")
     await api.call("GET", f"/v1/jobs/{job}/shell", other, 404)
+    assert "secrets" in (await api.call("GET", f"/v1/jobs/{job}/shell", member, 403))["detail"]
     await api.call("GET", f"/v1/jobs/{job}/shell", await api.token("ann", "read"), 403)
     await api.call("GET", f"/v1/jobs/{JobId('a' * 13)}/shell", headers, 404)
     await api.call("GET", f"/v1/jobs/{job}/shell", headers, 422)  # no WebSocket

@@ -12,6 +12,7 @@ from broker.domain.errors import IdempotencyConflict, StoreError
 from broker.domain.ids import Installation, JobId
 from broker.domain.job import AttemptState, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import HostFacts
+from broker.domain.tenancy import Tenant
 from broker.ports import Change, Charge, JobFilter, Lane, Store, Token, Upload
 from tests.conformance.conftest import House
 from tests.conformance.samples import (
@@ -629,7 +630,8 @@ async def test_tokens_are_found_by_their_hash(store: Store) -> None:
     assert await store.token("ff" * 32) is None
 
 
-async def test_secrets_and_uploads_belong_to_their_owner(store: Store) -> None:
+async def test_secrets_and_uploads_belong_to_their_owner(house: House) -> None:
+    store = house.store.as_tenant(Tenant(team="default", owner="ann"))
     await store.put_secret("ann", "HF_TOKEN", b"one")
     await store.put_secret("ann", "HF_TOKEN", b"two")
     await store.put_secret("ann", "WANDB", b"\0\xff")

@@ -20,6 +20,7 @@ from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
 from broker.domain.offer import Workload
 from broker.domain.spec import JobSpec
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Upload
 from broker.secrets import SecretBox
@@ -117,7 +118,8 @@ class Soak:
         code, new = buffer.getvalue(), job_id(urandom(9))
         sha256 = hashlib.sha256(code).hexdigest()
         await self.blobs.put(keys.job_data(new, sha256), code)
-        await self.store.put_upload("me", Upload(sha256=sha256, bytes=len(code), name="code.tar", summary=None))
+        mine = self.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="me"))
+        await mine.put_upload("me", Upload(sha256=sha256, bytes=len(code), name="code.tar", summary=None))
         command = ["python", "main.py", str(self.ticks), str(self.tick_s)]
         spec = JobSpec.model_validate({
             "name": "soak", "cap_usd": "1", "script": {"code": f"upload:{sha256}", "command": command},

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+from broker.api.auth import Caller
 from broker.api.service import Service
 from broker.domain.job import RESTING_JOB_STATES, Event, Job
 
@@ -9,14 +10,15 @@ BATCH = 500
 """Events that are read at once."""
 
 
-async def follow_events(service: Service, job: Job, after: int) -> AsyncIterator[Event | Job | None]:
+async def follow_events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[Event | Job | None]:
     """Every event with a higher seq, then the job at rest; None whenever there is nothing new.
 
     The job is read before its events, so that a job seen at rest has all of them written.
     """
+    store = service.rows(caller)
     while True:
-        job = await service.store.job(job.id) or job
-        events = await service.store.events(job.id, after=after, limit=BATCH)
+        job = await store.job(job.id) or job
+        events = await store.events(job.id, after=after, limit=BATCH)
         for event in events:
             after = event.seq
             yield event
@@ -26,4 +28,4 @@ async def follow_events(service: Service, job: Job, after: int) -> AsyncIterator
             yield job
             return
         yield None
-        await service.store.wait(f"job/{job.id}", service.settings.poll_s)
+        await store.wait(f"job/{job.id}", service.settings.poll_s)

@@ -15,6 +15,7 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event
+from broker.domain.tenancy import Tenant
 from broker.ports import Change, Leased, Provider, Store, StoreAccess
 from broker.secrets import SecretBox
 from broker.store.memory import MemoryStore
@@ -72,6 +73,9 @@ class Live:
 
     async def live_attempts(self) -> Sequence[Leased]:
         return self.live
+
+    def as_tenant(self, tenant: Tenant) -> "Live":
+        return self
 
     async def upload(self, owner: str, sha256: str) -> None:
         return None

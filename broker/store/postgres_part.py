@@ -1,0 +1,29 @@
+"""What each concern's part of the PostgreSQL store is built on: see `PostgresTenant`."""
+
+from collections.abc import Sequence
+
+from broker.domain.job import Event
+from broker.domain.tenancy import AuditEntry, Tenant
+from broker.store import rows
+from broker.store.postgres_apply import notify, send_events
+from broker.store.postgres_pool import QUERIES, Connection, Pool, columns
+
+
+class Part:
+    """The rows as `tenant` sees them through `pool`. `outbox`: keep events for a notifier."""
+
+    def __init__(self, pool: Pool, tenant: Tenant, *, outbox: bool) -> None:
+        self._pool = pool
+        self._tenant = tenant
+        self._outbox = outbox
+
+    async def _tell(self, connection: Connection, event: Event, job: rows.Record) -> None:
+        """Writes an event of a locked job whose counter was raised for it."""
+        await send_events(connection, [rows.written_event(event, job["event_seq"])], outbox=self._outbox)
+        await notify(connection, {"jobs": None, f"job/{job['id']}": None})
+
+
+async def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
+    """In the transaction of what they tell of."""
+    if entries:
+        await connection.execute(QUERIES["write_audit"], *columns(map(rows.audited, entries)))
