@@ -23,6 +23,7 @@ from broker.config import RhythmConfig
 from broker.domain.ids import Installation
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Provider
+from providers.account import Account
 from providers.aws import REGIONS
 from providers.aws_market import FAMILIES, KNOWN
 from providers.cloud import CloudProvider
@@ -107,7 +108,8 @@ def providers(at: dict[str, str], clock: HastyClock, home: Path) -> dict[str, Pr
     found: dict[str, Provider] = {}
     for name, section in ProvidersConfig.model_validate(sections).rented().items():
         cloud = CLOUDS[name][0](section, installation=INSTALLATION, clock=clock, env=KEYS, home=home)
-        found[name] = CloudProvider(cloud, launcher, installation=INSTALLATION, emulated=True)
+        account = Account(cloud, home / name / "account.json")
+        found[name] = CloudProvider(cloud, launcher, account, installation=INSTALLATION, emulated=True)
     return found
 
 

@@ -22,6 +22,7 @@ from providers.aws_market import AwsMarket, Kinds
 from providers.aws_offers import DISK_GIB, AwsOffers
 from providers.cloud import Purchase
 from providers.clusters import cluster_of, gpu_columns
+from providers.credentials import digest_of, sky_files
 from providers.sieve import Sieve
 from trainer.contract.base import Config
 
@@ -75,6 +76,7 @@ class AwsCloud:
         self._config, self._installation = config, installation
         self._regions = config.regions or REGIONS
         self._aws = Aws(config.endpoint, env=env, home=home)
+        self._env, self._home = env, home
         self._market = AwsMarket(self._aws, clock, self._regions)
         self._offers = AwsOffers(self._market, clock, self._regions)
 
@@ -131,6 +133,14 @@ class AwsCloud:
             if "DryRunOperation" not in str(e):
                 raise
         return None
+
+    def credential(self) -> str:
+        return digest_of(sky_files("aws", self._env, self._home))
+
+    async def account(self) -> Sequence[str]:
+        self._aws.forget_credentials()
+        me = await self._aws.call("sts", self._regions[0], "get_caller_identity")
+        return (str(me["Account"]),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """`pin`: what SkyPilot has no setting for (`kms_key`: of the volume; `placement_group`: start of its name).

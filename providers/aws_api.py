@@ -157,7 +157,7 @@ class Aws:
             raise Rejected("AWS: botocore is not installed; run `pip install 'gpubroker[clouds]'`") from None
         except Exception as e:
             if credentials_at_fault(e):
-                self._forget_credentials()
+                self.forget_credentials()
             raise of_exception(what, e) from None
 
     def _client(self, service: str, region: str) -> Any:
@@ -202,7 +202,7 @@ class Aws:
             self._session = session
         return self._session
 
-    def _forget_credentials(self) -> None:
+    def forget_credentials(self) -> None:
         """The next call reads them anew, as after `aws sso login`."""
         with self._lock:
             self._session = None

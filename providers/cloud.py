@@ -13,6 +13,7 @@ from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
+from providers.account import Account, Owned
 from providers.reach import reaching
 from providers.sieve import Sieve
 from providers.task import Task, task_of
@@ -48,11 +49,9 @@ class Purchase:
     """Seconds that the cloud wants between two launches."""
 
 
-class Cloud(Protocol):
+class Cloud(Owned, Protocol):
     """The native half: one file a cloud."""
 
-    @property
-    def name(self) -> str: ...
     @property
     def caps(self) -> Caps: ...
     @property
@@ -110,9 +109,11 @@ class Launcher(Protocol):
 class CloudProvider:
     """`ports.Provider` of one rented cloud."""
 
-    def __init__(self, cloud: Cloud, launcher: Launcher, *, installation: Installation, emulated: bool = False) -> None:
+    def __init__(
+        self, cloud: Cloud, launcher: Launcher, account: Account, *, installation: Installation, emulated: bool = False
+    ) -> None:
         """`emulated`: the endpoints are an emulator's, so machines compute on a CPU and nothing costs money."""
-        self._cloud, self._launcher = cloud, launcher
+        self._cloud, self._launcher, self._account = cloud, launcher, account
         self._installation = installation
         self._emulated = emulated
         self.dropped: Mapping[str, int] = {}
@@ -134,6 +135,7 @@ class CloudProvider:
         return replace(caps, simulated=True, agent_start_s=min(caps.agent_start_s or 0.0, EMULATED_START_S))
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        await self._account.verify()  # where nothing could be listed, nothing is sold
         sieve = Sieve(ask)
         await self._cloud.rows(sieve)
         self.dropped = sieve.dropped
@@ -152,12 +154,15 @@ class CloudProvider:
             raise Rejected(f"{name} is not a name of installation {self._installation}")
         if boot.nodes > 1 and not self.caps.multi_node:
             raise Rejected(f"{self.name} joins no machines to one job; ask for 1 node")
-        if any(seen.handle.name == name for seen in await self._cloud.list()):
+        if any(seen.handle.name == name for seen in await self._seen()):
             # SkyPilot adopts by name, but sets up again what may be running, and loops for ever on a partial set.
             raise OutcomeUnknown(f"{name} stands at {self.name} already; it is not launched again")
         purchase = self._cloud.purchase(offer, boot)
         await self._apart(purchase.apart_s)
-        await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
+        try:
+            await self._launcher.launch(name, purchase, task_of(boot, docker_run=self._cloud.docker_run))
+        finally:
+            self._account.bought()
         handles = await self._handles(name, boot.nodes)
         for handle in handles:
             await self._confirm(handle, purchase)
@@ -182,7 +187,7 @@ class CloudProvider:
         while True:
             said = f"{self.name} lists too few machines"
             try:
-                seen = [o for o in await self._cloud.list() if o.handle.name == name]
+                seen = [o for o in await self._seen() if o.handle.name == name]
             except ProviderError as e:
                 seen, said = [], str(e)
             if len(seen) >= nodes:
@@ -206,8 +211,12 @@ class CloudProvider:
     async def cancel(self, name: InstanceName) -> None:
         await self._launcher.cancel(name)
 
+    async def _seen(self) -> Sequence[Observed]:
+        async with self._account.same():
+            return await self._cloud.list()
+
     async def list(self) -> Sequence[Observed]:
-        seen = await self._cloud.list()
+        seen = await self._seen()
         self._standing = tuple(o.handle for o in seen if o.state is not InstanceState.GONE)
         names = {handle.name for handle in self._standing}
         self._watch.follow({name for name in names if attempt_of(self._installation, name) is not None})
@@ -221,7 +230,8 @@ class CloudProvider:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:
             raise Rejected(f"{handle.name} at {handle.provider} is not a machine of installation {self._installation}")
         try:
-            await self._cloud.destroy(handle)
+            async with self._account.same():
+                await self._cloud.destroy(handle)
         finally:
             # SkyPilot's `down` ends whatever has the name: another machine that stands under it must not go with this.
             if all(one.id == handle.id for one in self._standing if one.name == handle.name):
@@ -234,6 +244,7 @@ class CloudProvider:
 
     async def check(self) -> str | None:
         try:
+            await self._account.verify()
             return await self._cloud.check()
         except ProviderError as e:
             return str(e)

@@ -3,6 +3,7 @@
 The environment wins over files, as it does in the clouds' tools.
 """
 
+import hashlib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -106,22 +107,32 @@ def aws_source(env: Mapping[str, str], home: Path) -> str | None:
     return next((f"~/{name}" for path, name in _aws_files(env, home) if path.is_file()), None)
 
 
-def sky_files(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[str, bytes]:
-    """What a private SkyPilot API server must find in its own home, by path relative to it.
+def sky_files(cloud: str, env: Mapping[str, str], home: Path) -> dict[str, bytes]:
+    """What a private SkyPilot API server must find of one cloud in its own home, by path relative to it.
 
-    A cloud without credentials is left out, so that the others go on.
+    Raises Rejected where there is no key; AWS may do without files.
     """
-    files: dict[str, bytes] = {}
-    for cloud in clouds:
-        if cloud == "aws":
-            files |= {name: path.read_bytes() for path, name in _aws_files(env, home) if path.is_file()}
-            continue
-        try:
-            key = key_of(cloud, env, home).key
-        except Rejected:
-            continue
-        files[_PLACES[cloud].files[0]] = _PLACES[cloud].write(key).encode()
-    return files
+    if cloud == "aws":
+        found = {name: _content(path) for path, name in _aws_files(env, home)}
+        return {name: content for name, content in found.items() if content is not None}
+    place = _PLACES[cloud]
+    return {place.files[0]: place.write(key_of(cloud, env, home).key).encode()}
+
+
+def sky_leftovers(cloud: str, home: Path, files: Iterable[str]) -> list[Path]:
+    """Files of the cloud's credentials in a server's home that are none of `files`, and would count beside them."""
+    if cloud != "aws":
+        return []
+    kept = {home / name for name in files}
+    return [path for path, _ in _aws_files({}, home) if path not in kept and path.is_file()]
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """Of what `sky_files` has read: it changes with whatever SkyPilot and we log in to the cloud with."""
+    told = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        told.update(f"{name} {len(content)} ".encode() + content)
+    return told.hexdigest()
 
 
 def sky_env(clouds: Iterable[str], env: Mapping[str, str], home: Path) -> dict[str, str]:
@@ -152,6 +163,16 @@ def _aws_files(env: Mapping[str, str], home: Path) -> list[tuple[Path, str]]:
     for cache in _AWS_CACHES:
         files += [(path, f"{cache}/{path.name}") for path in sorted((home / cache).glob("*.json"))]
     return files
+
+
+def _content(path: Path) -> bytes | None:
+    """None: there is no such file, or not any more. Raises Rejected."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise Rejected(f"AWS: {path} cannot be read: {_line(e)}") from None
 
 
 def _path(given: str | None, usual: Path, home: Path) -> Path:

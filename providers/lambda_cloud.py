@@ -18,7 +18,7 @@ from broker.domain.offer import GIB, HostFacts, Offer
 from broker.ports import Clock
 from providers.cloud import Purchase
 from providers.clusters import cluster_of, gpu_columns
-from providers.credentials import key_help, key_of
+from providers.credentials import digest_of, key_help, key_of, sky_files
 from providers.names import GB, accelerator
 from providers.rest import Rest
 from providers.sieve import Sieve
@@ -161,6 +161,19 @@ class LambdaCloud:
     async def check(self) -> str | None:
         await self._call("GET", "/instances")
         return None
+
+    def credential(self) -> str:
+        return digest_of(sky_files("lambda", self._env, self._home))
+
+    async def account(self) -> Sequence[str]:
+        """Nothing in the API says whose a key is. The ids of SSH keys are an account's own, and no machine is launched
+        without one: SkyPilot enters its own with the first."""
+        credential = self.credential()
+        keys = await self._call("GET", "/ssh-keys")
+        try:
+            return (f"key {credential[:8]}", *sorted(f"SSH key {key['id']}" for key in keys))
+        except _UNREADABLE as e:
+            raise OutcomeUnknown(f"Lambda: the list of SSH keys cannot be read: {e!r}") from None
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """SkyPilot wants the type in `lambda/vms.csv`, and asks the API itself whether the region has it."""

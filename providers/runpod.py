@@ -18,7 +18,7 @@ from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.cloud import Purchase
 from providers.clusters import cluster_of, gpu_columns
-from providers.credentials import key_help, key_of
+from providers.credentials import digest_of, key_help, key_of, sky_files
 from providers.names import GB, accelerator
 from providers.rest import Rest
 from providers.runpod_market import Market
@@ -140,6 +140,15 @@ class RunpodCloud:
         if left is not None and left < LITTLE_USD:
             return f"RunPod: the balance is {show(left)}; add credit at https://www.console.runpod.io/user/billing"
         return None
+
+    def credential(self) -> str:
+        return digest_of(sky_files("runpod", self._env, self._home))
+
+    async def account(self) -> Sequence[str]:
+        me = (await self._ask("query { myself { id } }")).get("myself")
+        if not isinstance(me, dict) or not me.get("id"):
+            raise OutcomeUnknown("RunPod: the answer does not say whose key it is")
+        return (str(me["id"]),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """SkyPilot bids the least SpotPrice that its catalog has for an instance type, in whatever zone.

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from providers import sky_job
 from providers.cloud import Purchase
 from providers.sky_api import Failure, SkyApi
 from providers.sky_catalog import SkyCatalog
+from providers.sky_copies import KeyCopies, ReadKeys, words_of
 from providers.sky_errors import meaning
 from providers.sky_server import SkyServer, user_of
 from providers.task import Task
@@ -66,13 +66,14 @@ class SkyLauncher:
         *,
         installation: Installation,
         state: Path,
-        files: Mapping[str, bytes] | None = None,
+        keys: ReadKeys = dict,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """`files`, `env`: the clouds' credentials for the daemon's own server, see `providers.credentials`."""
+        """`keys`, `env`: the clouds' credentials for the daemon's own server, see `providers.credentials`. `keys` is
+        read before each launch."""
         self._config, self._state = config, state
         self._user = user_of(installation)
-        self._secrets = [config.token, *_words([*(files or {}).values(), *(v.encode() for v in (env or {}).values())])]
+        self._secrets = [config.token, *(word for value in (env or {}).values() for word in words_of(value.encode()))]
         self._server: SkyServer | None = None
         self._remote: SkyApi | None = None
         if config.url is not None:
@@ -82,12 +83,12 @@ class SkyLauncher:
                 state,
                 installation=installation,
                 port=config.port,
-                files=files or {},
                 env={**(env or {}), **config.env},
                 config=config.config,
                 launch_s=config.launch_deadline_s,
             )
         self._catalog = SkyCatalog(self._server.home) if self._server else None
+        self._keys = KeyCopies(self._server.home, keys) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)
         self._under_way: Counter[str] = Counter()
         self._unanswered: dict[str, float] = {}
@@ -124,11 +125,12 @@ class SkyLauncher:
             self._under_way -= Counter({name: 1})
 
     async def _carry_out(self, name: InstanceName, purchase: Purchase, task: Task, deadline: float) -> None:
-        secrets = [*self._secrets, *task.secrets.values(), *(task.registry_login or ())[2:]]
-        self._secrets_of[name] = secrets
+        secrets: list[str] = []
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 api = await self._api()
+                secrets += self._secrets_with(task)
+                self._secrets_of[name] = secrets
                 rows = purchase.catalog if self._server is None else {}
                 with self._sending(name):
                     request = await api.launch(_yaml(name, purchase, task), name, purchase.config, purchase.pin, rows)
@@ -141,6 +143,10 @@ class SkyLauncher:
             raise OutcomeUnknown(
                 f"{purchase.cloud}: {name} was not up after {after}; the launch was cancelled"
             ) from None
+
+    def _secrets_with(self, task: Task) -> list[str]:
+        known = [*self._secrets, *(self._keys.words if self._keys else ())]
+        return [*known, *task.secrets.values(), *(task.registry_login or ())[2:]]
 
     @contextmanager
     def _sending(self, name: InstanceName) -> Iterator[None]:
@@ -172,7 +178,9 @@ class SkyLauncher:
             missing = [tool for tool in TOOLS if shutil.which(tool, path=self._config.env.get("PATH")) is None]
             if missing:
                 raise Rejected(f"SkyPilot needs {' and '.join(missing)} on this machine: install it, e.g. by apt-get")
+            assert self._keys is not None
             api = await self._server.ready()
+            await asyncio.to_thread(self._keys.refresh)
         else:
             assert self._remote is not None
             api = self._remote
@@ -362,8 +370,3 @@ def _argv(way: Mapping[str, Any], key: Path, *, tty: bool) -> list[str]:
         *flags,
         f"{way['user']}@{way['host']}",
     ]
-
-
-def _words(texts: Sequence[bytes]) -> list[str]:
-    """What in credentials may be a secret: every word of some length."""
-    return [word for text in texts for word in re.findall(r"[^\s\"',=]{12,}", text.decode("utf-8", "replace"))]

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 SKY_VERSION = "0.14.1"
 PLUGIN = "providers.sky_plugin.GpuBroker"
-_PARTS = ("sky_facts", "sky_lives", "sky_patch", "sky_patches", "sky_aws", "sky_plugin")
+_PARTS = ("sky_facts", "sky_lives", "sky_keys", "sky_patch", "sky_patches", "sky_aws", "sky_plugin")
 
 
 def _version() -> str:

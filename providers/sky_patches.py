@@ -16,7 +16,7 @@ import pandas
 from sky import exceptions
 from sky.utils import annotations, registry, status_lib
 
-from providers import sky_aws
+from providers import sky_aws, sky_keys
 from providers.sky_facts import ANYWHERE, CLOUDS, NOTHING, ROWS
 from providers.sky_lives import acting
 from providers.sky_patch import Patch, Replacement, pin, private, state_folder
@@ -277,6 +277,10 @@ PATCHES = (
     Patch("sky.provision.runpod.instance", "_filter_instances", _FILTER, _runpod[1]),
     Patch("sky.provision.vast", "query_instances", _QUERY, _vast[0]),
     Patch("sky.provision.runpod", "query_instances", _QUERY, _runpod[0]),
+    Patch(
+        "sky.server.requests.executor", "override_request_env_and_config", "request_body request_id request_name",
+        sky_keys.fresh_keys,
+    ),
     Patch("sky.catalog.common", "LazyDataFrame._load_df", "self", _fresh_frame),
     Patch("sky.utils.annotations", "clear_request_level_cache", "", _fresh_aws),
     Patch(

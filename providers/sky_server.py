@@ -23,6 +23,7 @@ import yaml
 
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import Installation
+from providers.private import write_private
 from providers.sky_api import Failure, SkyApi
 from providers.sky_facts import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, TOKEN
 from providers.sky_lives import KILL_S, Lives, kill_all, mark_of
@@ -45,7 +46,7 @@ class Running:
     keeper: int
     token: str = field(repr=False)
     made_of: str
-    """Digest of versions, credentials and environment: a server made of others is not adopted."""
+    """Digest of versions, settings and environment: a server made of others is not adopted."""
 
 
 def user_of(installation: Installation) -> str:
@@ -62,16 +63,15 @@ class SkyServer:
         *,
         installation: Installation,
         port: int,
-        files: Mapping[str, bytes],
         env: Mapping[str, str],
         config: Mapping[str, Mapping[str, object]],
         launch_s: float,
     ) -> None:
-        """`files`: credentials by path relative to the server's home; `env`, `config` (SkyPilot's): beside them.
+        """`env`, `config` (SkyPilot's): what it is made of, beside the keys in its home, which may change.
         `launch_s`: what a server that is to be replaced is given to finish its launches."""
         self._state, self._port, self._launch_s = state, port, launch_s
         self._user = user_of(installation)
-        self._files, self._env = dict(files), dict(env)
+        self._env = dict(env)
         self._config = {name: {**_CONFIG.get(name, {}), **config.get(name, {})} for name in {*_CONFIG, *config}}
         self._starting = asyncio.Lock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -190,15 +190,13 @@ class SkyServer:
             )  # fmt: skip
         os.close(lock)
         known = Running(**asdict(running) | {"keeper": self._child.pid, "made_of": self._made_of(running.id)})
-        _write(self._state / "server.json", json.dumps(asdict(known)).encode())
+        write_private(self._state / "server.json", json.dumps(asdict(known)).encode())
         self._running = known
 
     def _write_home(self) -> None:
         config, plugins = self.home / ".sky" / "config.yaml", self._state / "plugins.yaml"
-        _write(config, yaml.safe_dump(self._config).encode())
-        _write(plugins, yaml.safe_dump({"plugins": [{"class": PLUGIN}]}).encode())
-        for name, content in self._files.items():
-            _write(self.home / name, content)
+        write_private(config, yaml.safe_dump(self._config).encode())
+        write_private(plugins, yaml.safe_dump({"plugins": [{"class": PLUGIN}]}).encode())
 
     def _environment(self, running: Running) -> dict[str, str]:
         kept = {name: os.environ[name] for name in (*_KEPT, *_PROXIES) if name in os.environ}
@@ -235,9 +233,8 @@ class SkyServer:
                 self._former = known
 
     def _made_of(self, server: str) -> str:
-        """Keyed by the id, so that equal credentials do not look equal on disk."""
+        """Keyed by the id, so that equal environments, which hold AWS's keys, do not look equal on disk."""
         parts = [SKY_VERSION, PLUGIN_VERSION, sys.version, json.dumps([self._env, self._config], sort_keys=True)]
-        parts += [f"{name}={content.hex()}" for name, content in sorted(self._files.items())]
         return hmac.new(server.encode(), "\0".join(parts).encode(), "sha256").hexdigest()
 
     # ----------------------------------------------------------------------------------------------------------- death
@@ -297,12 +294,3 @@ def free_port() -> int:
 def _queue_port(port: int) -> int:
     """`get_queue_manager_port` of `sky/server/requests/queues/mp_queue.py`."""
     return 50000 + (11 + port - 46580) % 10000
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Readable by the owner alone, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(fresh, path)

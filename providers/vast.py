@@ -18,7 +18,7 @@ from broker.domain.offer import Offer
 from broker.ports import Clock
 from providers.cloud import Purchase
 from providers.clusters import cluster_of, gpu_columns
-from providers.credentials import key_help, key_of
+from providers.credentials import digest_of, key_help, key_of, sky_files
 from providers.names import GB, accelerator
 from providers.rest import Rest
 from providers.sieve import Sieve
@@ -155,6 +155,15 @@ class VastCloud:
         if left is not None and left < LITTLE_USD:
             return f"Vast: the credit is {show(left)}; add some at https://cloud.vast.ai/billing/"
         return None
+
+    def credential(self) -> str:
+        return digest_of(sky_files("vast", self._env, self._home))
+
+    async def account(self) -> Sequence[str]:
+        me = (await self._call("GET", "/api/v0/users/current/")).get("id")
+        if me is None:
+            raise OutcomeUnknown("Vast: the answer does not say whose key it is")
+        return (str(me),)
 
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         """SkyPilot reads the first two parts and the last of the type's name; the ask goes between them.

@@ -65,13 +65,18 @@ class LambdaApi(JsonApi):
     def __init__(self, world: World, faults: Faults) -> None:
         super().__init__("lambda", world, faults)
         self.types = {row.name: row for row in lambda_market()}
-        self.keys: dict[str, dict[str, str]] = {}
+        self._keys_of: dict[int, dict[str, dict[str, str]]] = {}
         self.rules: list[dict[str, Any]] = []
         self.launch_interval_s = 0.0
         """Launches closer together than this are answered with 429 (the real API: about 12 s)."""
         self.sell_instead: str | None = None
         """A type that the next launch gets, whatever it asked for."""
         self._last_launch = float("-inf")
+
+    @property
+    def keys(self) -> dict[str, dict[str, str]]:
+        """SSH keys of the account by name."""
+        return self._keys_of.setdefault(self.world.account, {})
 
     def routes(self) -> Sequence[web.RouteDef]:
         return [
@@ -141,7 +146,8 @@ class LambdaApi(JsonApi):
         return {"data": key}
 
     async def _delete_key(self, ask: Ask) -> Any:
-        self.keys = {name: key for name, key in self.keys.items() if key["id"] != ask.path["id"]}
+        for name in [name for name, key in self.keys.items() if key["id"] == ask.path["id"]]:
+            del self.keys[name]
         return {"data": {}}
 
     async def _rules(self, _: Ask) -> Any:

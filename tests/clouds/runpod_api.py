@@ -169,7 +169,7 @@ class RunPodApi:
 
     def _myself(self, _: Any) -> dict[str, Any]:
         return {
-            "id": "user", "pubKey": self.pub_key, "networkVolumes": [], "clientBalance": 100.0,
+            "id": f"user-{self.world.account}", "pubKey": self.pub_key, "networkVolumes": [], "clientBalance": 100.0,
             "currentSpendPerHr": 0.0, "spendLimit": 80.0, "podTemplates": list(self.templates.values()),
             "pods": [self._shown(r) for r in self.world.listed("runpod")],
         }  # fmt: skip

@@ -20,11 +20,12 @@ from tests.clouds.emulator import Clouds
 INSTALLATION = Installation("abcd")
 KEY = "test-key"
 AWS_KEY = {"AWS_ACCESS_KEY_ID": "AKIAEMULATED", "AWS_SECRET_ACCESS_KEY": "test-key-of-aws"}
-FILES = {
-    ".lambda_cloud/lambda_keys": f"api_key = {KEY}\n".encode(),
-    ".runpod/config.toml": f'[default]\napi_key = "{KEY}"\n'.encode(),
-    ".config/vastai/vast_api_key": KEY.encode(),
+KEYS = {
+    "lambda": {".lambda_cloud/lambda_keys": f"api_key = {KEY}\n".encode()},
+    "runpod": {".runpod/config.toml": f'[default]\napi_key = "{KEY}"\n'.encode()},
+    "vast": {".config/vastai/vast_api_key": KEY.encode()},
 }
+FILES = {path: content for files in KEYS.values() for path, content in files.items()}
 TASK = Task(
     setup="true",
     run="echo $WORD $SECRET_WORD > ~/ran",
@@ -62,7 +63,7 @@ def launcher(state: Path, clouds: Clouds | None = None, **settings: Any) -> SkyL
     if clouds is not None:
         env |= {**clouds.environment, "GPUBROKER_LAMBDA_ENDPOINT": clouds.url}
     config = SkyConfig(env=env, **settings)
-    return SkyLauncher(config, installation=INSTALLATION, state=state / "sky", files=FILES)
+    return SkyLauncher(config, installation=INSTALLATION, state=state / "sky", keys=lambda: KEYS)
 
 
 def name(last: str) -> InstanceName:

@@ -78,6 +78,9 @@ class World:
     ) -> None:
         self.machines, self.api_key, self.now = machines, api_key, now
         self.rented: dict[str, Rented] = {}
+        self.account = 1
+        """Whose the key is."""
+        self._owners: dict[str, int] = {}
         self.events: list[Event] = []
         self.calls: list[Call] = []
         self.violations: list[str] = []
@@ -113,6 +116,7 @@ class World:
     async def rent(self, rented: Rented, *, billed_from: Literal["created", "running"], running: str) -> None:
         """Enters the machine and boots it; it is `running` (in the cloud's words) once it is up."""
         self.rented[rented.id] = rented
+        self._owners[rented.id] = self.account
         self._log(rented, "created", computing=billed_from == "created")
         self.spawn(self._boot(rented, running))
 
@@ -184,13 +188,15 @@ class World:
         linger = lag + timedelta(seconds=self.teardown_s[cloud])
         return [
             r for r in self.rented.values()
-            if r.cloud == cloud and r.created_at + lag <= now and (r.gone_at is None or now < r.gone_at + linger)
+            if (r.cloud, self._owners[r.id]) == (cloud, self.account)
+            and r.created_at + lag <= now and (r.gone_at is None or now < r.gone_at + linger)
         ]  # fmt: skip
 
     def owned(self, cloud: CloudName, machine_id: str) -> Rented | None:
         """A machine that was not destroyed, whatever listings show."""
         rented = self.rented.get(machine_id)
-        return rented if rented is not None and rented.cloud == cloud and rented.gone_at is None else None
+        ours = rented is not None and rented.cloud == cloud and self._owners[machine_id] == self.account
+        return rented if rented is not None and ours and rented.gone_at is None else None
 
     def named(self, prefix: str) -> Sequence[Rented]:
         """Every machine ever made whose name begins so (SkyPilot adds a suffix to the cluster's name)."""

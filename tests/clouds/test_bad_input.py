@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from broker.app import _listening, _work, _write_client_file, building
+from broker.app import _work, building, write_client_file
 from broker.cli.main import app as command_line
 from broker.client.client import Client
 from broker.clock import SystemClock
@@ -26,6 +26,8 @@ from broker.domain.errors import InvalidInput, ProviderError, Rejected, Throttle
 from broker.domain.ids import Installation
 from broker.domain.job import JobState
 from broker.domain.offer import GpuAsk
+from broker.doors import listening
+from providers.account import Account
 from providers.aws import AwsCloud, AwsConfig
 from providers.cloud import CloudProvider
 from providers.lambda_cloud import LambdaCloud, LambdaConfig
@@ -89,7 +91,8 @@ def provider(name: str, url: str, home: Path, *, key: str | None = KEY) -> Cloud
     }
     nobody: Any = None
     launcher = PaperLauncher(Host(nobody), Life(), nobody)
-    return CloudProvider(clouds[name](), launcher, installation=installation)
+    cloud = clouds[name]()
+    return CloudProvider(cloud, launcher, Account(cloud, home / "account.json"), installation=installation)
 
 
 def one_line(name: str, said: object) -> str:
@@ -119,9 +122,15 @@ async def test_a_broken_cloud_sells_nothing_and_proves_no_absence(name: str, ans
 
 
 @pytest.mark.parametrize("name", ["lambda", "vast"])
-async def test_rows_of_nonsense_are_counted_and_prove_no_absence(name: str, tmp_path: Path) -> None:
+async def test_rows_of_nonsense_are_counted_and_prove_no_absence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def account() -> tuple[str, ...]:
+        return ("me",)
+
     async with answering(200, NONSENSE) as url:
         cloud = provider(name, url, tmp_path)
+        monkeypatch.setattr(cloud._cloud, "account", account)
         assert await cloud.offers(GpuAsk()) == []
         assert cloud.dropped == {"unreadable": 1}
         with pytest.raises(ProviderError) as e:
@@ -276,12 +285,12 @@ async def daemon(
     }  # fmt: skip
     (home / "broker").mkdir()
     (home / "broker" / "gpubroker.yaml").write_text(yaml.safe_dump(config))
-    async with building(DaemonConfig.load()) as house, _listening(house) as url:
-        await _write_client_file(house, url)
+    async with building(DaemonConfig.load()) as house, listening(house.config, house.application) as at:
+        await write_client_file(house, at)
         work = asyncio.create_task(_work(house))
         token = json.loads((home / "broker" / "client.json").read_text())["token"]
         try:
-            async with Client(url, token) as client:
+            async with Client(at.url, token) as client:
                 yield Daemon(client=client)
         finally:
             work.cancel()

@@ -26,6 +26,7 @@ from broker.market.market import Market, MarketRhythm
 from broker.ports import Change
 from broker.secrets import SecretBox
 from broker.store.memory import MemoryStore
+from providers.account import Account
 from providers.cloud import CloudProvider
 from providers.lambda_cloud import LambdaCloud, LambdaConfig
 from providers.runpod import RunpodCloud, RunpodConfig
@@ -156,7 +157,8 @@ class Story:
     async def _broker(self, life: Life, owner: str) -> None:
         clock: Any = Mortal(self.clock, life)
         cloud = MortalCloud(_cloud(self._cloud, self.clouds.url, clock, self._home), life)
-        provider = CloudProvider(cloud, PaperLauncher(self.host, life, self.point), installation=INSTALLATION)
+        account = Account(cloud, self._home / "account.json")
+        provider = CloudProvider(cloud, PaperLauncher(self.host, life, self.point), account, installation=INSTALLATION)
         store: Any = WatchedStore(self.store, life, self.point)
         blobs: Any = WatchedBlobs(self.blobs, life, self.point)
         context = Context(

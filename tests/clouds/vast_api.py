@@ -117,7 +117,7 @@ class VastApi(JsonApi):
         return offer
 
     async def _user(self, _: Ask) -> Any:
-        return {"id": 1, "email": "a@example.org", "credit": 100.0, "balance": 0.0, "username": "a"}
+        return {"id": self.world.account, "email": "a@example.org", "credit": 100.0, "balance": 0.0, "username": "a"}
 
     # ---------------------------------------------------------------------------------------------------------- keys
 

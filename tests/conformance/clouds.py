@@ -1,7 +1,7 @@
 """The rented clouds as `provider_laws.World`: emulators, machines on paper, and a launcher in SkyPilot's place."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from broker.domain.instance import BootSpec, TrainerImage
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from broker.ports import Provider
+from providers.account import Account
 from providers.aws import AwsCloud, AwsConfig
 from providers.aws_api import of_exception
 from providers.cloud import CloudProvider, Purchase
@@ -150,27 +151,53 @@ class CloudWorld:
         self.agents = NoAgents(FarBlobs.in_memory(OURS))
         self.host = Host(lambda number: LaunchServer(number, clouds, self.agents, nowhere(), aws))
         self.opened: list[Provider] = []
+        self._env = {f"{kind.upper()}_API_KEY": "test-key", "AWS_EC2_METADATA_DISABLED": "true"}
+        self._log_in_to_aws(KEYS)
 
     def open(self, installation: Installation = OURS) -> Provider:
         cloud: Any = MortalCloud(self._cloud(installation), Life())
-        provider = CloudProvider(cloud, KnowingLauncher(self.host, self.clouds), installation=installation)
+        account = Account(cloud, self._home / installation / "account.json")
+        provider = CloudProvider(cloud, KnowingLauncher(self.host, self.clouds), account, installation=installation)
         self.opened.append(provider)
         return provider
 
     def _cloud(self, installation: Installation) -> Any:
         url = self.clouds.url
         given: dict[str, Any] = {"installation": installation, "clock": LoopClock(), "home": self._home}
-        env = {f"{self.kind.upper()}_API_KEY": "test-key"}
+        given["env"] = self._env
         match self.kind:
             case "runpod":
-                return RunpodCloud(RunpodConfig(endpoint=url), env=env, **given)
+                return RunpodCloud(RunpodConfig(endpoint=url), **given)
             case "vast":
-                return VastCloud(VastConfig(endpoint=url), env=env, **given)
+                return VastCloud(VastConfig(endpoint=url), **given)
             case "lambda":
-                return LambdaCloud(LambdaConfig(endpoint=url), env=env, **given)
+                return LambdaCloud(LambdaConfig(endpoint=url), **given)
         assert self.aws is not None
-        keys = {"AWS_EC2_METADATA_DISABLED": "true", **{key.upper(): value for key, value in KEYS.items()}}
-        return AwsCloud(AwsConfig(endpoint=self.aws.url, regions=(EAST,)), env=keys, **given)
+        return AwsCloud(AwsConfig(endpoint=self.aws.url, regions=(EAST,)), **given)
+
+    def _log_in_to_aws(self, keys: Mapping[str, str]) -> None:
+        path = self._home / ".aws/credentials"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("[default]\n" + "".join(f"{name} = {value}\n" for name, value in keys.items()))
+
+    def exchange_key(self, account: int) -> None:
+        """For a new one of the account 1, which is there from the start, or of another."""
+        key = f"key-{len(self.opened)}-of-{account}"
+        self.clouds.world.api_key, self.clouds.world.account = key, account
+        self._env[f"{self.kind.upper()}_API_KEY"] = key
+        if self.aws is not None:
+            self._log_in_to_aws({**KEYS, "aws_access_key_id": "AKIAANOTHER"} if account == 1 else self._of_another())
+
+    def _of_another(self) -> Mapping[str, str]:
+        """Keys of another account of moto's, whose machines are others."""
+        assert self.aws is not None
+        role = {"RoleArn": "arn:aws:iam::222222222222:role/x", "RoleSessionName": "test"}
+        sts = boto3.client("sts", region_name=EAST, endpoint_url=self.aws.url, **KEYS)
+        given = sts.assume_role(**role)["Credentials"]
+        return {
+            "aws_access_key_id": given["AccessKeyId"], "aws_secret_access_key": given["SecretAccessKey"],
+            "aws_session_token": given["SessionToken"],
+        }  # fmt: skip
 
     def boot_of(self, name: InstanceName) -> BootSpec:
         return BootSpec(env={"GPUBROKER_ATTEMPT": name[-13:]}, trainer=IMAGE)

@@ -19,6 +19,7 @@ READS = frozenset(
     {
         ("GET", "/api/v1/instance-types"),  # Lambda: types, prices, regions with capacity
         ("GET", "/api/v1/instances"),  # Lambda: machines of the account
+        ("GET", "/api/v1/ssh-keys"),  # Lambda: by which an account is known
         ("POST", "/api/v0/bundles/"),  # Vast: a search
         ("GET", "/api/v1/instances/"),  # Vast: machines of the account
         ("GET", "/api/v0/users/current/"),  # Vast: the account's credit

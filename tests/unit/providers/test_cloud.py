@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,6 +15,7 @@ from broker.domain.ids import AttemptId, Installation, InstanceName, instance_na
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed, TrainerBundle
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, Offer
+from providers.account import Account
 from providers.cloud import CloudProvider, Purchase
 from providers.sieve import Sieve
 from providers.task import Task
@@ -45,10 +48,14 @@ class Paper:
     forgotten: list[InstanceName] = field(default_factory=list)
     heard: list[bool | str | Exception] = field(default_factory=lambda: [True])
     asked: list[InstanceName] = field(default_factory=list)
+    home: ClassVar[Path]
     name: str = "paper"
     id: str = "here"
     caps: Caps = field(default_factory=lambda: Caps(spot=False))
     docker_run: bool = False
+    key: str = "first"
+    marks: Sequence[str] = ("me",)
+    identified: int = 0
 
     async def rows(self, sieve: Sieve) -> None: ...
     async def list(self) -> Sequence[Observed]:
@@ -58,6 +65,13 @@ class Paper:
 
     async def destroy(self, handle: Handle) -> None: ...
     async def check(self) -> str | None: ...
+    def credential(self) -> str:
+        return self.key
+
+    async def account(self) -> Sequence[str]:
+        self.identified += 1
+        return self.marks
+
     def purchase(self, offer: Offer, boot: BootSpec) -> Purchase:
         return Purchase(cloud="paper", region="x", instance_type="l4", use_spot=False)
 
@@ -90,13 +104,14 @@ class Paper:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Paper, "home", tmp_path, raising=False)
     monkeypatch.setattr("providers.cloud.APPEAR_S", 0.01)
     monkeypatch.setattr("providers.watch.LOOK_S", 0.01)
 
 
 def opened(paper: Paper) -> CloudProvider:
-    return CloudProvider(paper, paper, installation=OURS)
+    return CloudProvider(paper, paper, Account(paper, Paper.home / "account.json"), installation=OURS)
 
 
 @pytest.mark.parametrize("error", [Throttled("429"), Rejected("the key has expired"), OutcomeUnknown("500")])

@@ -37,7 +37,7 @@ def test_file_of_the_clouds_own_tool(tmp_path: Path, cloud: str, file: str, text
 @pytest.mark.parametrize("cloud", ["runpod", "vast", "lambda"])
 def test_environment_wins(tmp_path: Path, cloud: str) -> None:
     variable = f"{cloud.upper()}_API_KEY"
-    for name, data in sky_files([cloud], {variable: "in-file"}, tmp_path).items():
+    for name, data in sky_files(cloud, {variable: "in-file"}, tmp_path).items():
         write(tmp_path, name, data.decode())
     assert key_of(cloud, {}, tmp_path).key == "in-file"
     found = key_of(cloud, {variable: f" {KEY}\n"}, tmp_path)
@@ -81,7 +81,7 @@ def test_unusable_file_is_named_and_not_quoted(tmp_path: Path, cloud: str, file:
 
 def test_sky_home_holds_what_each_tool_reads(tmp_path: Path) -> None:
     env = {"RUNPOD_API_KEY": "r-key", "VAST_API_KEY": "v-key", "LAMBDA_API_KEY": "l-key"}
-    files = sky_files(["runpod", "vast", "lambda"], env, tmp_path)
+    files = {name: data for cloud in env for name, data in sky_files(cloud[:-8].lower(), env, tmp_path).items()}
     assert tomllib.loads(files[".runpod/config.toml"].decode()) == {"default": {"api_key": "r-key"}}
     assert files[".config/vastai/vast_api_key"] == b"v-key"
     # As SkyPilot's own parser splits it: " = ".
@@ -89,8 +89,10 @@ def test_sky_home_holds_what_each_tool_reads(tmp_path: Path) -> None:
     assert sky_env(["runpod", "vast", "lambda"], env, tmp_path) == {}
 
 
-def test_cloud_without_a_key_is_left_out(tmp_path: Path) -> None:
-    assert set(sky_files(["runpod", "vast", "aws"], {"VAST_API_KEY": KEY}, tmp_path)) == {".config/vastai/vast_api_key"}
+def test_aws_may_do_without_files_and_no_other_cloud_without_a_key(tmp_path: Path) -> None:
+    assert sky_files("aws", {}, tmp_path) == {}
+    with pytest.raises(Rejected, match="no API key"):
+        sky_files("vast", {"RUNPOD_API_KEY": KEY}, tmp_path)
 
 
 def test_aws_files_are_copied_and_variables_passed(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_aws_files_are_copied_and_variables_passed(tmp_path: Path) -> None:
     write(tmp_path, ".aws/config", "[default]\nregion = eu-west-1\n")
     write(tmp_path, ".aws/sso/cache/abc.json", "{}")
     env = {"AWS_SHARED_CREDENTIALS_FILE": "~/elsewhere/keys", "AWS_PROFILE": "p", "HOME": "x"}
-    assert sky_files(["aws"], env, tmp_path) == {
+    assert sky_files("aws", env, tmp_path) == {
         ".aws/credentials": b"[default]\n",
         ".aws/config": b"[default]\nregion = eu-west-1\n",
         ".aws/sso/cache/abc.json": b"{}",

@@ -17,6 +17,7 @@ from broker.domain.ids import AttemptId, Installation, InstanceName, instance_na
 from broker.domain.instance import BootSpec, InstanceState, Liveness, TrainerBundle
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
+from providers.account import Account
 from providers.cloud import CloudProvider, Purchase
 from providers.lambda_cloud import LAUNCHES_APART_S, LambdaCloud, LambdaConfig
 from providers.sieve import Sieve
@@ -53,6 +54,7 @@ class Api:
     status: int = 200
     asked: list[str] = field(default_factory=list)
     terminated: list[str] = field(default_factory=list)
+    keys: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "k1", "name": "mine"}])
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append(f"{request.method} {request.path}")
@@ -62,6 +64,8 @@ class Api:
             return self.error(self.status, "global/internal")
         if request.path == "/api/v1/instance-types":
             return web.json_response({"data": self.types})
+        if request.path == "/api/v1/ssh-keys":
+            return web.json_response({"data": self.keys})
         if request.path == "/api/v1/instances":
             return web.json_response({"data": self.machines})
         if request.path == "/api/v1/instance-operations/terminate" and request.method == "POST":
@@ -255,11 +259,14 @@ class Launches:
         return ()
 
 
-async def test_launches_are_as_far_apart_as_lambda_wants(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_launches_are_as_far_apart_as_lambda_wants(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("providers.lambda_cloud.LAUNCHES_APART_S", 0.1)
     world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1)}
     launches = Launches(world.api)
-    provider = CloudProvider(world.open(), launches, installation=OURS)
+    cloud = world.open()
+    provider = CloudProvider(cloud, launches, Account(cloud, tmp_path / "account.json"), installation=OURS)
     (offer,) = await provider.offers(GpuAsk())
     names = [instance_name(OURS, AttemptId(letter * 13)) for letter in "abc"]
     trainer = TrainerBundle(url="https://example.invalid/trainer.tar", sha256="0" * 64)
