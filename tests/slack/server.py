@@ -116,7 +116,7 @@ class Slack:
         except Refused as refused:
             answer = refused.body
             if refused.body["error"] == "ratelimited":
-                after = str(refused.body.pop("after"))
+                after = str(refused.body.pop("after", 1))
                 return web.json_response(refused.body, status=429, headers={"Retry-After": after})
         if method in self.lose:
             self.lose.discard(method)

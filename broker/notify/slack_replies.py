@@ -1,0 +1,113 @@
+"""What is said in a job's thread, and outside of any thread. Pure: events and notices in, Block Kit out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.decide.spending import billed_hours, lost_share
+from broker.domain.channel import Snapshot
+from broker.domain.job import Attempt, Event
+from broker.domain.money import show, usd
+from broker.domain.notice import Notice
+from broker.domain.words import duration
+from broker.notify.slack_blocks import Message, message
+from broker.notify.slack_text import HEADER_MAX, Json, context, line, plain, section
+
+SILENT = frozenset({"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed"})
+"""The root message shows them."""
+ENDS = frozenset({"job.succeeded", "job.failed", "job.capped", "job.cancelled"})
+"""Told as a summary."""
+MESSAGE = 2400
+ROWS = 20
+
+TITLES: Mapping[str, tuple[str, str]] = {
+    "attempt.intended": ("🧾", "Bought"),
+    "attempt.refused": ("🚫", "Not bought"),
+    "attempt.training": ("🚀", "Running"),
+    "attempt.preempted": ("⚡", "Preempted"),
+    "attempt.lost": ("⚡", "Lost"),
+    "attempt.hung": ("🧊", "Hung"),
+    "attempt.oom": ("💥", "Out of memory"),
+    "attempt.kept": ("🔧", "Machine kept: it bills"),
+    "attempt.destroy_failed": ("🚨", "A machine cannot be destroyed"),
+    "attempt.grant_failing": ("🚨", "Credentials cannot be renewed"),
+    "job.waiting": ("🕓", "Waiting"),
+    "job.cap_near": ("⏳", "The cap is near"),
+    "job.cap_raised": ("⬆️", "Cap raised"),
+    "job.overrun_forecast": ("📈", "It will cost more than its cap"),
+    "job.awaiting_approval": ("✋", "Waits for approval"),
+    "job.approved": ("👍", "Approved"),
+    "job.refused": ("👎", "Refused"),
+    "job.stop_requested": ("⏹️", "Stopping"),
+}
+
+
+def reply(event: Event, snapshot: Snapshot, folded: int) -> Message | None:
+    """None: the root message, or another reply, says it. Unknown kinds are told by their message."""
+    if event.kind in SILENT or event.kind in ENDS or (event.kind == "attempt.ended" and "reason" in event.data):
+        return None
+    name = snapshot.job.spec.name
+    symbol, title = TITLES.get(event.kind, ("•", event.kind.replace(".", " ").replace("_", " ")))
+    more = [*_quoted(event), *_resumed(event, snapshot)]
+    if folded:
+        more.append(f"and {folded} more of the kind before it")
+    said = section(f"{symbol} *{line(title, 200)}*", line(event.message, MESSAGE) or "–")
+    blocks = [said, context(*(line(text, 600) for text in more))] if more else [said]
+    return message(f"{name}: {title}. {event.message}", *blocks)
+
+
+def _quoted(event: Event) -> list[str]:
+    """The next best offers, for the record of why this one was chosen."""
+    offers = event.data.get("offers") if event.kind == "attempt.intended" else None
+    if not isinstance(offers, list):
+        return []
+    found = [o for o in offers if isinstance(o, dict)]
+    return [f"{n}. {o.get('offer')}: ${o.get('usd_p50')} to finish" for n, o in enumerate(found, start=1)]
+
+
+def _resumed(event: Event, snapshot: Snapshot) -> list[str]:
+    """What the machine that is gone cost without result, and how long there was none."""
+    now = next((a for a in snapshot.attempts if a.id == event.attempt_id), None)
+    before = [a for a in snapshot.attempts if now is not None and a.number < now.number and a.create_sent_at]
+    if event.kind != "attempt.training" or now is None or not before or before[-1].live:
+        return []
+    return [lost(before[-1], now)]
+
+
+def lost(gone: Attempt, now: Attempt) -> str:
+    """`lost with attempt 1: 3 min 20 s, $0.0100; 2 min 05 s without a machine`."""
+    share = lost_share(gone)
+    seconds = float(billed_hours(gone) * share) * 3600
+    text = f"lost with attempt {gone.number}: {duration(seconds)}, {show(usd(gone.charged_usd * share))}"
+    end, start = gone.terminating_since or gone.ended_at, now.first_beat_at
+    gap = (start - end).total_seconds() if start is not None and end is not None else 0.0
+    return f"{text}; {duration(gap)} without a machine" if gap > 0 else text
+
+
+def notice(told: Notice) -> Message:
+    """What is about no single job. Tables in `data` (lists of rows, each of plain values) become lines."""
+    title = told.kind.replace(".", " ").replace("_", " ")
+    blocks: list[Json] = [
+        {"type": "header", "text": plain(title, HEADER_MAX)},
+        section(line(told.message, MESSAGE) or "–"),
+        *_tables(told.data),
+        context(line(f"team {told.team}" if told.team else "the whole installation", 200)),
+    ]
+    return message(f"{title}: {told.message}", *blocks)
+
+
+def _tables(data: Mapping[str, Any]) -> list[Json]:
+    found: list[Json] = []
+    for name, rows in data.items():
+        if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+            continue
+        lines = [line(_row(row), 140) for row in rows[:ROWS]]
+        hidden = len(rows) - len(lines)
+        more = [f"and {hidden} more"] if hidden else []
+        found.append(section(f"*{line(name.replace('_', ' '), 100)}*", *lines, *more))
+    return found[:10]
+
+
+def _row(row: object) -> str:
+    if isinstance(row, Mapping):
+        return " · ".join(str(value) for value in row.values())
+    return str(row)

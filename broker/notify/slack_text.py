@@ -1,0 +1,88 @@
+"""Text for Slack: whatever a person or a rented machine wrote is shown, and never mentions, links or breaks anything.
+
+Slack's own rule is to escape `&`, `<` and `>`: then no `<!channel>`, `<@U…>` or `<https://…|…>` can come of it. Every
+text object is `verbatim` besides, so that Slack makes no link or mention out of bare words either.
+"""
+
+from typing import Any
+
+SECTION_MAX = 3000
+FIELD_MAX = 2000
+HEADER_MAX = 150
+MESSAGE_MAX = 4000
+BUTTON_MAX = 75
+CONFIRM_MAX = 300
+CUT = "…"
+_ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_INVISIBLE = dict.fromkeys(
+    (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A),
+     *range(0xD800, 0xE000), 0xFEFF)
+)  # fmt: skip
+"""Control and direction characters, which turn the line around them, and halves of characters."""
+
+Json = dict[str, Any]
+
+
+def escape(text: str, limit: int = SECTION_MAX) -> str:
+    """At most `limit` characters after escaping; never cut inside an entity."""
+    pieces = [_ESCAPED.get(character, character) for character in text]
+    if sum(map(len, pieces)) <= limit:
+        return "".join(pieces)
+    kept, length = [], len(CUT)
+    for piece in pieces:
+        length += len(piece)
+        if length > limit:
+            break
+        kept.append(piece)
+    return "".join(kept) + CUT
+
+
+def line(text: str, limit: int = SECTION_MAX) -> str:
+    """One line, escaped, without control characters."""
+    return escape(_clean(text), limit)
+
+
+def code(text: str, limit: int = SECTION_MAX) -> str:
+    """One line as code; a backtick in it would end it."""
+    return f"`{line(text.replace('`', chr(39)), limit - 2) or ' '}`"
+
+
+def _clean(text: str) -> str:
+    return " ".join(text.split()).translate(_INVISIBLE).strip()
+
+
+def plain(text: str, limit: int) -> Json:
+    """A plain text object, which Slack does not interpret."""
+    cleaned = _clean(text) or "–"
+    shown = cleaned if len(cleaned) <= limit else cleaned[: limit - 1] + CUT
+    return {"type": "plain_text", "text": shown, "emoji": False}
+
+
+def mrkdwn(text: str) -> Json:
+    """A text object of parts that are escaped already."""
+    return {"type": "mrkdwn", "text": text, "verbatim": True}
+
+
+def section(*lines: str) -> Json:
+    """Lines that are escaped already; whole ones are left out where they would be too many characters."""
+    return {"type": "section", "text": mrkdwn(_fitting(lines, SECTION_MAX))}
+
+
+def context(*lines: str) -> Json:
+    return {"type": "context", "elements": [mrkdwn(_fitting(lines, SECTION_MAX))]}
+
+
+def _fitting(lines: tuple[str, ...], limit: int) -> str:
+    kept: list[str] = []
+    for text in lines:
+        if sum(map(len, kept)) + len(kept) + len(text) + len(CUT) + 1 > limit:
+            kept.append(CUT)
+            break
+        kept.append(text)
+    return "\n".join(kept)
+
+
+def bar(share: float, width: int = 20) -> str:
+    """`█████░░░░░` for a share of 0..1; anything beyond is drawn at the edge."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return "█" * full + "░" * (width - full)

@@ -1,0 +1,267 @@
+"""One thread a job, over real HTTP: nothing twice, nothing lost, nothing flooded, whatever Slack or we do meanwhile."""
+
+import builtins
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from broker.domain.channel import NOTICES, Delivery, Snapshot
+from broker.domain.errors import ChannelRefused, NotDelivered, NotifyError, RetryAfter, Undeliverable
+from broker.domain.job import AttemptState, Job, JobState, Reason
+from broker.domain.notice import Notice
+from broker.secrets import SecretsError
+from tests.conformance.samples import START, make_attempt, make_job
+from tests.slack.conftest import BOX, Desk, channel
+from trainer.contract.rendezvous import Beat
+
+
+def active(job: Job, step: int = 0, **changes: Any) -> Snapshot:
+    beat = Beat(attempt="a", boot="b", seq=1, step=step, total_steps=45, phase="training")
+    run = replace(make_attempt(job), state=AttemptState.TRAINING, beat=beat)
+    return Snapshot(job=replace(job, state=JobState.ACTIVE, **changes), attempts=(run,))
+
+
+def refresh(job: Job) -> Delivery:
+    return Delivery(stream=job.id)
+
+
+async def test_a_job_is_one_thread_whose_root_is_updated_in_place(desk: Desk) -> None:
+    job = make_job()
+    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "attempt.intended", "alpha l40s spot"), active(job))
+    await desk.tell(desk.event(job, "attempt.training", "attempt 1 is up"), active(job))
+    await desk.tell(desk.event(job, "attempt.preempted", "at step 17"), active(job, step=17))
+    assert [text.split(".")[0] for text in desk.thread()] == ["tune: Bought", "tune: Running", "tune: Preempted"]
+    assert "step 17/45" in str(desk.slack.messages()[0]["blocks"])
+    assert desk.slack.count("conversations.replies") == 0, "one process that has just posted need not look"
+
+
+async def test_a_refresh_updates_what_changed_and_nothing_else(desk: Desk) -> None:
+    job = make_job()
+    await desk.tell(refresh(job), active(job))
+    assert desk.slack.messages() == [], "a refresh opens no thread"
+    await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
+    await desk.tell(refresh(job), active(job, step=2))
+    await desk.tell(refresh(job), active(job, step=2))
+    assert desk.slack.count("chat.update") == 1
+    assert "step 2/45" in str(desk.slack.messages()[0]["blocks"])
+
+
+@pytest.mark.parametrize("method", ["chat.postMessage", "files.completeUploadExternal"])
+@pytest.mark.parametrize("kind", ["job.submitted", "attempt.preempted", "job.failed"])
+async def test_a_lost_answer_posts_nothing_twice(desk: Desk, method: str, kind: str) -> None:
+    """Carried out, and the answer lost: at each of the posts that a delivery makes."""
+    desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
+    job = make_job()
+    told = desk.event(job, kind)
+    for _ in range(3):
+        desk.slack.lose = {method}
+        try:
+            await desk.tell(told, active(job))
+        except NotDelivered as e:
+            desk.states[job.id] = e.state
+    desk.slack.lose = set()
+    await desk.tell(told, active(job))
+    files = [m for m in desk.slack.channels["C0JOBS"].messages.values() if "files" in m]
+    texts = [text for text in desk.thread() if text]
+    assert len(texts) == (kind != "job.submitted")
+    assert len(files) == (kind == "job.failed")
+
+
+async def test_a_crash_before_the_record_posts_nothing_twice(desk: Desk) -> None:
+    job = make_job()
+    told = desk.event(job, "attempt.intended")
+    await desk.deliver(told, active(job))
+    desk.notifier = desk.another()
+    await desk.tell(told, active(job))
+    later = desk.event(job, "attempt.preempted")
+    await desk.deliver(later, active(job))
+    desk.notifier = desk.another()
+    await desk.tell(later, active(job))
+    assert [text.split(".")[0] for text in desk.thread()] == ["tune: Bought", "tune: Preempted"]
+
+
+async def test_another_process_may_have_told_it_meanwhile(desk: Desk) -> None:
+    """What this process is sure of wears off before anybody else's lease can end."""
+    job = make_job()
+    await desk.tell(desk.event(job, "attempt.intended"), active(job))
+    other, told = desk.another(), desk.event(job, "attempt.preempted")
+    await other.deliver(desk.channel, told, active(job), desk.states[job.id])
+    desk.clock.time += timedelta(seconds=60)
+    await desk.tell(told, active(job))
+    assert len(desk.thread()) == 2
+
+
+async def test_two_channels_of_one_conversation_have_their_own_threads(desk: Desk) -> None:
+    job = make_job()
+    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    other = channel(id="ch2", name="other")
+    await desk.notifier.deliver(other, desk.event(job, "job.submitted"), Snapshot(job=job), None)
+    assert len(desk.slack.messages()) == 2
+
+
+async def test_an_hour_without_slack_loses_nothing_and_floods_nothing(desk: Desk) -> None:
+    job = make_job()
+    await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
+    waiting = [desk.event(job, kind, f"number {n}") for n, kind in enumerate(["attempt.preempted", "job.cap_near"] * 6)]
+    for down in ("500", "reset"):
+        desk.slack.down = down
+        for _ in range(20):
+            with pytest.raises(NotDelivered):
+                await desk.tell(waiting[0], active(job, step=40))
+    desk.slack.down = ""
+    desk.slack.limits.enforced = True
+    for delivery in waiting:
+        await desk.tell(delivery, active(job, step=44))
+    assert [text.rsplit(" ", 1)[-1] for text in desk.thread()] == [str(n) for n in range(12)]
+    assert desk.slack.count("chat.update") == 1, "only the latest state"
+    assert "step 44/45" in str(desk.slack.messages()[0]["blocks"])
+
+
+async def test_posts_are_paced_so_that_slack_need_not_say_so(desk: Desk) -> None:
+    """The loopback Slack enforces its limits by the same clock as we wait by."""
+    desk.slack.limits.enforced = True
+    job = make_job()
+    for n in range(30):
+        await desk.tell(desk.event(job, "attempt.preempted", str(n)), active(job))
+    assert len(desk.thread()) == 30
+    assert 26 <= desk.clock.monotonic() <= 40
+
+
+async def test_a_pause_that_slack_asks_for_is_the_channels(desk: Desk) -> None:
+    job = make_job()
+    desk.slack.limits.enforced = True
+    for _ in range(4):
+        desk.slack.limits.retry_after("chat.postMessage", "C0JOBS")
+    with pytest.raises(RetryAfter) as caught:
+        await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    assert caught.value.after_s == 1
+    assert desk.slack.messages() == []
+
+
+async def test_a_pause_in_the_middle_keeps_what_was_done(desk: Desk) -> None:
+    job = make_job()
+    desk.slack.refuse = {"chat.update": "ratelimited"}
+    await desk.tell(desk.event(job, "job.submitted"), active(job, step=1))
+    told = desk.event(job, "attempt.preempted")
+    with pytest.raises(RetryAfter) as caught:
+        await desk.tell(told, active(job, step=2))
+    desk.states[job.id] = caught.value.state
+    desk.slack.refuse = {}
+    await desk.tell(told, active(job, step=2))
+    assert len(desk.thread()) == 1
+    assert "step 2/45" in str(desk.slack.messages()[0]["blocks"])
+
+
+async def test_refreshes_leave_room_for_what_happened(desk: Desk) -> None:
+    jobs = [make_job() for _ in range(60)]
+    for job in jobs:
+        await desk.tell(desk.event(job, "job.submitted"), active(job))
+    desk.clock.time += timedelta(minutes=5)
+    desk.slack.limits.enforced = True
+    for job in jobs:
+        await desk.tell(refresh(job), active(job, step=9))
+    assert 25 <= desk.slack.count("chat.update") <= 31
+    await desk.tell(desk.event(jobs[-1], "attempt.preempted"), active(jobs[-1], step=9))
+    assert "step 9/45" in str(desk.slack.messages()[-1]["blocks"])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("invalid_auth", ChannelRefused), ("token_revoked", ChannelRefused), ("is_archived", ChannelRefused),
+        ("missing_scope", ChannelRefused), ("channel_not_found", ChannelRefused), ("ratelimited", RetryAfter),
+        ("msg_too_long", Undeliverable), ("invalid_blocks", Undeliverable), ("fatal_error", NotDelivered),
+        ("internal_error", NotDelivered), ("an_error_of_tomorrow", NotDelivered),
+    ],
+)  # fmt: skip
+async def test_each_refusal_has_its_consequence(desk: Desk, error: str, kind: type[NotifyError]) -> None:
+    desk.slack.refuse = {"chat.postMessage": error}
+    job = make_job()
+    with pytest.raises(kind) as caught:
+        await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    assert "xoxb" not in str(caught.value)
+
+
+async def test_a_root_that_somebody_deleted_is_posted_again(desk: Desk) -> None:
+    job = make_job()
+    await desk.tell(desk.event(job, "job.submitted"), active(job))
+    desk.slack.channels["C0JOBS"].messages.clear()
+    await desk.tell(desk.event(job, "attempt.preempted"), active(job, step=3))
+    assert len(desk.slack.messages()) == 1
+    assert len(desk.thread()) == 1
+
+
+async def test_the_end_has_a_summary_and_the_plot(desk: Desk) -> None:
+    desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
+    job = make_job(state=JobState.SUCCEEDED, finished_at=START + timedelta(hours=1), spent_usd=Decimal(1))
+    run = replace(make_attempt(job), state=AttemptState.ENDED, reason=Reason.COMPLETED)
+    await desk.tell(desk.event(job, "job.succeeded"), Snapshot(job=job, attempts=(run,)))
+    (root,) = desk.slack.messages()
+    summary, picture = desk.slack.messages(thread=root["ts"])
+    assert "$1.0000 spent of $10.00" in str(summary["blocks"])
+    (file,) = picture["files"]
+    assert desk.slack.files[file["id"]]["bytes"].startswith(b"\x89PNG")
+    assert "✅" in str(root["blocks"])
+    assert not any("elements" in b for b in root["blocks"] if b["type"] == "actions")
+
+
+async def test_without_matplotlib_the_curve_is_text(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    desk.curve = tuple((n, 4.0 - n / 10) for n in range(20))
+    job = make_job(state=JobState.FAILED, reason="oom")
+    await desk.tell(desk.event(job, "job.failed"), Snapshot(job=job))
+    (root,) = desk.slack.messages()
+    (summary,) = desk.slack.messages(thread=root["ts"])
+    assert "█" in str(summary["blocks"])
+    assert "files" not in summary
+
+
+async def test_a_notice_is_told_once(desk: Desk) -> None:
+    told = Delivery(
+        stream=NOTICES,
+        notice=Notice(
+            id="digest-daily-1", kind="digest.daily", message="$12.00 spent", team="nlp", at=START,
+            data={"by_user": [{"user": "<!here>", "usd": "12.00"}]},
+        ),
+    )  # fmt: skip
+    await desk.deliver(told, None)
+    desk.notifier = desk.another()
+    await desk.deliver(told, None)
+    (said,) = desk.slack.messages()
+    assert said["text"] == "digest daily: $12.00 spent"
+    assert "&lt;!here&gt; · 12.00" in str(said["blocks"])
+
+
+async def test_a_new_token_is_used_at_once(desk: Desk) -> None:
+    job = make_job()
+    desk.channel = channel(token="xoxb-old")
+    with pytest.raises(ChannelRefused):
+        await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    desk.channel = channel()
+    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    assert len(desk.slack.messages()) == 1
+
+
+async def test_another_master_key_is_said(desk: Desk) -> None:
+    desk.channel = replace(desk.channel, sealed=BOX.seal("{}")[:-4] + b"AAA=")
+    with pytest.raises(SecretsError, match="master key"):
+        await desk.tell(desk.event(make_job(), "job.submitted"), Snapshot(job=make_job()))
+
+
+async def test_needs_no_scope_beyond_the_manifest(desks: Callable[..., Any]) -> None:
+    async with desks(scopes=frozenset({"chat:write"})) as desk:
+        job = make_job()
+        with pytest.raises(ChannelRefused, match=r"missing_scope.*manifest"):
+            await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
