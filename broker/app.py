@@ -30,6 +30,7 @@ from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.doors import Addresses, listening
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
 from broker.ports import Provider, Store, Token
@@ -51,12 +52,6 @@ FIRST_MIGRATION = "0001_first.sql"
 CHECK_S = 30.0
 FIRST_PRICES_S = 10.0
 """How long the first prices may keep the daemon from serving: a cloud that hangs must not."""
-DRAIN_S = 2.0
-"""How long a stopping daemon lets its HTTP answers finish."""
-
-
-class CannotListen(GpubrokerError):
-    """The address is taken or not ours."""
 
 
 class ProviderMissing(GpubrokerError):
@@ -75,8 +70,8 @@ class House:
     application: web.Application
 
 
-async def run(config: DaemonConfig, *, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Serves until SIGTERM or SIGINT; `ready` gets the URL. Raises GpubrokerError when it cannot start.
+async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lambda at: None) -> None:
+    """Serves until SIGTERM or SIGINT; `ready` is told where. Raises GpubrokerError when it cannot start.
 
     A kill -9 at any moment is as good: machines go on, and the next start finds everything in the store.
     """
@@ -85,12 +80,12 @@ async def run(config: DaemonConfig, *, ready: Callable[[str], None] = lambda url
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         house = await stack.enter_async_context(building(config))
-        url = await stack.enter_async_context(_listening(house))
-        await _write_client_file(house, url)
+        at = await stack.enter_async_context(listening(config, house.application))
+        await write_client_file(house, at)
         work = asyncio.create_task(_work(house))
         stack.push_async_callback(_cancel, work)
         calm_garbage_collector()
-        ready(url)
+        ready(at)
         stopped = asyncio.create_task(stop.wait())
         stack.push_async_callback(_cancel, stopped)
         await asyncio.wait((stopped, work), return_when=asyncio.FIRST_COMPLETED)
@@ -262,34 +257,13 @@ async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str |
 # --------------------------------------------------------------------------------------------------------- the network
 
 
-@asynccontextmanager
-async def _listening(house: House) -> AsyncIterator[str]:
-    """Raises CannotListen naming the address and the fix."""
-    config = house.config
-    runner = web.AppRunner(house.application, access_log=None, shutdown_timeout=DRAIN_S, handler_cancellation=True)
-    await runner.setup()
-    try:
-        try:
-            site = web.TCPSite(runner, config.host, config.port)
-            await site.start()
-        except OSError as e:
-            raise CannotListen(
-                f"cannot listen on {config.host}:{config.port}: {e.strerror}; choose another with --port"
-            ) from None
-        port = runner.addresses[0][1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
-
-
-async def _write_client_file(house: House, url: str) -> None:
+async def write_client_file(house: House, at: Addresses) -> None:
     """How this user's CLI finds the daemon; a token that still works is kept, so that clients survive a restart."""
     file = house.config.home / CLIENT_FILE
     text = await _known_token(house.store, file) or await _new_token(house)
     draft = file.with_suffix(f".{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        json.dump({"url": url, "token": text}, out)
+        json.dump({"url": at.url, "grpc": at.grpc, "certificate": at.certificate, "token": text}, out)
     draft.replace(file)
 
 

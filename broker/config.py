@@ -1,5 +1,6 @@
 """The daemon's configuration: `$GPUBROKER_HOME/gpubroker.yaml`, overridden by `GPUBROKER_*` variables."""
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from broker.api.problems import of_validation
 from broker.domain.errors import InvalidInput, Problem
@@ -16,6 +17,7 @@ from trainer.contract.base import Config
 
 CONFIG_FILE = "gpubroker.yaml"
 CLIENT_FILE = "client.json"
+LOOPBACK = "127.0.0.1"
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 """An image reference with a digest."""
 
@@ -93,15 +95,39 @@ class GrantsConfig(Config):
     """Of S3 that is not AWS, but has STS; absent: AWS's own."""
 
 
+class GrpcConfig(Config):
+    """The gRPC door; see docs/grpc.md."""
+
+    host: str | None = None
+    """Where it listens; absent: as `host`."""
+    port: Annotated[int, Field(ge=0, le=65535)] | Literal["next"] | None = "next"
+    """`next`: the one after `port`, and a free one where that is 0; null: no gRPC."""
+    reflection: bool = False
+    """Tell everybody what services there are, for grpcurl and the like."""
+
+
+class TlsConfig(Config):
+    """The daemon's own certificate, for both doors; renewed files are read again."""
+
+    certificate: Path
+    """PEM: the certificate, then those that signed it."""
+    key: Path
+    """PEM, without a password."""
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
     home: Path = Field(default_factory=default_home)
     """State folder, 0700; without it `$XDG_STATE_HOME/gpubroker`, else `~/.local/state/gpubroker`."""
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     """Where the HTTP API listens."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7070
     """0 takes a free one."""
+    grpc: GrpcConfig = GrpcConfig()
+    """The same API by gRPC; see docs/grpc.md."""
+    tls: Annotated[TlsConfig | None, Field(validate_default=True)] = None
+    """Certificate of the HTTP and the gRPC API. Without one they listen on loopback only."""
     database_url: str | None = None
     """A PostgreSQL server; without it one is embedded in the home."""
     blobs: str | None = None
@@ -128,6 +154,30 @@ class DaemonConfig(Config):
     def _expanded(cls, home: Path) -> Path:
         return home.expanduser().absolute()
 
+    @field_validator("tls")
+    @classmethod
+    def _plaintext_stays_here(cls, tls: TlsConfig | None, seen: ValidationInfo) -> TlsConfig | None:
+        """Tokens and specs are not to be read on a network."""
+        of_grpc = seen.data.get("grpc", GrpcConfig())
+        hosts = [seen.data.get("host", LOOPBACK), LOOPBACK if of_grpc.port is None else of_grpc.host or LOOPBACK]
+        open_ones = [host for host in hosts if not _loopback(host)]
+        if tls is None and open_ones:
+            raise ValueError(
+                f"{open_ones[0]} is no loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
+            )
+        return tls
+
+    @property
+    def grpc_host(self) -> str:
+        return self.grpc.host or self.host
+
+    @property
+    def grpc_port(self) -> int | None:
+        """None: no gRPC; 0: a free one."""
+        if self.grpc.port != "next":
+            return self.grpc.port
+        return self.port + 1 if 0 < self.port < 65535 else 0
+
     @property
     def blobs_url(self) -> str:
         return self.blobs or (self.home / "blobs").absolute().as_uri()
@@ -153,6 +203,13 @@ class DaemonConfig(Config):
         except ValidationError as e:
             found = of_validation(e, cls, values).problems
             raise InvalidInput(*(Problem(field=p.field, message=f"{p.message} (in {file})") for p in found)) from None
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read(file: Path, *, required: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import uvloop
@@ -18,6 +18,9 @@ from broker.client.client import Client
 from broker.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.logs import set_up
+
+if TYPE_CHECKING:
+    from broker.doors import Addresses
 
 
 @command_on(uvloop.new_event_loop)
@@ -34,11 +37,16 @@ async def serve(
         set_up(settings.log_level)
         from broker.app import run
 
-        await run(settings, ready=lambda url: typer.echo(f"gpubroker serves {url} from {settings.home}"))
+        await run(settings, ready=lambda at: typer.echo(_serves(at, settings.home)))
     except InvalidInput as e:
         raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
     except GpubrokerError as e:
         raise ServerProblem(str(e)) from None
+
+
+def _serves(at: "Addresses", home: Path) -> str:
+    beside = f" and gRPC at {at.grpc}" if at.grpc else ""
+    return f"gpubroker serves {at.url}{beside} from {home}"
 
 
 def note_missing_trainer(settings: DaemonConfig) -> None:

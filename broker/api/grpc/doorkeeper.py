@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -21,8 +21,8 @@ from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
 F = TypeVar("F", bound=Callable[..., Any])
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MARK = "__gpubroker_scope__"
-Handler = grpc.RpcMethodHandler[Any, Any]
 MALFORMED = object()
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -42,7 +42,7 @@ class Call:
     """One call, authenticated; handlers get it in place of gRPC's context."""
 
     caller: Caller
-    context: grpc.aio.ServicerContext[Any, Any]
+    context: "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Doorkeeper(grpc.aio.ServerInterceptor):
@@ -54,23 +54,23 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
+    ) -> "Handler | None":
         found: Any = await continuation(handler_call_details)
         if found is None:
             return None  # UNIMPLEMENTED
         behaviour = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
         needed = getattr(behaviour, MARK, None)
         if needed is None:
-            return cast(Handler, found)
+            return cast("Handler", found)
         wrap = self._stream if found.response_streaming else self._one
         kind = f"{'stream' if found.request_streaming else 'unary'}_{'stream' if found.response_streaming else 'unary'}"
         changed = {
             "request_deserializer": _tolerant(found.request_deserializer),
             kind: wrap(handler_call_details.method, behaviour, needed),
         }
-        return cast(Handler, found._replace(**changed))
+        return cast("Handler", found._replace(**changed))
 
     def _one(self, method: str, behaviour: Callable[..., Awaitable[Any]], needed: models.Scope) -> Any:
         async def serve(request: Any, context: Any) -> Any:

@@ -1,6 +1,6 @@
 """The gRPC door: the same use cases as HTTP's, on a port of its own."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ async def serving(
     port: int,
     *,
     reflects: bool = False,
-    credentials: Callable[[], grpc.ServerCredentials] | None = None,
+    credentials: grpc.ServerCredentials | None = None,
     grace_s: float = 2.0,
 ) -> AsyncIterator[int]:
     """Listens until it is left, then lets calls finish for `grace_s`; gives the port, also where 0 took a free one.
@@ -97,7 +97,7 @@ async def serving(
         if credentials is None:
             bound = server.add_insecure_port(address)
         else:
-            bound = server.add_secure_port(address, credentials())
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise Taken(str(error)) from None
     await server.start()
