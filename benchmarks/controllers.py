@@ -13,6 +13,7 @@ import os
 import resource
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -96,7 +97,9 @@ async def measure(jobs: int, run_s: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="gb-") as folder:
         async with await EmbeddedPostgres.start(Path(folder) / "pg") as server:
             await migrate(server.dsn)
-            store = await PostgresStore.connect(server.dsn, outbox=False)
+            store = await PostgresStore.connect(server.dsn)
+            for status in await store.channels():
+                await store.write_channel(replace(status.channel, enabled=False))
             await _queue(store, jobs)
             fleet, provider, market = _fleet(store, Path(folder), run_s)
             await market.step()

@@ -1,6 +1,7 @@
 """All controllers of one broker process, wired together."""
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class Fleet:
     context: Context
     controllers: tuple[Controller, ...]
     launch: Launch
+    outbox: Outbox
 
     @classmethod
     def build(
@@ -50,10 +52,12 @@ class Fleet:
         beats = Beats(context)
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
+        outbox = Outbox(context, notifiers, jitter=random.random)
         launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer), beats, offers)
         return cls(
             context=context,
             launch=launch,
+            outbox=outbox,
             controllers=(
                 Placement(context, offers, troubles),
                 launch,
@@ -64,7 +68,7 @@ class Fleet:
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),
-                Outbox(context, notifiers),
+                outbox,
             ),
         )
 
@@ -76,3 +80,4 @@ class Fleet:
                     group.create_task(run_forever(controller, self.context.clock), name=controller.name)
         finally:
             await self.launch.close()
+            await self.outbox.close()

@@ -73,6 +73,12 @@ class Settlement:
     notice: Notice | None = None
     """Posted with it."""
 
+    @property
+    def moves(self) -> bool:
+        """False when the channel is as it was claimed: its row is not written."""
+        was, to = self.streams[0].stream.channel, self.channel
+        return (was.failures, was.reason, True) != (to.failures, to.reason, to.enabled) or self.wait_s > 0
+
 
 class TenantChannels(Protocol):
     """Part of `TenantStore`: a team sees its own channels; an operator also the installation's, and every team's."""

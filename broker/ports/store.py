@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from broker.domain.ids import AttemptId, Installation
-from broker.domain.job import Attempt, Event, Job, JobState, Reason
+from broker.domain.job import Attempt, Job, JobState, Reason
 from broker.domain.tenancy import Tenant
+from broker.ports.channels import ChannelStore
 from broker.ports.rows import Change, Charge, Lane, Leased, Token
 from broker.ports.tenant import TenantStore
 
 
-class Store(TenantStore, Protocol):
+class Store(TenantStore, ChannelStore, Protocol):
     """Rows, leases and the ledger. Times that order things are the database's own.
 
     Raises StoreUnavailable when the database cannot be reached or a commit's fate is unknown.
@@ -58,12 +59,6 @@ class Store(TenantStore, Protocol):
     async def blocked_offers(self) -> Mapping[str, str]:
         """Keys of `block_offer` that are not to be bought now, with the reason."""
         ...
-
-    async def claim_outbox(self, *, owner: str, lease_s: float, limit: int) -> Sequence[Event]:
-        """Events that no notifier has had, oldest first, hidden from others for `lease_s`."""
-        ...
-
-    async def delivered(self, events: Sequence[Event]) -> None: ...
 
     # --- who asks
 

@@ -7,10 +7,11 @@ from typing import Protocol
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Team
+from broker.ports.channels import TenantChannels
 from broker.ports.rows import AuditFilter, JobFilter, Token, Upload
 
 
-class TenantStore(Protocol):
+class TenantStore(TenantChannels, Protocol):
     """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
 
     Every write leaves an audit entry of whoever asks, in the same transaction.

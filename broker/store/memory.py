@@ -10,19 +10,20 @@ from decimal import Decimal
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store import fences
+from broker.store.memory_channels import Channels
 from broker.store.memory_state import Row, RowT, State
 from broker.store.memory_tenant import MemoryTenant
 
 
-class MemoryStore(MemoryTenant):
-    """`ports.Store` in memory. `outbox`: keep events for a notifier."""
+class MemoryStore(MemoryTenant, Channels):
+    """`ports.Store` in memory."""
 
-    def __init__(self, clock: Clock, *, outbox: bool = True) -> None:
-        super().__init__(State(clock, outbox=outbox), HOUSE)
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(State(clock), HOUSE)
 
     def as_tenant(self, tenant: Tenant) -> MemoryTenant:
         return MemoryTenant(self._state, tenant)
@@ -185,19 +186,6 @@ class MemoryStore(MemoryTenant):
         now = self._state.clock.now()
         self._state.blocked = {offer: entry for offer, entry in self._state.blocked.items() if entry[1] > now}
         return {offer: reason for offer, (reason, _) in self._state.blocked.items()}
-
-    # --- events
-
-    async def claim_outbox(self, *, owner: str, lease_s: float, limit: int) -> Sequence[Event]:
-        now, until = self._state.clock.now(), self._state.clock.now() + timedelta(seconds=lease_s)
-        due = [key for key, (_, hidden_until) in self._state.outbox.items() if hidden_until <= now][:limit]
-        for key in due:
-            self._state.outbox[key] = (self._state.outbox[key][0], until)
-        return [self._state.outbox[key][0] for key in due]
-
-    async def delivered(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self._state.outbox.pop((event.job_id, event.seq), None)
 
     async def counts(self) -> Mapping[str, Mapping[str, int]]:
         attempts = dict.fromkeys((state.value for state in AttemptState), 0)

@@ -13,6 +13,7 @@ from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store import fences
 from broker.store.hints import Hints
+from broker.store.memory_outbox import OutboxTables
 
 RowT = TypeVar("RowT", Job, Attempt)
 
@@ -45,9 +46,8 @@ class Row(Generic[RowT]):
 class State:
     """All rows of all teams. A concern of its own adds its tables here."""
 
-    def __init__(self, clock: Clock, *, outbox: bool) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.outbox_on = outbox
         self.hints = Hints(clock.sleep)
         self.jobs: dict[JobId, Row[Job]] = {}
         self.attempts: dict[AttemptId, Row[Attempt]] = {}
@@ -56,7 +56,7 @@ class State:
         self.of_job: dict[JobId, list[AttemptId]] = defaultdict(list)
         self.events_of: dict[JobId, list[Event]] = defaultdict(list)
         self.ledger: dict[JobId, list[LedgerEntry]] = defaultdict(list)
-        self.outbox: dict[tuple[JobId, int], tuple[Event, datetime]] = {}
+        self.outbox = OutboxTables(clock.now())
         self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
         self.blocked: dict[str, tuple[str, datetime]] = {}
         default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
@@ -92,8 +92,7 @@ class State:
             log = self.events_of[event.job_id]
             kept = replace(event, seq=len(log) + 1, at=self.clock.now(), message=fences.clean(event.message))
             log.append(kept)
-            if self.outbox_on:
-                self.outbox[kept.job_id, kept.seq] = (kept, self.clock.now())
+            self.outbox.tell_event(kept, self.jobs[kept.job_id].value.team, self.clock.now())
             self.hints.hint(f"job/{event.job_id}")
 
     def write_audit(self, entry: AuditEntry) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation
-from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store import fences, rows
 from broker.store.postgres_apply import Applier
+from broker.store.postgres_channels import Channels
 from broker.store.postgres_hints import Listener
 from broker.store.postgres_pool import Pool, columns
 from broker.store.postgres_submit import Submitter
@@ -21,20 +22,20 @@ API_ROLE = "gpubroker_api"
 """Made by migrations/0003_tenancy.sql."""
 
 
-class PostgresStore(PostgresTenant):
+class PostgresStore(PostgresTenant, Channels):
     """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
     Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.
     """
 
-    def __init__(self, pool: Pool, api: Pool, dsn: str, *, outbox: bool) -> None:
-        super().__init__(pool, HOUSE, Submitter(api, outbox=outbox), Listener(dsn), outbox=outbox)
+    def __init__(self, pool: Pool, api: Pool, dsn: str) -> None:
+        super().__init__(pool, HOUSE, Submitter(api), Listener(dsn))
         self._api = api
-        self._applier = Applier(pool, outbox=outbox)
+        self._applier = Applier(pool)
 
     @classmethod
-    async def connect(cls, dsn: str, *, pool_size: int = 8, outbox: bool = True) -> "PostgresStore":
-        """`outbox`: keep events for a notifier; without one they would only pile up. Raises StoreUnavailable."""
+    async def connect(cls, dsn: str, *, pool_size: int = 8) -> "PostgresStore":
+        """Raises StoreUnavailable."""
         pool = await Pool.connect(dsn, pool_size)
         api = await Pool.connect(dsn, pool_size, role=API_ROLE)
         (role,) = await api.read("api_role")
@@ -43,11 +44,11 @@ class PostgresStore(PostgresTenant):
                 f"the API's connections are of the role {role['name']}, which row-level security does not hold; "
                 f"run: ALTER ROLE {API_ROLE} NOSUPERUSER NOBYPASSRLS"
             )
-        return cls(pool, api, dsn, outbox=outbox)
+        return cls(pool, api, dsn)
 
     def as_tenant(self, tenant: Tenant) -> PostgresTenant:
         pool = self._api.as_tenant(tenant)
-        return PostgresTenant(pool, tenant, self._submitter, self._listener, outbox=self._outbox)
+        return PostgresTenant(pool, tenant, self._submitter, self._listener)
 
     # --- controllers
 
@@ -87,13 +88,6 @@ class PostgresStore(PostgresTenant):
 
     async def blocked_offers(self) -> Mapping[str, str]:
         return {row["offer_id"]: row["reason"] for row in await self._pool.read("blocked_offers")}
-
-    async def claim_outbox(self, *, owner: str, lease_s: float, limit: int) -> Sequence[Event]:
-        return [rows.event(row) for row in await self._pool.fetch("claim_outbox", owner, lease_s, limit)]
-
-    async def delivered(self, events: Sequence[Event]) -> None:
-        if events:
-            await self._pool.read("delivered", *columns((event.job_id, event.seq) for event in events))
 
     # --- the house
 

@@ -42,11 +42,10 @@ class AlreadyThere(StoreError):
 
 
 class Applier:
-    """`Store.apply`. `outbox`: keep events for a notifier."""
+    """`Store.apply`."""
 
-    def __init__(self, pool: Pool, *, outbox: bool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._outbox = outbox
 
     async def apply(self, changes: Sequence[Change]) -> list[bool]:
         """Each change atomically. Refused ones are raised after the others were applied."""
@@ -87,7 +86,7 @@ class Applier:
             writes = _Writes(jobs)
             for change in (change for change, ok in zip(changes, held, strict=True) if ok):
                 writes.add(change)
-            await writes.send(connection, outbox=self._outbox)
+            await writes.send(connection)
             return held
 
 
@@ -186,7 +185,7 @@ class _Writes:
             self.events.append(rows.written_event(event, self.locked[event.job_id].event_seq + row.events))
             self.topics[f"job/{event.job_id}"] = None
 
-    async def send(self, connection: Connection, *, outbox: bool) -> None:
+    async def send(self, connection: Connection) -> None:
         """An ended attempt goes before an admitted one: a job has one live attempt at any moment."""
         jobs = [(job_id, *write.row) for job_id, write in self.jobs.items()]
         batches = (
@@ -202,14 +201,14 @@ class _Writes:
                     await connection.execute(QUERIES[name], *columns(batch))
         except asyncpg.UniqueViolationError as error:
             raise AlreadyThere(f"apply: {error}") from error
-        await send_events(connection, self.events, outbox=outbox)
+        await send_events(connection, self.events)
         await notify(connection, self.topics)
 
 
-async def send_events(connection: Connection, events: Sequence[tuple[Any, ...]], *, outbox: bool) -> None:
-    """Rows of `write_events`, into the outbox as well if there is one."""
+async def send_events(connection: Connection, events: Sequence[tuple[Any, ...]]) -> None:
+    """Rows of `write_events`; the database hands them to the channels."""
     if events:
-        await connection.execute(QUERIES["write_events"], *columns(events), outbox)
+        await connection.execute(QUERIES["write_events"], *columns(events))
 
 
 async def notify(connection: Connection, topics: dict[str, None]) -> None:

@@ -10,16 +10,15 @@ from broker.store.postgres_pool import QUERIES, Connection, Pool, columns
 
 
 class Part:
-    """The rows as `tenant` sees them through `pool`. `outbox`: keep events for a notifier."""
+    """The rows as `tenant` sees them through `pool`."""
 
-    def __init__(self, pool: Pool, tenant: Tenant, *, outbox: bool) -> None:
+    def __init__(self, pool: Pool, tenant: Tenant) -> None:
         self._pool = pool
         self._tenant = tenant
-        self._outbox = outbox
 
     async def _tell(self, connection: Connection, event: Event, job: rows.Record) -> None:
         """Writes an event of a locked job whose counter was raised for it."""
-        await send_events(connection, [rows.written_event(event, job["event_seq"])], outbox=self._outbox)
+        await send_events(connection, [rows.written_event(event, job["event_seq"])])
         await notify(connection, {"jobs": None, f"job/{job['id']}": None})
 
 

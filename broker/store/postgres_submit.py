@@ -39,9 +39,8 @@ _Answers = dict[_Submission, tuple[Job, bool] | StoreError]
 class Submitter:
     """`Store.submit`. Every caller learns its own outcome after the commit."""
 
-    def __init__(self, pool: Pool, *, outbox: bool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._outbox = outbox
         self._waiting: list[_Submission] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -115,7 +114,7 @@ class Submitter:
         by_id = {one.job.id: one for one in reversed(group)}
         fresh = [by_id[job_id] for job_id in made]
         events = [event for one in fresh for event in one.events]
-        await send_events(connection, events, outbox=self._outbox)
+        await send_events(connection, events)
         await write_audit(connection, [fences.submitted(one.tenant, one.job) for one in fresh])
         repeated = [one for one in group if by_id[one.job.id] is not one or one.job.id not in made]
         keys = [(one.job.team, one.job.owner, one.key) for one in repeated]

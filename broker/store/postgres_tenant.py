@@ -13,6 +13,7 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEnt
 from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter, Upload
 from broker.store import fences, rows
+from broker.store.postgres_channels import TenantChannels
 from broker.store.postgres_hints import Listener
 from broker.store.postgres_part import Part, write_audit
 from broker.store.postgres_pool import QUERIES, Connection, Pool
@@ -22,11 +23,11 @@ from broker.store.postgres_teams import Teams
 _LABELS = TypeAdapter(dict[str, str])
 
 
-class PostgresTenant(Teams, Part):
+class PostgresTenant(Teams, TenantChannels, Part):
     """Made by `PostgresStore.as_tenant`; the store itself is the house's."""
 
-    def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, outbox: bool) -> None:
-        super().__init__(pool, tenant, outbox=outbox)
+    def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener) -> None:
+        super().__init__(pool, tenant)
         self._submitter = submitter
         self._listener = listener
 

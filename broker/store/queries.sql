@@ -15,7 +15,7 @@ WITH clock AS MATERIALIZED (
         WHERE j.state = wanted.state AND (NOT wanted.only_stopped OR j.stop_requested)
             AND j.due_at <= (SELECT now FROM clock)
             AND (j.lease_until IS NULL OR j.lease_until <= (SELECT now FROM clock))
-        ORDER BY j.due_at LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
+        ORDER BY j.priority DESC, j.created_at, j.id LIMIT $3 FOR NO KEY UPDATE SKIP LOCKED
     ) AS row
     LIMIT $3
 )
@@ -60,7 +60,7 @@ WHERE a.id = held.id AND a.epoch = held.epoch;
 -- ---------------------------------------------------------------------------------------------------------- applying
 
 -- name: lock_jobs
-SELECT id, epoch, state, attempts, stop_requested, event_seq FROM jobs
+SELECT id, team, owner, epoch, state, attempts, stop_requested, event_seq, cap_usd, approved_usd FROM jobs
 WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: lock_attempts
@@ -121,15 +121,10 @@ INSERT INTO ledger (job_id, attempt_id, kind, usd, note)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[]);
 
 -- name: write_events
-WITH written AS (
-    INSERT INTO events (job_id, seq, kind, message, attempt_id, data)
-    SELECT u.job_id, u.seq, u.kind, u.message, u.attempt_id, u.data::jsonb
-    FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])
-        AS u (job_id, seq, kind, message, attempt_id, data)
-    RETURNING job_id, seq
-)
-INSERT INTO outbox (job_id, seq)
-SELECT job_id, seq FROM written WHERE $7::boolean ORDER BY job_id, seq;
+INSERT INTO events (job_id, seq, kind, message, attempt_id, data)
+SELECT u.job_id, u.seq, u.kind, u.message, u.attempt_id, u.data::jsonb
+FROM unnest($1::text[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])
+    AS u (job_id, seq, kind, message, attempt_id, data);
 
 -- name: notify
 SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
@@ -156,21 +151,6 @@ ON CONFLICT (offer_id) DO UPDATE SET reason = excluded.reason, until = excluded.
 
 -- name: blocked_offers
 SELECT offer_id, reason FROM offer_blocks WHERE until > clock_timestamp();
-
--- name: claim_outbox
-WITH due AS (
-    SELECT id FROM outbox WHERE hidden_until <= clock_timestamp()
-    ORDER BY id LIMIT $3 FOR UPDATE SKIP LOCKED
-), leased AS (
-    UPDATE outbox o SET hidden_until = clock_timestamp() + $2 * interval '1 second', lease_owner = $1
-    FROM due WHERE o.id = due.id
-    RETURNING o.id, o.job_id, o.seq
-)
-SELECT e.* FROM leased JOIN events e USING (job_id, seq) ORDER BY leased.id;
-
--- name: delivered
-DELETE FROM outbox o USING unnest($1::text[], $2::bigint[]) AS u (job_id, seq)
-WHERE o.job_id = u.job_id AND o.seq = u.seq;
 
 -- ----------------------------------------------------------------------------------------------- the API's use cases
 

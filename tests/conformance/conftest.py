@@ -24,7 +24,12 @@ class House:
 SHIFT = """
 UPDATE jobs SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
 UPDATE attempts SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
-UPDATE outbox SET hidden_until = hidden_until - $1 * interval '1 second';
+UPDATE channels SET not_before = not_before - $1 * interval '1 second';
+UPDATE streams SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second',
+    refresh_at = refresh_at - $1 * interval '1 second', used_at = used_at - $1 * interval '1 second';
+UPDATE deliveries SET at = at - $1 * interval '1 second';
+UPDATE notices SET at = at - $1 * interval '1 second';
+UPDATE seen SET until = until - $1 * interval '1 second';
 UPDATE offer_blocks SET until = until - $1 * interval '1 second'
 """
 

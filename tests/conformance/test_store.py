@@ -518,23 +518,6 @@ async def test_events_are_numbered_without_gaps_by_concurrent_writers(store: Sto
     assert await store.events(job.id, after=39, limit=1) == events[39:40]
 
 
-async def test_the_outbox_gives_every_event_until_it_is_delivered(house: House) -> None:
-    store = house.store
-    job = make_job()
-    await store.submit(job, key=None, body_sha256="", events=[make_event(job, f"e.{n}") for n in range(3)])
-    first = await store.claim_outbox(owner="a", lease_s=30, limit=2)
-    assert [event.seq for event in first] == [1, 2]
-    assert [event.seq for event in await store.claim_outbox(owner="b", lease_s=30, limit=9)] == [3]
-    await store.delivered(first[:1])
-    assert not await store.claim_outbox(owner="b", lease_s=30, limit=9)
-    await house.pass_time(31)
-    again = await store.claim_outbox(owner="b", lease_s=30, limit=9)
-    assert [(event.kind, event.seq) for event in again] == [("e.1", 2), ("e.2", 3)]
-    await store.delivered(again)
-    await house.pass_time(31)
-    assert not await store.claim_outbox(owner="b", lease_s=30, limit=9)
-
-
 async def test_a_hint_ends_a_wait(store: Store) -> None:
     assert not await store.wait("jobs", 0)
     job = await submitted(store)

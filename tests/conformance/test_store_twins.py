@@ -19,7 +19,7 @@ from broker.store.postgres import PostgresStore
 from tests.conformance.conftest import House, memory_house, shift_time
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
 
-EMPTY = "SET session_replication_role = replica; TRUNCATE jobs, attempts, ledger, events, outbox, audit"
+EMPTY = "SET session_replication_role = replica; TRUNCATE jobs, attempts, ledger, events, streams, deliveries, audit"
 ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.INTENDED]
 JOB_STATES = [JobState.QUEUED, JobState.RECOVERING, JobState.CAPPED, JobState.FAILED]
 
