@@ -208,6 +208,12 @@ class CloudProvider:
                 await asyncio.sleep(min(e.after_s, CONFIRM_S))
         raise OutcomeUnknown(f"{handle.name}: launched, but it cannot be looked at: {said}")
 
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        purchase = self._cloud.purchase(offer, boot)
+        async with self._account.same():
+            for handle in handles:
+                await self._cloud.confirm(handle, purchase)
+
     async def cancel(self, name: InstanceName) -> None:
         await self._launcher.cancel(name)
 

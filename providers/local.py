@@ -115,6 +115,9 @@ class LocalProvider:
             raise Rejected(f"{handle.name} at {handle.provider} is not a machine of installation {self._installation}")
         await self._body.destroy(handle.name)
 
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        """The listing says all."""
+
     async def cancel(self, name: InstanceName) -> None:
         """A create here takes no time worth ending."""
 

@@ -124,6 +124,9 @@ class SimulatedProvider:
         self._lag.hidden.pop(handle.name, None)
         await self._body.destroy(handle.name)
 
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        """The listing says all."""
+
     async def cancel(self, name: InstanceName) -> None:
         """A create here takes no time worth ending."""
 

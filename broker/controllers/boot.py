@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.controllers.context import Context
@@ -52,7 +52,6 @@ class Boot:
             "GPUBROKER_INSTALLATION": self.context.installation,
             "GPUBROKER_ATTEMPT": attempt.id,
         }
-        options = CloudOptions(**job.spec.resources.aws.model_dump())
         caps = self.context.provider_of(attempt).caps
         trainer = None
         if caps.agent_start_s is not None and self.trainer is not None:
@@ -62,8 +61,7 @@ class Boot:
                 "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S + job.spec.keep_on_failure)),
             }
             env |= {"GPUBROKER_NOTICES": "imds" if caps.notice_s else "off"}
-        nodes = job.spec.resources.nodes
-        return BootSpec(env=env, secret_env=secret_env, nodes=nodes, trainer=trainer, options=options)
+        return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)
 
     async def _secrets(self, job: Job) -> dict[str, str]:
         if not job.spec.secrets:
@@ -95,6 +93,12 @@ class Boot:
             await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
         except AlreadyExists:
             return  # an earlier create of this attempt wrote it; it is a function of the same row
+
+
+def bought_for(job: Job) -> BootSpec:
+    """What a job's machines are asked to be, and nothing of what they are given."""
+    resources = job.spec.resources
+    return BootSpec(nodes=resources.nodes, options=CloudOptions(**resources.aws.model_dump()))
 
 
 def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[str, int]) -> AttemptSpec:

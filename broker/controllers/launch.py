@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from broker.controllers.beats import Beats
-from broker.controllers.boot import Boot
+from broker.controllers.boot import Boot, bought_for
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, moved
@@ -228,11 +228,24 @@ class Launch:
         if told is None:
             await self._wait_on(one, look.seen, attempt)
         elif told is AttemptEvent.CREATED:
-            await context.store.apply([self._created(one, tuple(o.handle for o in look.seen))])
+            await self._adopt(one, look.seen)
         elif told is AttemptEvent.ABSENT:
             await self._again(one)
         else:
             await self._break_off(one, told, look.seen)
+
+    async def _adopt(self, one: Leased, seen: Sequence[Observed]) -> None:
+        """Nobody has heard what create would have said of these machines, so that is asked for first."""
+        provider, handles = self._context.provider_of(one.attempt), _handles(one.attempt, seen)
+        try:
+            await provider.confirm(handles, one.attempt.line.offer, bought_for(one.job))
+        except Rejected as e:
+            await self._refused(one, AttemptEvent.REJECTED, str(e))
+        except ProviderError as e:
+            noted = replace(one.attempt, handles=handles, detail=f"its agent runs, but it cannot be looked at: {e}")
+            await self._context.store.apply([Change(attempt=(one.attempt, noted), due_in_s=CREATE_LOOK_S)])
+        else:
+            await self._context.store.apply([self._created(one, tuple(o.handle for o in seen))])
 
     async def _look(self, attempt: Attempt, store_ok: bool) -> LaunchLook:
         provider = attempt.line.offer.provider

@@ -37,6 +37,11 @@ class Provider(Protocol):
         """All nodes or none, one set a name. Raises NoCapacity, Rejected, Throttled, OutcomeUnknown."""
         ...
 
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        """What create makes sure of beyond what `list` reads back, of machines whose create was not heard. `boot`:
+        `nodes` and `options` are looked at. Raises Rejected: what is wrong with one; Throttled, OutcomeUnknown."""
+        ...
+
     async def cancel(self, name: InstanceName) -> None:
         """Asks whatever still carries out a create of `name` to stop; `launcher` tells when it has. Never raises."""
         ...

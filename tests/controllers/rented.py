@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from broker.domain.errors import OutcomeUnknown
-from broker.domain.ids import InstanceName
+from broker.domain.errors import OutcomeUnknown, ProviderError
+from broker.domain.ids import InstanceName, JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
 from providers.simulated import SimulatedProvider
+from tests.controllers.house import INSTALLATION, House
 
 
 class Rented(SimulatedProvider):
@@ -32,6 +33,8 @@ class Rented(SimulatedProvider):
         """Machines on which no agent runs, by id: not yet, or since they are not the first of several."""
         self.shown: dict[str, dict[str, Any]] = {}
         """What listings say of a machine, by id, instead of the truth."""
+        self.findings: list[ProviderError] = []
+        """What the next looks at machines say whose create was not heard."""
         self.called: list[tuple[str, str]] = []
 
     @property
@@ -70,6 +73,11 @@ class Rented(SimulatedProvider):
     def kill(self, name: InstanceName) -> None:
         self.launches[name].cancel()
 
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        self.called.append(("confirm", handles[0].name))
+        if self.findings:
+            raise self.findings.pop(0)
+
     async def cancel(self, name: InstanceName) -> None:
         self.called.append(("cancel", name))
         if self.deaf:
@@ -99,3 +107,22 @@ class Rented(SimulatedProvider):
             launch.cancel()
         await asyncio.gather(*self.launches.values(), return_exceptions=True)
         await super().close()
+
+
+def cloud_of(broker: House) -> Rented:
+    assert isinstance(broker.provider, Rented)
+    return broker.provider
+
+
+def name_of(job: JobId, number: int = 1) -> InstanceName:
+    return instance_name(INSTALLATION, attempt_id(job, number))
+
+
+async def standing(broker: House, job: JobId, number: int = 1) -> None:
+    """Until the machine is there, bare, and has been noted."""
+
+    async def noted() -> bool:
+        attempts = await broker.attempts(job)
+        return len(attempts) >= number and bool(attempts[number - 1].handles)
+
+    await broker.eventually(noted)

@@ -1,6 +1,5 @@
-"""Clouds whose launcher sets machines up: adopted by a beat, destroyed at once when wrong, never left half set up."""
+"""Clouds whose launcher sets machines up: destroyed at once when wrong, never left half set up."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -10,13 +9,13 @@ from math import ceil
 import pytest
 
 from broker.controllers.context import Rhythm
-from broker.domain.ids import InstanceName, JobId, attempt_id, instance_name
+from broker.domain.ids import InstanceName, JobId, attempt_id
 from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.money import usd
 from broker.domain.offer import Offer
-from tests.controllers.house import INSTALLATION, QUICK, House
-from tests.controllers.rented import Rented
+from tests.controllers.house import QUICK, House
+from tests.controllers.rented import Rented, cloud_of, name_of, standing
 from trainer.contract import keys
 from trainer.contract.rendezvous import Beat, Final, Outcome
 
@@ -28,66 +27,6 @@ LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 600, "tick_s": 0.02}
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
-
-
-def cloud_of(broker: House) -> Rented:
-    assert isinstance(broker.provider, Rented)
-    return broker.provider
-
-
-def name_of(job: JobId, number: int = 1) -> InstanceName:
-    return instance_name(INSTALLATION, attempt_id(job, number))
-
-
-async def standing(broker: House, job: JobId, number: int = 1) -> None:
-    """Until the machine is there, bare, and has been noted."""
-
-    async def noted() -> bool:
-        attempts = await broker.attempts(job)
-        return len(attempts) >= number and bool(attempts[number - 1].handles)
-
-    await broker.eventually(noted)
-
-
-async def test_a_machine_is_not_adopted_before_its_agent_runs(house: Build) -> None:
-    broker = house(Rented)
-    async with broker.running():
-        job = await broker.submit()
-        await standing(broker, job)
-        assert (await broker.attempts(job))[0].state is AttemptState.LAUNCHING
-        cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        assert [call for call, _ in cloud_of(broker).called].count("create") == 1
-        assert await cloud_of(broker).list() == []
-
-
-async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build) -> None:
-    broker = house(Rented)
-    async with broker.running():
-        job = await broker.submit()
-        await standing(broker, job)
-        cloud_of(broker).kill(name_of(job))
-        cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        first, second = await broker.attempts(job)
-        assert (first.reason, second.reason) == (Reason.INFRASTRUCTURE, Reason.COMPLETED)
-        assert first.detail.startswith("machine will never start its agent (create's outcome is unknown: ")
-        assert await cloud_of(broker).list() == []
-
-
-async def test_a_second_broker_adopts_what_the_launcher_of_a_dead_one_has_set_up(house: Build) -> None:
-    broker = house(Rented)
-    await broker.market.step()
-    job = await broker.submit()
-    first = asyncio.create_task(broker.fleet("first").run())
-    await standing(broker, job)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    async with broker.running("second"):
-        cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
-        assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
-        assert [call for call, _ in cloud_of(broker).called].count("create") == 1
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,15 @@ async def test_what_is_wrong_with_a_machine_is_a_refusal_of_it() -> None:
         await opened(paper).create(NAME, OFFER, BOOT)
 
 
+async def test_a_machine_whose_create_was_not_heard_is_looked_at_like_any_other() -> None:
+    paper = Paper(machines=[standing("1")], looks=[Rejected("not encrypted"), Throttled("429")])
+    provider = opened(paper)
+    for error in (Rejected, Throttled):
+        with pytest.raises(error):
+            await provider.confirm([paper.machines[0].handle], OFFER, BOOT)
+    await provider.confirm([paper.machines[0].handle], OFFER, BOOT)
+
+
 async def test_skypilot_ends_nothing_by_name_while_another_machine_stands_under_it() -> None:
     paper = Paper(machines=[standing("1"), standing("2")])
     provider = opened(paper)
