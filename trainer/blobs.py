@@ -52,6 +52,9 @@ class Objects:
         self._reader = reader or store
         self._prefix = f"{installation}/"
         self.answered_at = time.monotonic()
+        self.sent_bytes = 0
+        """Content only; what was sent in vain counts as well, since it is billed."""
+        self.received_bytes = 0
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, str], installation: str) -> Self:
@@ -79,10 +82,12 @@ class Objects:
         except (BaseError, OSError, TimeoutError) as e:
             raise StoreError(f"cannot read {key}: {_line(e)}") from None
         self._answered()
+        self.received_bytes += len(data)
         return data
 
     async def write(self, key: str, data: bytes) -> None:
         """Puts the object, over an older one if there is one. Raises StoreError."""
+        self.sent_bytes += len(data)
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 await obstore.put_async(self._store, self._prefix + key, data)
@@ -95,6 +100,7 @@ class Objects:
 
         A lost reply makes the second try find the first one's object, so content decides, not who was first.
         """
+        self.sent_bytes += len(data)
         try:
             async with asyncio.timeout(SMALL_TIMEOUT_S):
                 await obstore.put_async(self._store, self._prefix + key, data, mode="create")
@@ -108,6 +114,7 @@ class Objects:
     async def upload(self, key: str, path: Path) -> None:
         """Puts a file, in parts when it is large. Raises StoreError."""
         try:
+            self.sent_bytes += path.stat().st_size
             async with asyncio.timeout(LARGE_TIMEOUT_S):
                 await obstore.put_async(self._store, self._prefix + key, path)
         except (BaseError, OSError, TimeoutError) as e:
@@ -124,6 +131,7 @@ class Objects:
                 with path.open("wb") as file:
                     async for piece in got.stream(min_chunk_size=CHUNK):
                         seen += len(piece)
+                        self.received_bytes += len(piece)
                         if seen > size:
                             break
                         await asyncio.to_thread(digest.update, piece)

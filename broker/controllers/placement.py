@@ -17,7 +17,7 @@ from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, workload_left
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
-from broker.domain.offer import Offer, Quote, QuoteLine
+from broker.domain.offer import Quote, QuoteLine
 from broker.ports import Change
 from trainer.contract import keys
 
@@ -86,16 +86,10 @@ class Placement:
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
         return self._admit(job, choice.line, choice.reason, made, resume_from)
 
-    def _least_usd(self, job: Job, offer: Offer) -> Decimal:
+    def _least_usd(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context
-        caps = context.providers[offer.provider].caps
-        return least_usd(
-            offer,
-            caps,
-            nodes=job.spec.resources.nodes,
-            tick_s=context.rhythm.billing_s,
-            drain_s=context.limits.drain_s,
-        )
+        caps, every_s = context.providers[line.offer.provider].caps, job.spec.checkpoint.every_s
+        return least_usd(line, caps, every_s, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:

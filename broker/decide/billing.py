@@ -1,31 +1,70 @@
-"""What an attempt costs, and when its job must drain so that the cap holds."""
+"""What an attempt costs, and when its job must drain so that the cap and its time hold.
 
-from datetime import datetime, timedelta
+Everything is cumulative: what is owed is what has accrued less what was charged, so it does not matter how often or in
+which order billing runs, and every amount is rounded once, up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState, Job
+from broker.decide.liveness import dearer
+from broker.domain.instance import Caps, Observed
+from broker.domain.job import Attempt, AttemptState, Job, PriceChange, Signal, Traffic
 from broker.domain.money import ZERO, usd
-from broker.domain.offer import Offer
+from broker.domain.offer import GIB, Offer, QuoteLine
 
 HOUR = Decimal(3600)
+SECOND = timedelta(seconds=1)
 LEAST_DRAIN_S = 30.0
 """The request has to be noticed and a step to be ended, however quick the last save was."""
+LINK_BYTES_PER_S = 12_500_000_000
+"""100 Gbit/s: a machine that says it sent more than its network carries is not believed."""
 
 
 def accrued(attempt: Attempt, until: datetime) -> Decimal:
-    """Dollars from the start of billing to `until`, in the provider's quantum rounded up; in every state alike."""
-    since = _billed_since(attempt)
+    """Dollars for machines from the start of billing to `until`, in the provider's quantum rounded up; in every state
+    alike. A quantum in which the price changed costs the highest of it."""
+    since = billed_since(attempt)
     if since is None or until <= since:
         return ZERO
-    least = timedelta(seconds=attempt.line.offer.billing_minimum_s if attempt.handles else 0)
-    return _cost(attempt.line.offer, attempt.line.nodes, max(until - since, least))
+    offer = attempt.line.offer
+    least = timedelta(seconds=offer.billing_minimum_s if attempt.handles else 0)
+    quantum = timedelta(seconds=offer.billing_quantum_s)
+    total = top = ZERO
+    counted = 0
+    for price, begins, ends in _spans(attempt, since, max(until - since, least)):
+        first, last = begins // quantum, -(-ends // quantum)
+        if first < counted and price > top:
+            total, top = total + price - top, price
+        if last > counted:
+            total, top, counted = total + price * (last - counted), price, last
+    return usd(total * attempt.line.nodes * offer.billing_quantum_s / HOUR)
 
 
-def _billed_since(attempt: Attempt) -> datetime | None:
+def _spans(attempt: Attempt, since: datetime, lasted: timedelta) -> Iterator[tuple[Decimal, timedelta, timedelta]]:
+    """(dollars an hour, from, to) after the start of billing, in order and without gaps."""
+    price, begins = attempt.line.offer.usd_per_hour, timedelta(0)
+    for change in sorted(attempt.prices, key=lambda one: (one.since, one.usd_per_hour)):
+        ends = min(max(change.since - since, timedelta(0)), lasted)
+        if ends > begins:
+            yield price, begins, ends
+        price, begins = change.usd_per_hour, ends
+    if lasted > begins:
+        yield price, begins, lasted
+
+
+def billed_since(attempt: Attempt) -> datetime | None:
     """The create, also for what is billed from running while it is not known to run; None: it was not sent."""
     runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
     return runs or attempt.create_sent_at
+
+
+def machine_s(attempt: Attempt, until: datetime) -> float:
+    """Seconds for which its machines stood; several nodes stand side by side and count once."""
+    since = billed_since(attempt)
+    return 0.0 if since is None else max(0.0, (until - since).total_seconds())
 
 
 def runs_since(attempt: Attempt, not_yet: datetime | None, caps: Caps) -> datetime:
@@ -37,15 +76,112 @@ def runs_since(attempt: Attempt, not_yet: datetime | None, caps: Caps) -> dateti
     return sent if not_yet is None else max(sent, not_yet - timedelta(seconds=caps.list_lag_s))
 
 
-def _cost(offer: Offer, nodes: int, lasted: timedelta) -> Decimal:
+def _cost(offer: Offer, nodes: int, lasted: timedelta, price: Decimal) -> Decimal:
     """Of all machines, in whole quanta, rounded up."""
-    whole, rest = divmod(lasted, timedelta(seconds=offer.billing_quantum_s))
-    return usd(offer.usd_per_hour * nodes * ((whole + bool(rest)) * offer.billing_quantum_s) / HOUR)
+    whole = -(-lasted // timedelta(seconds=offer.billing_quantum_s))
+    return usd(price * nodes * (whole * offer.billing_quantum_s) / HOUR)
+
+
+# ------------------------------------------------------------------------------------------------------------ the price
+
+
+def price_now(attempt: Attempt) -> Decimal:
+    """Dollars an hour of one machine, as last read back."""
+    latest = max(attempt.prices, key=lambda one: (one.since, one.usd_per_hour), default=None)
+    return attempt.line.offer.usd_per_hour if latest is None else latest.usd_per_hour
+
+
+def _ceiling(offer: Offer, price: Decimal) -> Decimal:
+    """The most that the price may become before the next look: a spot price that moves ends at on-demand."""
+    return max(price, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else price
+
+
+def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime) -> PriceChange | None:
+    """What the cloud bills by now, where that is something else than is accrued; None: nothing new is known.
+
+    A rise counts from the last charge, before which the old price was seen, and a fall from now: never too little. A
+    price that does not move by itself is not believed to have fallen below the offer's, which may hold the disk too.
+    """
+    told = [machine.usd_per_hour for machine in seen if machine.usd_per_hour is not None]
+    if len(told) < attempt.line.nodes:
+        return None
+    known, price, offered = price_now(attempt), usd(max(told)), attempt.line.offer.usd_per_hour
+    if not all(machine.price_moves for machine in seen):
+        price = price if dearer(price, attempt.line.offer) else offered
+    if price == known or price < 0:
+        return None
+    if price < known:
+        return PriceChange(since=now, usd_per_hour=price)
+    since = attempt.charged_to or billed_since(attempt) or now
+    return PriceChange(since=max([since, *(one.since for one in attempt.prices)]), usd_per_hour=price)
+
+
+# ---------------------------------------------------------------------------------------------------------- the traffic
+
+
+def traffic(attempt: Attempt, until: datetime) -> Traffic:
+    """Bytes between node 0 and the blob store up to its latest word; the others' logs are not counted."""
+    sent, received = attempt.earlier_traffic.sent, attempt.earlier_traffic.received
+    beat, final = attempt.beat, attempt.final
+    same = beat is not None and final is not None and beat.boot == final.boot
+    if beat is not None and not same:
+        sent, received = sent + beat.sent_bytes, received + beat.received_bytes
+    if final is not None:
+        sent += max(final.sent_bytes, beat.sent_bytes if same and beat else 0)
+        received += max(final.received_bytes, beat.received_bytes if same and beat else 0)
+    most = int(machine_s(attempt, until) * LINK_BYTES_PER_S)
+    return Traffic(sent=min(sent, most), received=min(received, most))
+
+
+def counted(attempt: Attempt, following: Attempt) -> Attempt:
+    """`following` with what a former start of the agent counted: its successor begins at 0."""
+    before, after = attempt.beat, following.beat
+    if before is None or after is None or before.boot == after.boot:
+        return following
+    known = attempt.earlier_traffic
+    total = Traffic(sent=known.sent + before.sent_bytes, received=known.received + before.received_bytes)
+    return replace(following, earlier_traffic=total)
+
+
+def traffic_cost(offer: Offer, moved: Traffic) -> Decimal:
+    """Dollars at the offer's prices; nothing where the cloud does not say any."""
+    facts = offer.facts
+    out = (facts and facts.egress_usd_per_gib) or ZERO
+    into = (facts and facts.ingress_usd_per_gib) or ZERO
+    return usd((out * moved.sent + into * moved.received) / GIB)
+
+
+def _save_bytes(line: QuoteLine) -> int:
+    """Of one checkpoint while none is made: weights and the optimizer's state; 0: nothing is known (a script)."""
+    return 0 if line.memory is None else line.memory.weights + line.memory.optimizer
+
+
+def _saves(every_s: float, during_s: float) -> int:
+    """Checkpoints that a trainer may still send when it is drained so much later: one under way, those whose time
+    comes, and the last."""
+    return 2 + int(during_s / every_s)
+
+
+def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Traffic:
+    """Traffic by the end of a drain; nothing was made that could be saved before the first beat."""
+    moved, beat = traffic(attempt, until), attempt.beat
+    if beat is None:
+        return moved
+    one = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
+    return replace(moved, sent=moved.sent + _saves(job.spec.checkpoint.every_s, during_s) * one)
+
+
+# --------------------------------------------------------------------------------------------------------------- owing
 
 
 def owed(attempt: Attempt, until: datetime) -> Decimal:
-    """What is still to be charged up to `until`; never negative, also when a clock went backwards."""
-    return max(ZERO, accrued(attempt, until) - attempt.charged_usd)
+    """What is still to be charged for machines up to `until`; never negative, also when a clock went backwards."""
+    return max(ZERO, accrued(attempt, until) - (attempt.charged_usd - attempt.traffic_usd))
+
+
+def traffic_owed(attempt: Attempt, until: datetime) -> Decimal:
+    """What is still to be charged for traffic; never negative, also when a machine takes a number back."""
+    return max(ZERO, traffic_cost(attempt.line.offer, traffic(attempt, until)) - attempt.traffic_usd)
 
 
 def billed_until(attempt: Attempt, now: datetime, behind_s: float) -> datetime:
@@ -71,25 +207,108 @@ def _lead_s(offer: Offer, caps: Caps, tick_s: float, drain_s: float) -> float:
     return tick_s + drain_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s
 
 
-def least_usd(offer: Offer, caps: Caps, *, nodes: int = 1, tick_s: float, drain_s: float) -> Decimal:
+def least_usd(line: QuoteLine, caps: Caps, every_s: float, *, tick_s: float, drain_s: float) -> Decimal:
     """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
-    would pass its cap by what the cloud bills at the least."""
+    would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints."""
+    offer = line.offer
     least_s = max(_lead_s(offer, caps, tick_s, drain_s), offer.billing_minimum_s)
-    return _cost(offer, nodes, timedelta(seconds=least_s))
+    price = _ceiling(offer, offer.usd_per_hour)
+    saves = Traffic(sent=_saves(every_s, tick_s + drain_s) * _save_bytes(line))
+    return _cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, saves)
 
 
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:
-    """True when the job must drain now: spent + rate x (tick + drain + teardown) reaches the cap.
+    """True when the job must drain now: spent + highest rate x (tick + drain + teardown) + last saves reaches the cap.
 
     Then spend <= cap holds while the cloud ends billing within `caps.teardown_s` of destroy. Where it takes t seconds
     longer, the overshoot is at most rate x t.
     """
     lead = timedelta(seconds=drain_lead_s(attempt, caps, tick_s=tick_s, drain_s=drain_s))
     others = job.spent_usd - attempt.charged_usd
+    highest = PriceChange(since=now, usd_per_hour=_ceiling(attempt.line.offer, price_now(attempt)))
+    worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
     # What was charged before it was known to run later than the create is spent, and worked off.
-    return others + max(attempt.charged_usd, accrued(attempt, now + lead)) >= job.cap_usd
+    machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
+    moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, tick_s + drain_s)))
+    return others + machines + moved >= limit(attempt, job)
+
+
+def limit(attempt: Attempt, job: Job) -> Decimal:
+    """What the job may have spent by the end of this attempt: its cap, which may have been raised meanwhile. With
+    `max_duration` less was reserved for the attempt, and that holds."""
+    if job.spec.max_duration is None:
+        return job.cap_usd
+    return min(job.cap_usd, job.spent_usd - attempt.charged_usd + attempt.reserved_usd)
+
+
+# ------------------------------------------------------------------------------------------------------------ the time
+
+
+def time_left_s(job: Job, now: datetime) -> float | None:
+    """Seconds for which new machines of the job may stand; None: as long as the money lasts."""
+    left = []
+    if job.spec.deadline is not None:
+        left.append((job.spec.deadline - now).total_seconds())
+    if job.spec.max_duration is not None:
+        left.append(job.spec.max_duration - job.machine_s)
+    return min(left, default=None)
+
+
+def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:
+    """True when the job must drain now to be over at its deadline, and before its `max_duration` is used up."""
+    lead_s = drain_lead_s(attempt, caps, tick_s=tick_s, drain_s=drain_s)
+    running = replace(job, machine_s=job.machine_s + machine_s(attempt, now))
+    left_s = time_left_s(running, now)
+    return left_s is not None and left_s <= lead_s
+
+
+def due_signal(
+    attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float
+) -> Signal | None:
+    """Why a live attempt must end now, for its money or its time; None: it may go on, or was told already."""
+    if attempt.signal is not None:
+        return None
+    if cap_is_near(attempt, job, caps, now, tick_s=tick_s, drain_s=drain_s):
+        return Signal.CAP
+    return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tick_s=tick_s, drain_s=drain_s) else None
+
+
+def out_of_time(job: Job, now: datetime, *, needed_s: float = 0.0) -> str | None:
+    """Why nothing can be bought any more for want of time, in one line; None: there is enough.
+
+    `needed_s`: less than this is no time: a machine would be drained as soon as it is bought.
+    """
+    left_s = time_left_s(job, now)
+    if left_s is None or left_s > needed_s:
+        return None
+    return told_out_of_time(job, now)
+
+
+def told_out_of_time(job: Job, now: datetime) -> str:
+    """Which of its limits of time a job has reached, and how it goes on, in one line."""
+    deadline, most = job.spec.deadline, job.spec.max_duration
+    what = f"its max_duration of {most} s"
+    if deadline is not None and (most is None or deadline - now <= (most - job.machine_s) * SECOND):
+        what = f"its deadline {deadline.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"out of time: {what} is reached; its checkpoint is kept, `gpubroker retry {job.id}` goes on from it"
 
 
 def reservation(job: Job) -> Decimal:
-    """What an attempt reserves: all that is left under the job's cap."""
+    """What is left under the job's cap."""
     return max(ZERO, job.cap_usd - job.spent_usd)
+
+
+def reserved(job: Job, line: QuoteLine, caps: Caps, *, tick_s: float, drain_s: float) -> Decimal:
+    """What an attempt reserves: all that is left under the cap, or less where `max_duration` allows less: the highest
+    rate for the time that is left and a drain, and the traffic of a save at each interval. What a script sends is not
+    known before."""
+    left, most = reservation(job), job.spec.max_duration
+    unknown = line.memory is None and traffic_cost(line.offer, Traffic(sent=GIB)) > 0
+    if most is None or unknown:
+        return left
+    lead_s = _lead_s(line.offer, caps, tick_s, drain_s)
+    left_s = max(0.0, most - job.machine_s) + lead_s
+    price = _ceiling(line.offer, line.offer.usd_per_hour)
+    moved = Traffic(sent=_saves(job.spec.checkpoint.every_s, left_s) * _save_bytes(line))
+    hours = _cost(line.offer, line.nodes, timedelta(seconds=left_s), price)
+    return min(left, hours + traffic_cost(line.offer, moved))

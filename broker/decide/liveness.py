@@ -69,6 +69,11 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
 
 
+def dearer(price: Decimal, offer: Offer) -> bool:
+    """Above what was bought by more than rounding."""
+    return price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD
+
+
 def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
     """What was bought against what stands there; None while nothing contradicts the offer."""
     for machine in seen:
@@ -81,7 +86,7 @@ def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:
         if machine.spot is not None and machine.spot != offer.spot:
             return f"asked for {'spot' if offer.spot else 'on-demand'}, got the other"
         price = machine.usd_per_hour
-        if price is not None and price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD:
+        if price is not None and not machine.price_moves and dearer(price, offer):
             return f"asked for {show(offer.usd_per_hour)}/h, billed {show(price)}/h"
     return None
 

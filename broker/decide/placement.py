@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from broker.decide.quote import summary
 from broker.domain.money import show
-from broker.domain.offer import Drop, Offer, Quote, QuoteLine
+from broker.domain.offer import Drop, Quote, QuoteLine
 
 PASSING = frozenset({Drop.UNAVAILABLE, Drop.EXCLUDED})
 """Reasons that end by themselves."""
@@ -54,7 +54,7 @@ def _passing(quote: Quote) -> int:
     return sum(quote.drops.get(drop, 0) for drop in PASSING)
 
 
-def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[Offer], Decimal]) -> Choice:
+def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Callable[[QuoteLine], Decimal]) -> Choice:
     """The cheapest line to finish of those that the cap would not end at once.
 
     `attempt_number`: of the attempt to be made, for the reason. `least`: see `billing.least_usd`.
@@ -62,9 +62,9 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
     if quote.best is None:
         return queue_verdict(quote, cap_left=cap_left)
     # Lines are built when they are looked at, and the first one nearly always does.
-    best = next((line for line in _kept(quote) if least(line.offer) < cap_left), None)
+    best = next((line for line in _kept(quote) if least(line) < cap_left), None)
     if best is None:
-        needed = min(least(line.offer) for line in _kept(quote))
+        needed = min(least(line) for line in _kept(quote))
         reason = (
             f"{show(cap_left)} of the cap is left and a run that can still checkpoint and stop needs more than "
             f"{show(needed)}; raise the cap"

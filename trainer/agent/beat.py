@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import shutil
 
+import psutil
+
 from trainer.agent.logs import Redactor
 from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
@@ -36,7 +38,13 @@ class Beater:
         """One beat; a store that cannot be reached is tried again with the next one."""
         self._seq += 1
         beat = self._state.beat(self._seq, await self._utilisation())
-        beat = beat.model_copy(update={"message": self.redact(beat.message)})
+        counted = {
+            "message": self.redact(beat.message),
+            "sent_bytes": self._objects.sent_bytes,
+            "received_bytes": self._objects.received_bytes,
+            "network_bytes": _network_bytes(),
+        }
+        beat = beat.model_copy(update=counted)
         with contextlib.suppress(StoreError):
             await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
@@ -61,3 +69,12 @@ class Beater:
             return None
         figures = [float(x) for x in out.decode().split() if x.strip().isdigit()]
         return sum(figures) / len(figures) / 100 if figures else None
+
+
+def _network_bytes() -> int | None:
+    """Received by this machine or container, loopback left out; None where the system does not tell."""
+    try:
+        counters = psutil.net_io_counters(pernic=True)
+    except OSError:
+        return None
+    return sum(count.bytes_recv for name, count in counters.items() if name != "lo")

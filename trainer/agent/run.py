@@ -252,11 +252,14 @@ class Agent:
             heldout_loss_after=status.heldout_loss_after,
             peak_memory_bytes=status.peak_memory_bytes,
             tokens_per_s=status.tokens_per_s,
+            boot=self._state.boot,
         )
         patience_s = max(30.0, self._state.drain_left_s)
         try:
             await prepare.insist(self._shipper.flush, patience_s)
             if await self._speaks(outcome):
+                sent, received = self._objects.sent_bytes, self._objects.received_bytes
+                final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
                 data = final.model_dump_json().encode()
                 await prepare.insist(lambda: self._objects.create(keys.final(self._env.attempt), data), patience_s)
         except StoreError as e:

@@ -78,13 +78,14 @@ class Saver:
         key, manifest = await checkpoint.commit(
             self._objects, self._origin, folder, step=info.step, complete=info.complete, started=info.started
         )
+        total = sum(f.bytes for f in manifest.files)
         self._state.checkpoint = CheckpointRef(
-            manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4)
+            manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4), bytes=total
         )
         await asyncio.to_thread(shutil.rmtree, folder)
         info_path.unlink()
         self._say(
-            f"checkpoint of step {info.step} committed: {sum(f.bytes for f in manifest.files) / 1e6:.1f} MB "
+            f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
             f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
         )
         self._committed()

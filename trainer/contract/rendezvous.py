@@ -14,6 +14,8 @@ CONTRACT_VERSION = 1
 
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 """JSON has no NaN: one that got in would be written as null, and could not be read again."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""Bytes, within what a database and every JSON parser can hold."""
 
 
 class Outcome(StrEnum):
@@ -146,6 +148,8 @@ class CheckpointRef(Document):
     """Seconds from the snapshot to the committed manifest."""
     stall_s: Seconds = 0.0
     """Seconds for which the training loop stood still."""
+    bytes: Count = 0
+    """Of all its files."""
 
 
 Phase = Literal["starting", "loading", "evaluating", "training", "saving", "sampling", "draining", "done"]
@@ -175,6 +179,12 @@ class Beat(Document):
     checkpoint: CheckpointRef | None = None
     notice_s: float | None = None
     """Seconds until the machine is taken away, if its provider said so to the machine."""
+    sent_bytes: Count = 0
+    """To the blob store, since this start of the agent."""
+    received_bytes: Count = 0
+    """From the blob store, likewise."""
+    network_bytes: Count | None = None
+    """All that this machine has received, from wherever: tells a slow download from one that hangs."""
 
 
 class Final(Document):
@@ -194,6 +204,10 @@ class Final(Document):
     heldout_loss_after: float | None = None
     peak_memory_bytes: int | None = None
     tokens_per_s: float | None = None
+    boot: str = ""
+    """Of the agent that wrote this; the counters are that one's."""
+    sent_bytes: Count = 0
+    received_bytes: Count = 0
 
 
 class ManifestFile(Document):

@@ -93,8 +93,8 @@ def test_the_least_that_a_cloud_bills_is_owed_once_a_machine_stands() -> None:
 def test_every_machine_of_an_attempt_is_paid_for() -> None:
     two = build.attempt(line=replace(build.line(usd_per_hour=Decimal("3.6"), billing_quantum_s=60), nodes=2))
     assert accrued(two, build.at(61)) == Decimal("0.24")
-    alone = least_usd(two.line.offer, CAPS, tick_s=10, drain_s=60)
-    assert least_usd(two.line.offer, CAPS, nodes=2, tick_s=10, drain_s=60) == 2 * alone
+    alone = least_usd(replace(two.line, nodes=1), CAPS, 300, tick_s=10, drain_s=60)
+    assert least_usd(two.line, CAPS, 300, tick_s=10, drain_s=60) == 2 * alone
 
 
 def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_proof() -> None:
@@ -159,7 +159,7 @@ def test_the_reservation_is_what_is_left() -> None:
 @pytest.mark.parametrize(("more", "near"), [("0.0001", False), ("0", True)])
 def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: str, near: bool) -> None:
     attempt = build.attempt()
-    least = least_usd(attempt.line.offer, CAPS, tick_s=10, drain_s=60)
+    least = least_usd(attempt.line, CAPS, 300, tick_s=10, drain_s=60)
     job = build.active_job(cap_usd=least + Decimal(more))
     assert cap_is_near(attempt, job, CAPS, build.at(0), tick_s=10, drain_s=60) is near
 
@@ -170,8 +170,8 @@ STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
 def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
     """A machine that stands owes it at once, so no drain comes early enough."""
     line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=3600)
-    assert least_usd(line.offer, CAPS, tick_s=10, drain_s=60) == Decimal("3.6")
-    assert least_usd(line.offer, CAPS, nodes=2, tick_s=10, drain_s=60) == Decimal("7.2")
+    assert least_usd(line, CAPS, 300, tick_s=10, drain_s=60) == Decimal("3.6")
+    assert least_usd(replace(line, nodes=2), CAPS, 300, tick_s=10, drain_s=60) == Decimal("7.2")
 
 
 @given(
@@ -183,7 +183,7 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
 ) -> None:
     """Whenever the machine comes to stand, and whether it runs on or ends at once."""
     line = build.line(usd_per_hour=price, billing_quantum_s=quantum, billing_minimum_s=minimum)
-    if least_usd(line.offer, CAPS, tick_s=tick, drain_s=60) >= cap:
+    if least_usd(line, CAPS, 300, tick_s=tick, drain_s=60) >= cap:
         return
     launched, job = build.attempt(line=line), build.active_job(cap_usd=cap)
     standing = replace(launched, handles=STANDING)

@@ -81,7 +81,8 @@ def test_something_is_bought_exactly_when_something_is_kept(market: list, left: 
 
 def test_what_the_cap_would_end_at_once_is_passed_over() -> None:
     made = quoted([offer(id="dear", usd_per_hour=Decimal(9)), offer(id="cheap")], work=SCRIPT)
-    choice = choose(made, cap_left=Decimal(5), attempt_number=1, least=lambda o: Decimal(6 if o.id == "cheap" else 4))
+    least = {"cheap": Decimal(6), "dear": Decimal(4)}
+    choice = choose(made, cap_left=Decimal(5), attempt_number=1, least=lambda line: least[line.offer.id])
     assert choice.line is not None
     assert choice.line.offer.id == "dear"
 
