@@ -9,9 +9,10 @@ from broker.domain.job import Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.channels import TenantChannels
 from broker.ports.rows import AuditFilter, JobFilter, Token, Upload
+from broker.ports.slack import TenantSlack
 
 
-class TenantStore(TenantChannels, Protocol):
+class TenantStore(TenantChannels, TenantSlack, Protocol):
     """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
 
     Every write leaves an audit entry of whoever asks, in the same transaction.

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry
+from broker.domain.slack import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store import fences
@@ -64,6 +65,7 @@ class State:
         self.tokens: dict[str, Token] = {}
         self.secrets: dict[tuple[str, str, str], bytes] = {}
         self.uploads: dict[tuple[str, str, str], Upload] = {}
+        self.slack_users: dict[tuple[str, str, str], SlackUser] = {}
         self.audit: list[AuditEntry] = []
         self.installation: Installation | None = None
 

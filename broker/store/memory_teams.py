@@ -50,6 +50,7 @@ class Teams(Part):
         state.tokens = {secret: token for secret, token in state.tokens.items() if token.team != name}
         state.secrets = {own: sealed for own, sealed in state.secrets.items() if own[0] != name}
         state.uploads = {own: upload for own, upload in state.uploads.items() if own[0] != name}
+        state.slack_users = {own: link for own, link in state.slack_users.items() if own[0] != name}
         state.write_audit(self._tenant.did("team.delete", name, team=name))
         return True
 

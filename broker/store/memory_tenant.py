@@ -12,11 +12,12 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState,
 from broker.ports import JobFilter, Upload
 from broker.store import fences
 from broker.store.memory_channels import TenantChannels
+from broker.store.memory_slack import SlackUsers
 from broker.store.memory_state import Part, Row, shown
 from broker.store.memory_teams import Teams
 
 
-class MemoryTenant(Teams, TenantChannels, Part):
+class MemoryTenant(Teams, TenantChannels, SlackUsers, Part):
     """Made by `MemoryStore.as_tenant`; the store itself is the house's."""
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:

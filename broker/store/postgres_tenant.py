@@ -17,13 +17,14 @@ from broker.store.postgres_channels import TenantChannels
 from broker.store.postgres_hints import Listener
 from broker.store.postgres_part import Part, write_audit
 from broker.store.postgres_pool import QUERIES, Connection, Pool
+from broker.store.postgres_slack import SlackUsers
 from broker.store.postgres_submit import Submitter
 from broker.store.postgres_teams import Teams
 
 _LABELS = TypeAdapter(dict[str, str])
 
 
-class PostgresTenant(Teams, TenantChannels, Part):
+class PostgresTenant(Teams, TenantChannels, SlackUsers, Part):
     """Made by `PostgresStore.as_tenant`; the store itself is the house's."""
 
     def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener) -> None:

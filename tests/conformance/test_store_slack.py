@@ -1,0 +1,66 @@
+"""Who of Slack acts as whom: of one team, told to nobody else, and written down."""
+
+from dataclasses import replace
+
+import pytest
+
+from broker.domain.errors import StoreError
+from broker.domain.slack import SlackUser
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.ports import AuditFilter, Store
+
+ANN = Tenant(team=DEFAULT_TEAM, owner="ann")
+NLP = Tenant(team="nlp", owner="eve")
+
+
+def link(team: str = DEFAULT_TEAM, **changes: object) -> SlackUser:
+    made = SlackUser(
+        team=team, workspace="T1", user="U1", owner="ann", scopes=("read", "submit"), name="Ann", linked_by="ann"
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def plain(found: SlackUser) -> SlackUser:
+    return replace(found, linked_at=None)
+
+
+async def test_a_link_is_made_changed_and_removed(store: Store) -> None:
+    seen = store.as_tenant(ANN)
+    await seen.put_slack_user(link())
+    await seen.put_slack_user(link(owner="bob", scopes=("read",)))
+    await seen.put_slack_user(link(user="U2"))
+    assert [plain(u) for u in await seen.slack_users("T1", "U1")] == [link(owner="bob", scopes=("read",))]
+    assert [u.user for u in await seen.slack_users()] == ["U1", "U2"]
+    assert await seen.slack_users("T2") == []
+    assert await seen.delete_slack_user(link())
+    assert not await seen.delete_slack_user(link())
+    told = [
+        (e.action, e.target, e.before, e.after) for e in await seen.audit(AuditFilter(action="slack", target="T1/U1"))
+    ]
+    ann, bob = {"owner": "ann", "scopes": ["read", "submit"]}, {"owner": "bob", "scopes": ["read"]}
+    assert told[::-1] == [
+        ("slack.link", "T1/U1", None, ann), ("slack.link", "T1/U1", ann, bob), ("slack.unlink", "T1/U1", bob, None),
+    ]  # fmt: skip
+
+
+async def test_another_team_sees_and_changes_nothing(store: Store) -> None:
+    await store.put_team("nlp", "")
+    await store.as_tenant(ANN).put_slack_user(link())
+    other = store.as_tenant(NLP)
+    assert await other.slack_users() == []
+    assert await other.slack_users("T1", "U1") == []
+    assert not await other.delete_slack_user(link())
+    with pytest.raises(StoreError):
+        await other.put_slack_user(link())
+    with pytest.raises(StoreError):
+        await store.put_slack_user(link(team="nowhere"))
+    await other.put_slack_user(link(team="nlp", owner="eve"))
+    assert [u.owner for u in await store.slack_users("T1", "U1")] == ["ann", "eve"]
+    assert [u.owner for u in await store.as_tenant(ANN).slack_users()] == ["ann"]
+
+
+async def test_links_go_with_their_team(store: Store) -> None:
+    await store.put_team("nlp", "")
+    await store.put_slack_user(link(team="nlp"))
+    await store.delete_team("nlp")
+    assert await store.slack_users() == []
