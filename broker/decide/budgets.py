@@ -8,8 +8,11 @@ from decimal import Decimal
 from enum import StrEnum
 
 from broker.decide.policy_windows import window_end
+from broker.domain.job import Attempt, AttemptState, Job
 from broker.domain.money import ZERO, show
 from broker.domain.policy import Action, Budget, Policy, Threshold
+
+_LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,24 @@ class Ask:
     """The highest cap that somebody has approved."""
     gpus: int = 0
     jobs: int = 0
+
+
+def admission(attempt: Attempt, cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
+    """What a new attempt wants; the cap and its approval are the job's, as they are now."""
+    gpus = attempt.line.offer.gpus * attempt.line.nodes
+    return Ask(reserve_usd=attempt.reserved_usd, cap_usd=cap_usd, approved_usd=approved_usd, gpus=gpus, jobs=1)
+
+
+def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> Ask | None:
+    """What a higher cap wants for the attempt that runs, which has reserved all that was left under the old one.
+
+    None: nothing is reserved now. It is on its way out, and the next attempt reserves anew; or its time limits it.
+    """
+    if attempt is None or attempt.state in _LEAVING or attempt.signal is not None or job.spec.max_duration is not None:
+        return None
+    left = cap_usd - (job.spent_usd - attempt.charged_usd)
+    more = max(ZERO, left - attempt.reserved_usd)
+    return Ask(reserve_usd=more, cap_usd=cap_usd, approved_usd=job.approved_usd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +74,9 @@ class Applied:
     id: int
     policy: Policy
     standing: Standing
+
+    def granted(self, ask: Ask) -> "Applied":
+        return replace(self, standing=self.standing.plus(ask))
 
 
 class Hold(StrEnum):

@@ -19,6 +19,7 @@ GpubrokerError
 │   ├── RetryAfter           the receiver asks for a pause of the whole channel of `after_s`
 │   ├── Undeliverable        this one is never taken: left out, and counted under `reason`
 │   └── ChannelRefused       the receiver wants nothing any more: the channel is disabled
+├── OverBudget               a policy does not allow it now; the message says which and why
 └── InvalidInput             a person's input is at fault: `problems` name the places and the fixes
 """
 
@@ -117,6 +118,10 @@ class Undeliverable(NotifyError):
 
 class ChannelRefused(NotifyError):
     """The receiver is gone, or its credentials are: only a person can mend it."""
+
+
+class OverBudget(GpubrokerError):
+    """A policy does not allow it now."""
 
 
 @dataclass(frozen=True, kw_only=True)

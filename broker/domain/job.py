@@ -58,6 +58,8 @@ class Reason(StrEnum):
     OUT_OF_TIME = "out_of_time"
     """Past the job's deadline, or its `max_duration` is used up."""
     IDLE = "idle"
+    BUDGET = "budget"
+    """A policy's budget drains; the job waits in the queue until the budget allows it again."""
 
 
 class Signal(StrEnum):
@@ -69,6 +71,8 @@ class Signal(StrEnum):
     """Checkpoint first."""
     IDLE_NOW = "idle_now"
     HUNG = "hung"
+    BUDGET = "budget"
+    """Checkpoint first."""
 
 
 TERMINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.CANCELLED, JobState.FAILED})
@@ -146,6 +150,8 @@ class Job:
     """What was deleted, and when; it may take a while until the last object is gone."""
     # written by the API
     cap_usd: Decimal
+    approved_usd: Decimal | None = None
+    """The highest cap that somebody has approved, where a policy asks for approval."""
     stop_requested: bool = False
     retry_of: JobId | None = None
     # the lease

@@ -111,6 +111,8 @@ class JobSpec(Config):
     """Plain environment variables of the program; use `secrets` for what must not be seen."""
     secrets: Annotated[tuple[EnvName, ...], Field(max_length=64)] = ()
     """Names of secrets stored with `gpubroker secret set NAME`; the program sees them as environment variables."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Among queued jobs a higher one is looked at first, among equals the older one."""
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
     init_from: Annotated[str, Field(pattern=r"^job/[a-z2-7]{13}$")] | None = None
     """`job/<id>`: continue from the last checkpoint of another job."""

@@ -7,11 +7,12 @@ from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
 from broker.domain.tenancy import Tenant
 from broker.ports.channels import ChannelStore
+from broker.ports.policies import HousePolicies
 from broker.ports.rows import Change, Charge, Lane, Leased, Token
 from broker.ports.tenant import TenantStore
 
 
-class Store(TenantStore, ChannelStore, Protocol):
+class Store(TenantStore, ChannelStore, HousePolicies, Protocol):
     """Rows, leases and the ledger. Times that order things are the database's own.
 
     Raises StoreUnavailable when the database cannot be reached or a commit's fate is unknown.
@@ -19,7 +20,10 @@ class Store(TenantStore, ChannelStore, Protocol):
 
     # --- controllers
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
-        """Due jobs in these states (or with a stop request), each under a lease with a higher epoch."""
+        """Due jobs in these states (or with a stop request), each under a lease with a higher epoch.
+
+        By priority, the older of equals first.
+        """
         ...
 
     async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
@@ -27,7 +31,10 @@ class Store(TenantStore, ChannelStore, Protocol):
         ...
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
-        """Each change atomically; True where its fences held."""
+        """Each change atomically; True where its fences held and, for an admission, every policy allows it.
+
+        Admissions are judged one after the other, each with those before it.
+        """
         ...
 
     async def release(self, jobs: Sequence[Job], attempts: Sequence[Attempt], *, due_in_s: float) -> None:

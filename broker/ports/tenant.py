@@ -8,11 +8,12 @@ from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.channels import TenantChannels
+from broker.ports.policies import TenantPolicies
 from broker.ports.rows import AuditFilter, JobFilter, Token, Upload
 from broker.ports.slack import TenantSlack
 
 
-class TenantStore(TenantChannels, TenantSlack, Protocol):
+class TenantStore(TenantChannels, TenantPolicies, TenantSlack, Protocol):
     """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
 
     Every write leaves an audit entry of whoever asks, in the same transaction.
@@ -36,7 +37,10 @@ class TenantStore(TenantChannels, TenantSlack, Protocol):
         ...
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
-        """Sets a higher cap; a `capped` job becomes due for placement as `queued`. Lower or equal: unchanged."""
+        """Sets a higher cap; a `capped` job becomes due for placement as `queued`. Lower or equal: unchanged.
+
+        The attempt that runs reserves the difference in the same transaction. Raises OverBudget where a policy refuses.
+        """
         ...
 
     async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]: ...

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from broker.domain.errors import IdempotencyConflict, InUse, StoreError
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerEntry
+from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerCategory, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.ports import Change, Charge, Lane, Token, Upload
 
@@ -19,6 +19,11 @@ WAITING_JOB_STATES = frozenset({JobState.AWAITING_APPROVAL, JobState.QUEUED, Job
 
 _AFTER_CREATE = frozenset(AttemptState) - {AttemptState.INTENDED, AttemptState.ENDED}
 _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED})
+
+
+def place_in_queue(job: Job) -> tuple[int, datetime, JobId]:
+    """Higher priorities first, and the older of equals."""
+    return -job.spec.priority, job.created_at, job.id
 
 
 class JobNow(Protocol):
@@ -44,7 +49,7 @@ class AttemptNow(Protocol):
 
 
 def lane_of(state: AttemptState, signal: bool) -> Lane | None:
-    """The lane of an attempt; `signal`: its job is asked to stop, or its cap is near. None when it has ended."""
+    """The lane of an attempt; `signal`: its job is asked to stop, or there is one of its own. None when it has ended."""
     if state in (AttemptState.INTENDED, AttemptState.LAUNCHING):
         return Lane.LAUNCH
     if state in (AttemptState.BOOTING, AttemptState.TRAINING):
@@ -60,10 +65,20 @@ def charge_holds(charge: Charge, attempts: Mapping[AttemptId, AttemptNow]) -> bo
     return row is not None and row.charged_to == charge.since
 
 
-def entry_of(charge: Charge) -> LedgerEntry:
-    """What a charge leaves in the ledger."""
-    return LedgerEntry(
-        job_id=charge.job_id, attempt_id=charge.attempt_id, kind=charge.kind, usd=charge.usd, note=charge.note
+def entries_of(charge: Charge) -> tuple[LedgerEntry, ...]:
+    """What a charge leaves in the ledger: one entry a category, none of nothing."""
+    parts = ((charge.usd, LedgerCategory.COMPUTE), (charge.traffic_usd, LedgerCategory.EGRESS))
+    return tuple(
+        LedgerEntry(
+            job_id=charge.job_id,
+            attempt_id=charge.attempt_id,
+            kind=charge.kind,
+            usd=usd,
+            note=charge.note,
+            category=category,
+        )
+        for usd, category in parts
+        if usd
     )
 
 
@@ -119,7 +134,12 @@ def broken_attempt_rule(attempt: Attempt) -> str | None:
         return "attempts_reason"
     if attempt.number < 1 or attempt.destroy_failures < 0:
         return "attempts_counts"
-    return "attempts_money" if attempt.reserved_usd < 0 or attempt.charged_usd < 0 else None
+    return None if _sound(attempt.reserved_usd) and _sound(attempt.charged_usd) else "attempts_money"
+
+
+def _sound(usd: Decimal) -> bool:
+    """Neither negative nor NaN nor without an end."""
+    return usd.is_finite() and usd >= 0
 
 
 def broken_job_rule(job: Job) -> str | None:
@@ -130,12 +150,12 @@ def broken_job_rule(job: Job) -> str | None:
         return "jobs_active"
     if min(job.attempts, job.retries_used, job.oom_changes) < 0:
         return "jobs_counts"
-    return "jobs_money" if job.cap_usd <= 0 or job.spent_usd < 0 else None
+    return None if _sound(job.cap_usd) and job.cap_usd > 0 and _sound(job.spent_usd) else "jobs_money"
 
 
 def broken_ledger_rule(entries: Sequence[LedgerEntry]) -> str | None:
     """The rule of the ledger that one of `entries` breaks."""
-    return "ledger_money" if any(entry.usd < 0 for entry in entries) else None
+    return None if all(_sound(entry.usd) for entry in entries) else "ledger_money"
 
 
 def check(change: Change) -> None:
@@ -147,13 +167,13 @@ def check(change: Change) -> None:
         raise refused(f"job {change.job[1].id} as {change.job[1].state}", rule)
     if rule := broken_ledger_rule(change.ledger):
         raise refused(f"ledger of job {change.ledger[0].job_id}", rule)
-    if change.charge is not None and change.charge.usd < 0:
+    if change.charge is not None and not (_sound(change.charge.usd) and _sound(change.charge.traffic_usd)):
         raise refused(f"charge of attempt {change.charge.attempt_id}", "ledger_money")
 
 
 def wakes(change: Change) -> bool:
     """True when `change` leaves something that a controller may take up at once."""
-    if change.admit is not None or (change.charge is not None and change.charge.cap_near):
+    if change.admit is not None or (change.charge is not None and change.charge.signal is not None):
         return True
     if change.job is not None and change.job[1].state in WAITING_JOB_STATES:
         return True
@@ -194,6 +214,13 @@ def cap_raised(tenant: Tenant, job: Job, cap_usd: Decimal) -> AuditEntry:
     """Costs what is allowed on top."""
     before, after = {"cap_usd": job.cap_usd}, {"cap_usd": cap_usd}
     return tenant.did("job.raise_cap", job.id, team=job.team, before=before, after=after, usd=cap_usd - job.cap_usd)
+
+
+def approved(tenant: Tenant, job: Job, up_to_usd: Decimal) -> AuditEntry:
+    before = {"state": job.state.value, "approved_usd": job.approved_usd}
+    return tenant.did(
+        "job.approve", job.id, team=job.team, before=before, after={"approved_usd": up_to_usd}, usd=up_to_usd
+    )
 
 
 def uploaded(tenant: Tenant, upload: Upload) -> AuditEntry:

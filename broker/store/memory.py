@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
+from broker.decide.budgets import admission
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
@@ -15,11 +16,12 @@ from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store import fences
 from broker.store.memory_channels import Channels
+from broker.store.memory_policies import HousePolicies
 from broker.store.memory_state import Row, RowT, State
 from broker.store.memory_tenant import MemoryTenant
 
 
-class MemoryStore(MemoryTenant, Channels):
+class MemoryStore(MemoryTenant, Channels, HousePolicies):
     """`ports.Store` in memory."""
 
     def __init__(self, clock: Clock) -> None:
@@ -39,7 +41,8 @@ class MemoryStore(MemoryTenant, Channels):
             for i in self._state.by_state[state]
         ]
         rows = [*asked, *(row for row in others if row.value.stop_requested)]
-        return [row.lease(now + timedelta(seconds=lease_s)) for row in _due(rows, now, limit)]
+        due = sorted((row for row in rows if row.claimable(now)), key=lambda row: fences.place_in_queue(row.value))
+        return [row.lease(now + timedelta(seconds=lease_s)) for row in due[:limit]]
 
     async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
         now = self._state.clock.now()
@@ -60,7 +63,7 @@ class MemoryStore(MemoryTenant, Channels):
 
     def _apply(self, change: Change) -> bool:
         fences.check(change)
-        if not self._holds(change) or not self._room(change):
+        if not self._holds(change) or not self._room(change) or not self._allowed(change.admit):
             return False
         now = self._state.clock.now()
         if change.attempt is not None:
@@ -78,8 +81,7 @@ class MemoryStore(MemoryTenant, Channels):
             self._admit(change.admit, now)
         if change.charge is not None:
             self._charge(change.charge)
-        for entry in change.ledger:
-            self._state.ledger[entry.job_id].append(entry)
+        self._state.write_ledger(change.ledger)
         self._state.write_events(change.events)
         if fences.wakes(change):
             self._state.hints.hint("jobs")
@@ -104,6 +106,14 @@ class MemoryStore(MemoryTenant, Channels):
         after = [to if to and a.id == to.id else a for a in others]
         return sum(a.live for a in [*after, new] if a is not None) <= 1
 
+    def _allowed(self, attempt: Attempt | None) -> bool:
+        """False when a policy refuses the admission."""
+        if attempt is None:
+            return True
+        state, job = self._state, self._state.jobs[attempt.job_id].value
+        ask = admission(attempt, job.cap_usd, job.approved_usd)
+        return state.policies.refusal(ask, (job.team, job.owner), state.running(), state.clock.now()) is None
+
     def _admit(self, attempt: Attempt, now: datetime) -> None:
         stop = self._state.jobs[attempt.job_id].value.stop_requested
         row = Row(value=attempt, due_at=now, signal=stop or attempt.cap_near)
@@ -117,6 +127,7 @@ class MemoryStore(MemoryTenant, Channels):
         self._state.by_lane[fences.lane_of(old.state, row.signal)].pop(old.id)
         row.value = replace(
             to,
+            reserved_usd=old.reserved_usd,
             charged_usd=old.charged_usd,
             charged_to=old.charged_to,
             cap_near=old.cap_near,
@@ -152,7 +163,7 @@ class MemoryStore(MemoryTenant, Channels):
         row.value = replace(attempt, charged_usd=attempt.charged_usd + charge.usd, charged_to=charge.to)
         self._spend(charge.job_id, charge.usd)
         if charge.usd:
-            self._state.ledger[charge.job_id].append(fences.entry_of(charge))
+            self._state.write_ledger([fences.entry_of(charge)])
         if charge.cap_near and not attempt.cap_near:
             row.value = replace(row.value, cap_near=True)
             self._state.signal(row, self._state.clock.now())

@@ -2,7 +2,7 @@
 
 import uuid
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
@@ -14,6 +14,7 @@ from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store import fences
 from broker.store.hints import Hints
+from broker.store.memory_budgets import PolicyTables
 from broker.store.memory_outbox import OutboxTables
 
 RowT = TypeVar("RowT", Job, Attempt)
@@ -58,6 +59,7 @@ class State:
         self.events_of: dict[JobId, list[Event]] = defaultdict(list)
         self.ledger: dict[JobId, list[LedgerEntry]] = defaultdict(list)
         self.outbox = OutboxTables(clock.now())
+        self.policies = PolicyTables()
         self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
         self.blocked: dict[str, tuple[str, datetime]] = {}
         default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
@@ -77,6 +79,7 @@ class State:
             due_at=None,
             spent_usd=old.spent_usd,
             cap_usd=old.cap_usd,
+            approved_usd=old.approved_usd,
             stop_requested=old.stop_requested,
             epoch=old.epoch,
             reason=fences.clean(to.reason),
@@ -88,6 +91,16 @@ class State:
         self.by_lane[fences.lane_of(row.value.state, row.signal)].pop(row.value.id)
         row.signal, row.due_at = True, now
         self.by_lane[fences.lane_of(row.value.state, True)][row.value.id] = None
+
+    def running(self) -> list[tuple[Job, Attempt]]:
+        """Live attempts with their jobs."""
+        live = (self.attempts[own].value for lane in Lane for own in self.by_lane[lane])
+        return [(self.jobs[attempt.job_id].value, attempt) for attempt in live]
+
+    def write_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        for entry in entries:
+            self.ledger[entry.job_id].append(entry)
+            self.policies.book(entry, self.jobs[entry.job_id].value, self.clock.now())
 
     def write_events(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -5,19 +5,19 @@ A concern of its own is a `Part` in memory_<concern>.py, added to the bases of `
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 
 from broker.domain.ids import JobId
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
 from broker.ports import JobFilter, Upload
 from broker.store import fences
 from broker.store.memory_channels import TenantChannels
+from broker.store.memory_policies import TenantPolicies
 from broker.store.memory_slack import SlackUsers
 from broker.store.memory_state import Part, Row, shown
 from broker.store.memory_teams import Teams
 
 
-class MemoryTenant(Teams, TenantChannels, SlackUsers, Part):
+class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Part):
     """Made by `MemoryStore.as_tenant`; the store itself is the house's."""
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
@@ -66,20 +66,6 @@ class MemoryTenant(Teams, TenantChannels, SlackUsers, Part):
         for attempt_id in state.of_job[job_id]:
             if state.attempts[attempt_id].value.live:
                 state.signal(state.attempts[attempt_id], now)
-        state.write_events([event])
-        state.hints.hint("jobs")
-        return shown(row)
-
-    async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
-        state, row = self._state, self._visible(job_id)
-        if row is None or cap_usd <= row.value.cap_usd:
-            return shown(row) if row else None
-        state.write_audit(fences.cap_raised(self._tenant, row.value, cap_usd))
-        row.value = replace(row.value, cap_usd=cap_usd)
-        if row.value.state is JobState.CAPPED:
-            state.put_job(row, replace(row.value, state=JobState.QUEUED, reason="", finished_at=None))
-        if row.value.state is JobState.QUEUED:  # what did not fit under the old cap may fit now
-            row.due_at = state.clock.now()
         state.write_events([event])
         state.hints.hint("jobs")
         return shown(row)

@@ -14,6 +14,7 @@ from broker.store import fences, rows
 from broker.store.postgres_apply import Applier
 from broker.store.postgres_channels import Channels
 from broker.store.postgres_hints import Listener
+from broker.store.postgres_policies import HousePolicies
 from broker.store.postgres_pool import Pool, columns
 from broker.store.postgres_submit import Submitter
 from broker.store.postgres_tenant import PostgresTenant
@@ -22,14 +23,14 @@ API_ROLE = "gpubroker_api"
 """Made by migrations/0003_tenancy.sql."""
 
 
-class PostgresStore(PostgresTenant, Channels):
+class PostgresStore(PostgresTenant, Channels, HousePolicies):
     """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
     Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.
     """
 
     def __init__(self, pool: Pool, api: Pool, dsn: str) -> None:
-        super().__init__(pool, HOUSE, Submitter(api), Listener(dsn))
+        super().__init__(pool, HOUSE, Submitter(api), Listener(dsn), house=pool)
         self._api = api
         self._applier = Applier(pool)
 
@@ -48,14 +49,15 @@ class PostgresStore(PostgresTenant, Channels):
 
     def as_tenant(self, tenant: Tenant) -> PostgresTenant:
         pool = self._api.as_tenant(tenant)
-        return PostgresTenant(pool, tenant, self._submitter, self._listener)
+        return PostgresTenant(pool, tenant, self._submitter, self._listener, house=self._pool)
 
     # --- controllers
 
     async def claim_jobs(self, states: Sequence[JobState], *, owner: str, lease_s: float, limit: int) -> Sequence[Job]:
         asked = dict.fromkeys(states, False) | dict.fromkeys(fences.WAITING_JOB_STATES - set(states), True)
         wanted = [state.value for state in asked], list(asked.values())
-        return [rows.job(row) for row in await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)]
+        found = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
+        return sorted(map(rows.job, found), key=fences.place_in_queue)
 
     async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
         return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s))

@@ -9,12 +9,14 @@ from typing import Any
 
 import asyncpg
 
+from broker.decide.budgets import admission
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import AttemptState, Event, JobState
 from broker.domain.money import ZERO
 from broker.ports import Change, Charge
 from broker.store import fences, rows
+from broker.store.postgres_budgets import Room
 from broker.store.postgres_pool import QUERIES, Connection, Pool, RolledBack, columns
 
 PAYLOAD_BYTES = 7500
@@ -23,6 +25,10 @@ PAYLOAD_BYTES = 7500
 
 @dataclass(frozen=True, kw_only=True)
 class _LockedJob:
+    team: str
+    owner: str
+    cap_usd: Decimal
+    approved_usd: Decimal | None
     epoch: int
     state: JobState
     attempts: int
@@ -82,7 +88,7 @@ class Applier:
     async def _once(self, changes: Sequence[Change]) -> list[bool]:
         async with self._pool.transaction("apply") as connection:
             jobs, attempts = await _lock(connection, changes)
-            held = [fences.holds(change, jobs, attempts) for change in changes]
+            held = await _allowed(connection, changes, [fences.holds(c, jobs, attempts) for c in changes], jobs)
             writes = _Writes(jobs)
             for change in (change for change, ok in zip(changes, held, strict=True) if ok):
                 writes.add(change)
@@ -112,6 +118,10 @@ async def _lock(
     jobs, attempts = {}, {}
     for row in await connection.fetch(QUERIES["lock_jobs"], job_ids) if job_ids else ():
         jobs[JobId(row["id"])] = _LockedJob(
+            team=row["team"],
+            owner=row["owner"],
+            cap_usd=row["cap_usd"],
+            approved_usd=row["approved_usd"],
             epoch=row["epoch"],
             state=JobState(row["state"]),
             attempts=row["attempts"],
@@ -125,11 +135,27 @@ async def _lock(
     return jobs, attempts
 
 
+async def _allowed(
+    connection: Connection, changes: Sequence[Change], held: list[bool], jobs: dict[JobId, _LockedJob]
+) -> list[bool]:
+    """`held` less the admissions that a policy refuses. Each is judged with those before it, under the policies' locks,
+    so whoever admits, here or in another process, never do they jointly pass a limit."""
+    admits = {index: c.admit for index, c in enumerate(changes) if c.admit is not None and held[index]}
+    if not admits:
+        return held
+    room = await Room.locked(connection, {(jobs[a.job_id].team, jobs[a.job_id].owner) for a in admits.values()})
+    for index, attempt in admits.items():
+        job = jobs[attempt.job_id]
+        ask = admission(attempt, job.cap_usd, job.approved_usd)
+        held[index] = room.take(ask, (job.team, job.owner)) is None
+    return held
+
+
 @dataclass
 class _JobWrite:
     """A row of `write_jobs`."""
 
-    state: tuple[Any, ...] = (None,) * 7
+    state: tuple[Any, ...] = (None,) * 8
     """The controllers' columns, see `rows.written_job`."""
     usd: Decimal = ZERO
     events: int = 0
@@ -148,6 +174,7 @@ class _Writes:
     attempts: list[tuple[Any, ...]] = field(default_factory=list)
     admitted: list[tuple[Any, ...]] = field(default_factory=list)
     charges: list[tuple[Any, ...]] = field(default_factory=list)
+    prices: list[tuple[Any, ...]] = field(default_factory=list)
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     events: list[tuple[Any, ...]] = field(default_factory=list)
     topics: dict[str, None] = field(default_factory=dict)
@@ -172,10 +199,12 @@ class _Writes:
             self.topics["jobs"] = None
 
     def _add_charge(self, charge: Charge) -> None:
-        self.charges.append((charge.attempt_id, charge.usd, charge.to, charge.cap_near))
-        self.jobs[charge.job_id].usd += charge.usd
-        if charge.usd:
-            self.ledger.append(rows.written_entry(fences.entry_of(charge)))
+        signal = charge.signal and charge.signal.value
+        self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
+        self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
+        self.ledger += map(rows.written_entry, fences.entries_of(charge))
+        if charge.price is not None:
+            self.prices.append((charge.attempt_id, charge.price.since, charge.price.usd_per_hour))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Numbers them onward from the job's counter, whose row is locked."""
@@ -193,6 +222,7 @@ class _Writes:
             ("write_attempts", self.attempts),
             ("admit_attempts", self.admitted),
             ("write_charges", self.charges),
+            ("write_prices", self.prices),
             ("write_ledger", self.ledger),
         )
         try:

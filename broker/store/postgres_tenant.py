@@ -4,7 +4,6 @@ A concern of its own is a `Part` in postgres_<concern>.py, added to the bases of
 """
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 
 from pydantic import TypeAdapter
 
@@ -16,6 +15,7 @@ from broker.store import fences, rows
 from broker.store.postgres_channels import TenantChannels
 from broker.store.postgres_hints import Listener
 from broker.store.postgres_part import Part, write_audit
+from broker.store.postgres_policies import TenantPolicies
 from broker.store.postgres_pool import QUERIES, Connection, Pool
 from broker.store.postgres_slack import SlackUsers
 from broker.store.postgres_submit import Submitter
@@ -24,11 +24,12 @@ from broker.store.postgres_teams import Teams
 _LABELS = TypeAdapter(dict[str, str])
 
 
-class PostgresTenant(Teams, TenantChannels, SlackUsers, Part):
-    """Made by `PostgresStore.as_tenant`; the store itself is the house's."""
+class PostgresTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Part):
+    """Made by `PostgresStore.as_tenant`; the store itself is the house's. `house`: sees every team's money."""
 
-    def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener) -> None:
+    def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:
         super().__init__(pool, tenant)
+        self._house = house
         self._submitter = submitter
         self._listener = listener
 
@@ -65,16 +66,6 @@ class PostgresTenant(Teams, TenantChannels, SlackUsers, Part):
             await connection.execute(QUERIES["stop_attempts"], job_id)
             await self._tell(connection, event, row)
             await write_audit(connection, [fences.stopped(self._tenant, job)])
-            return rows.job(row)
-
-    async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
-        async with self._pool.transaction("raise_cap") as connection:
-            job = await _locked(connection, job_id)
-            if job is None or cap_usd <= job.cap_usd:
-                return job
-            (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)
-            await self._tell(connection, event, row)
-            await write_audit(connection, [fences.cap_raised(self._tenant, job, cap_usd)])
             return rows.job(row)
 
     async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]:
