@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from broker.api.auth import Caller
 from broker.api.inputs import Inputs
 from broker.api.problems import Conflict, NotFound
+from broker.api.usecases.spending import Spending
+from broker.api.usecases.tenancy import Tenancy
 from broker.decide.quote import quote
 from broker.domain.errors import InvalidInput, Problem, Rejected
 from broker.domain.ids import JobId, job_id
@@ -138,6 +140,8 @@ class Service:
         self.settings = settings
         self.reach = reach
         self.check_providers = check_providers
+        self.tenancy = Tenancy(store, clock, entropy)
+        self.spending = Spending(store, clock)
         self._inputs = Inputs()
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, daemon, jobs, remote, submit
+from broker.cli import admin, daemon, jobs, remote, spend, submit
 from broker.cli.exits import MEANINGS
 from broker.cli.sweep import sweep
 
@@ -53,6 +53,8 @@ app.command("cancel")(jobs.cancel)
 app.command("cap")(jobs.cap)
 app.command("retry")(jobs.retry)
 app.command("artifacts")(jobs.artifacts)
+app.command("spend")(spend.spend)
+app.command("reconcile")(spend.reconcile_file)
 app.command("ssh")(remote.ssh)
 app.command("exec")(remote.execute)
 app.command("sweep")(sweep)

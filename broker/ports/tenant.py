@@ -8,12 +8,14 @@ from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.channels import TenantChannels
+from broker.ports.costs import TenantCosts
 from broker.ports.policies import TenantPolicies
 from broker.ports.rows import AuditFilter, JobFilter, Token, Upload
 from broker.ports.slack import TenantSlack
+from broker.ports.spending import SpendingStore
 
 
-class TenantStore(TenantChannels, TenantPolicies, TenantSlack, Protocol):
+class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, TenantCosts, Protocol):
     """Another team's rows do not exist here, whatever is asked; see `Store.as_tenant`.
 
     Every write leaves an audit entry of whoever asks, in the same transaction.

@@ -13,11 +13,12 @@ from broker.store import fences
 from broker.store.memory_channels import TenantChannels
 from broker.store.memory_policies import TenantPolicies
 from broker.store.memory_slack import SlackUsers
+from broker.store.memory_spending import Spending
 from broker.store.memory_state import Part, Row, shown
 from broker.store.memory_teams import Teams
 
 
-class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Part):
+class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Spending, Part):
     """Made by `MemoryStore.as_tenant`; the store itself is the house's."""
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
@@ -61,11 +62,10 @@ class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Part):
         if row is None or row.value.stop_requested or row.value.state in RESTING_JOB_STATES:
             return shown(row) if row else None
         state.write_audit(fences.stopped(self._tenant, row.value))
-        now = state.clock.now()
-        row.value, row.due_at = replace(row.value, stop_requested=True), now
+        row.value, row.due_at = replace(row.value, stop_requested=True), state.clock.now()
         for attempt_id in state.of_job[job_id]:
             if state.attempts[attempt_id].value.live:
-                state.signal(state.attempts[attempt_id], now)
+                state.signal(state.attempts[attempt_id])
         state.write_events([event])
         state.hints.hint("jobs")
         return shown(row)

@@ -18,13 +18,14 @@ from broker.store.postgres_part import Part, write_audit
 from broker.store.postgres_policies import TenantPolicies
 from broker.store.postgres_pool import QUERIES, Connection, Pool
 from broker.store.postgres_slack import SlackUsers
+from broker.store.postgres_spending import Spending
 from broker.store.postgres_submit import Submitter
 from broker.store.postgres_teams import Teams
 
 _LABELS = TypeAdapter(dict[str, str])
 
 
-class PostgresTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Part):
+class PostgresTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Spending, Part):
     """Made by `PostgresStore.as_tenant`; the store itself is the house's. `house`: sees every team's money."""
 
     def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:
