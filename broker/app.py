@@ -28,6 +28,7 @@ from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
+from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.doors import Addresses, listening
@@ -160,7 +161,9 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             troubles=market.troubles,
         )  # fmt: skip
         service = _service(config, context, market, box)
-        application = build_app(service, Authenticator(store, clock), version=version("gpubroker"))
+        application = build_app(
+            service, Authenticator(store, clock, Rate(**config.rate_limit.model_dump())), version=version("gpubroker")
+        )
         yield House(
             config=config,
             installation=installation,
@@ -280,7 +283,7 @@ async def _new_token(house: House) -> str:
     token = Token(
         id=token_id,
         owner=LOCAL_OWNER,
-        scopes=("read", "submit", "admin"),
+        scopes=("read", "submit", "manage", "admin"),
         created_at=house.fleet.context.clock.now(),
         note=f"the operator of {socket.gethostname()}",
     )

@@ -115,6 +115,15 @@ class TlsConfig(Config):
     """PEM, without a password."""
 
 
+class RateLimitConfig(Config):
+    """How fast each token may call, over HTTP and gRPC together."""
+
+    per_s: Annotated[float, Field(gt=0)] = 200.0
+    """In the long run."""
+    burst: Annotated[int, Field(ge=1)] = 2000
+    """At once."""
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
@@ -141,6 +150,8 @@ class DaemonConfig(Config):
     trainer: TrainerConfig = TrainerConfig()
     """What rented machines run; see docs/images.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
+    rate_limit: RateLimitConfig = RateLimitConfig()
+    """More is answered with 429 and the time to wait."""
     """Of a data set or code archive."""
     rhythm: RhythmConfig = RhythmConfig()
     """How often the daemon looks."""

@@ -6,10 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.api.models import Scope
+from broker.api.problems import RateLimited
+from broker.decide.rate import Bucket, Rate, take
 from broker.domain.errors import GpubrokerError
 from broker.domain.ids import base32
-from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.domain.tenancy import DEFAULT_TEAM, Scope, Tenant
 from broker.ports import Clock, Store, Token
 
 FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
@@ -56,24 +57,31 @@ def hashed(token: str) -> str:
 
 
 class Authenticator:
-    """Tells who calls. A token that is deleted elsewhere stays valid here for at most `CACHE_S`."""
+    """Tells who calls, whatever the door. A token that is deleted elsewhere stays valid here for at most `CACHE_S`.
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    `rate`: of each token's calls; None: as fast as it likes.
+    """
+
+    def __init__(self, store: Store, clock: Clock, rate: Rate | None = None) -> None:
         self._store = store
         self._clock = clock
-        self._cache: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+        self._rate = rate
+        self._cache: OrderedDict[str, tuple[float, Token]] = OrderedDict()
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     async def caller(self, authorization: str | None, scope: Scope) -> Caller:
-        """Raises Unauthenticated, Forbidden, StoreUnavailable."""
+        """Raises Unauthenticated, RateLimited, Forbidden, StoreUnavailable."""
         match = FORM.fullmatch(authorization or "")
-        if match is None:
+        token = await self._known(hashed(match[1])) if match else None
+        if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
             raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
-        caller = await self._known(hashed(match[1]))
+        self._admit(token.id)
+        caller = _caller(token)
         if scope not in caller.scopes and not caller.admin:
             raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
         return caller
 
-    async def _known(self, digest: str) -> Caller:
+    async def _known(self, digest: str) -> Token | None:
         now = self._clock.monotonic()
         held = self._cache.get(digest)
         if held is not None and held[0] > now:
@@ -81,12 +89,22 @@ class Authenticator:
         token = await self._store.token(digest)
         if token is None:
             self._cache.pop(digest, None)
-            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
-        caller = _caller(token)
-        self._cache[digest] = (now + CACHE_S, caller)
+            return None
+        self._cache[digest] = (now + CACHE_S, token)
         while len(self._cache) > CACHED:
             self._cache.popitem(last=False)
-        return caller
+        return token
+
+    def _admit(self, token_id: str) -> None:
+        """Raises RateLimited."""
+        if self._rate is None:
+            return
+        self._buckets[token_id], wait_s = take(self._buckets.get(token_id), self._rate, self._clock.monotonic())
+        self._buckets.move_to_end(token_id)
+        while len(self._buckets) > CACHED:
+            self._buckets.popitem(last=False)
+        if wait_s:
+            raise RateLimited(f"this token calls more than {self._rate.per_s:g} times a second; slow down", wait_s)
 
     def forget(self) -> None:
         """After a token was deleted here: it is refused at once."""

@@ -35,10 +35,12 @@ class QuoteQuery(Config):
 class JobsQuery(Config):
     label: Annotated[tuple[Label, ...], Field(max_length=16)] = ()
     """`key:value`; repeated: all must match."""
-    state: tuple[JobState, ...] = ()
+    state: Annotated[tuple[JobState, ...], Field(max_length=16)] = ()
     """Repeated: any of them."""
-    owner: Name | None = None
+    team: Name | None = None
     """For admins; all others see their own."""
+    owner: Name | None = None
+    """Who submitted it."""
     since: Instant | None = None
     """Created at or after."""
     until: Instant | None = None
@@ -154,6 +156,7 @@ def _accepted(call: Call, job: Job, created: bool) -> models.JobView:
 def job_filter(query: JobsQuery) -> JobFilter:
     """Raises InvalidInput for a label that is asked for with two values."""
     return JobFilter(
+        team=query.team,
         owner=query.owner,
         states=query.state,
         labels=_labels(query.label),

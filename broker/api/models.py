@@ -4,16 +4,16 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerKind, Reason
 from broker.domain.offer import Drop, Verdict
 from broker.domain.spec import EnvName, JobSpec, Name, Usd
+from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
 from trainer.contract.rendezvous import Beat, Final
 
-Scope = Literal["read", "submit", "admin"]
 NO_CAP = Decimal(1_000_000)
 
 
@@ -200,6 +200,7 @@ class JobView(Wire):
 
     id: JobId
     name: str
+    team: str
     owner: str
     state: JobState
     reason: str
@@ -336,16 +337,23 @@ class SecretList(Wire):
 
 class TokenRequest(Config):
     owner: Name
-    """Whose jobs the token sees."""
-    scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=3)] = ("read", "submit")
+    """As whom it acts: whose secrets and uploads it uses."""
+    team: Name | None = None
+    """Whose jobs it sees; yours when absent. Another one: operators only."""
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=5)] = ("read", "submit")
+    """read, submit, manage (the team's tokens, policies and channels), metrics, admin (every team)."""
+    expires_at: AwareDatetime | None = None
+    """Refused from then on; never, when absent."""
     note: Annotated[Text, Field(max_length=200)] = ""
 
 
 class TokenView(Wire):
     id: str
+    team: str
     owner: str
     scopes: tuple[Scope, ...]
     created_at: datetime
+    expires_at: datetime | None
     note: str
 
 
@@ -361,6 +369,7 @@ class TokenList(Wire):
 class Identity(Wire):
     """Whom a token belongs to."""
 
+    team: str
     owner: str
     scopes: tuple[Scope, ...]
 

@@ -20,6 +20,7 @@ from broker.api import models, problems
 from broker.api.auth import Authenticator, Caller
 from broker.domain.errors import InvalidInput
 from broker.domain.errors import Problem as Fault
+from broker.domain.tenancy import Scope
 
 JSON = "application/json"
 ANONYMOUS = Caller(owner="", scopes=frozenset(), token_id="")
@@ -27,11 +28,12 @@ TEXT: dict[int, str] = {
     400: "The body is not JSON.",
     401: "No valid bearer token.",
     403: "The token lacks the scope.",
-    404: "It does not exist, or is another owner's.",
+    404: "It does not exist, or is another team's.",
     409: "The state does not allow this, or the idempotency key was used with another body.",
     413: "Too many bytes.",
     415: "Another content type is needed.",
     422: "Something in the input is wrong; `errors` names each place and the fix.",
+    429: "Too many calls, or too much at once; `Retry-After` says when to ask again.",
     502: "The blob store holds other bytes than the manifest says.",
     503: "The database or the blob store cannot be reached; try again.",
 }
@@ -73,7 +75,7 @@ class Operation:
     method: str
     path: str
     handler: Handler
-    scope: models.Scope | None
+    scope: Scope | None
     """None: open to everyone."""
     status: int
     errors: tuple[int, ...]
@@ -100,7 +102,7 @@ class Api:
         method: str,
         path: str,
         *,
-        scope: models.Scope | None,
+        scope: Scope | None,
         status: int = 200,
         errors: tuple[int, ...] = (),
         media: tuple[str, ...] = (),
@@ -288,7 +290,7 @@ def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
 def _errors(o: Operation) -> set[int]:
     found = {503, *o.errors}
     if o.scope is not None:
-        found |= {401, 403}
+        found |= {401, 403, 429}
     if o.body is not None or o.upload is not None:
         found |= {400, 413, 415, 422}
     if o.params or o.query is not None or o.headers:

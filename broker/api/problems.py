@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
@@ -18,6 +19,7 @@ from broker.domain.errors import (
     Gone,
     GpubrokerError,
     IdempotencyConflict,
+    InUse,
     InvalidInput,
     Problem,
     Rejected,
@@ -33,7 +35,7 @@ NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 
 
 class NotFound(GpubrokerError):
-    """It does not exist, or is another owner's: the two are not told apart."""
+    """It does not exist, or is another team's: the two are not told apart."""
 
 
 class Conflict(GpubrokerError):
@@ -48,6 +50,14 @@ class TooMany(GpubrokerError):
     """More at once than one caller, or the daemon, is allowed."""
 
 
+class RateLimited(TooMany):
+    """More in a time than one token is allowed; the same call is let through after `after_s`."""
+
+    def __init__(self, message: str, after_s: float) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
 class Corrupt(GpubrokerError):
     """The blob store holds other bytes than the manifest says."""
 
@@ -57,6 +67,7 @@ STATUS: Mapping[type[GpubrokerError], int] = {
     NotFound: 404,
     Conflict: 409,
     IdempotencyConflict: 409,
+    InUse: 409,
     TooLarge: 413,
     TooMany: 429,
     Corrupt: 502,
@@ -86,6 +97,8 @@ def of_error(error: GpubrokerError) -> web.Response:
     status = next((s for kind, s in STATUS.items() if isinstance(error, kind)), 500)
     if isinstance(error, InvalidInput):
         return problem(status, _count(error.problems), error.problems)
+    if isinstance(error, RateLimited):
+        return problem(status, str(error), headers={"Retry-After": str(math.ceil(error.after_s))})
     return problem(status, str(error), headers={"Retry-After": "2"} if status == 503 else None)
 
 

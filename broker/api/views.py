@@ -19,6 +19,7 @@ def _job_fields(row: Job) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.spec.name,
+        "team": row.team,
         "owner": row.owner,
         "state": row.state,
         "reason": row.reason,

@@ -9,9 +9,11 @@ from typing import Any, Literal
 DEFAULT_TEAM = "default"
 """Of an installation that never made another."""
 
-Scope = Literal["read", "submit", "manage", "admin"]
+Scope = Literal["read", "submit", "manage", "metrics", "admin"]
 """read: look; submit: start, stop and pay for jobs; manage: the own team's tokens, policies, approvals and channels;
-admin: everything of every team."""
+metrics: totals of the whole installation, and nothing else; admin: everything of every team."""
+OPERATOR_SCOPES = frozenset({"metrics", "admin"})
+"""They reach beyond the own team, so operators alone give them."""
 
 
 @dataclass(frozen=True, kw_only=True)

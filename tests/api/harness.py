@@ -12,7 +12,6 @@ from aiohttp import web
 
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
-from broker.api.models import Scope
 from broker.api.service import Service, Settings
 from broker.blobs import ObstoreBlobs
 from broker.checks import Checks
@@ -20,7 +19,7 @@ from broker.clock import SystemClock
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.domain.offer import GpuAsk, Offer, ProviderStatus
-from broker.domain.tenancy import DEFAULT_TEAM
+from broker.domain.tenancy import DEFAULT_TEAM, Scope
 from broker.ports import Blobs, Clock, Store, Token
 from broker.secrets import SecretBox
 from providers.sim_config import SimulatedConfig

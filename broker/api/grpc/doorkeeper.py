@@ -12,11 +12,11 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from broker.api import models
 from broker.api.auth import Authenticator, Caller
 from broker.api.grpc.refusals import DETAILS, fault, status_of
 from broker.api.metrics import Metrics
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.domain.tenancy import Scope
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
@@ -27,7 +27,7 @@ MALFORMED = object()
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def scope(needed: models.Scope) -> Callable[[F], F]:
+def scope(needed: Scope) -> Callable[[F], F]:
     """Says what a token must be good for to make this call; a method without it is open."""
 
     def mark(method: F) -> F:
@@ -72,7 +72,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         }
         return cast("Handler", found._replace(**changed))
 
-    def _one(self, method: str, behaviour: Callable[..., Awaitable[Any]], needed: models.Scope) -> Any:
+    def _one(self, method: str, behaviour: Callable[..., Awaitable[Any]], needed: Scope) -> Any:
         async def serve(request: Any, context: Any) -> Any:
             with _Measure(self._measured, method) as measure:
                 try:
@@ -83,7 +83,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
         return serve
 
-    def _stream(self, method: str, behaviour: Callable[..., AsyncIterator[Any]], needed: models.Scope) -> Any:
+    def _stream(self, method: str, behaviour: Callable[..., AsyncIterator[Any]], needed: Scope) -> Any:
         async def serve(request: Any, context: Any) -> AsyncIterator[Any]:
             with _Measure(self._measured, method) as measure:
                 try:
@@ -96,7 +96,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 
         return serve
 
-    async def _admit(self, context: Any, needed: models.Scope) -> Call:
+    async def _admit(self, context: Any, needed: Scope) -> Call:
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
         return Call(caller=await self._auth.caller(given, needed), context=context)
 

@@ -8,12 +8,13 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from broker.api.auth import Forbidden, Unauthenticated
-from broker.api.problems import Conflict, Corrupt, NotFound, TooLarge
+from broker.api.problems import Conflict, Corrupt, NotFound, RateLimited, TooLarge, TooMany
 from broker.domain.errors import (
     BlobsUnavailable,
     Gone,
     GpubrokerError,
     IdempotencyConflict,
+    InUse,
     InvalidInput,
     Problem,
     Rejected,
@@ -34,7 +35,9 @@ CODES: Mapping[type[GpubrokerError], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
     IdempotencyConflict: grpc.StatusCode.ALREADY_EXISTS,
+    InUse: grpc.StatusCode.FAILED_PRECONDITION,
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    TooMany: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Corrupt: grpc.StatusCode.DATA_LOSS,
     StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
     BlobsUnavailable: grpc.StatusCode.UNAVAILABLE,
@@ -56,9 +59,10 @@ def status_of(error: GpubrokerError) -> status_pb2.Status:
     made.details.add().Pack(error_details_pb2.ErrorInfo(reason=_reason(error), domain=DOMAIN))
     if isinstance(error, InvalidInput):
         made.details.add().Pack(_bad_request(error.problems))
-    if code is grpc.StatusCode.UNAVAILABLE:
+    again_s = error.after_s if isinstance(error, RateLimited) else AGAIN_S
+    if code is grpc.StatusCode.UNAVAILABLE or isinstance(error, RateLimited):
         wait = duration_pb2.Duration()
-        wait.FromNanoseconds(int(AGAIN_S * 1e9))
+        wait.FromNanoseconds(int(again_s * 1e9))
         made.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=wait))
     return made
 

@@ -1,0 +1,30 @@
+"""Who may give which rights."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.tenancy import stays, withheld
+
+SCOPES = ["read", "submit", "manage", "metrics", "admin"]
+
+
+@given(st.sets(st.sampled_from(SCOPES)), st.lists(st.sampled_from(SCOPES), unique=True))
+def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: list[str]) -> None:
+    given_out = set(wanted) - set(withheld(own, wanted))
+    assert "admin" in own or given_out <= own - {"metrics", "admin"}
+    assert "admin" not in own or given_out == set(wanted)
+
+
+@pytest.mark.parametrize(("own", "wanted", "left"), [
+    (["read", "manage"], ["read", "manage"], []),
+    (["read", "manage"], ["read", "submit", "admin"], ["submit", "admin"]),
+    (["metrics", "manage"], ["metrics"], ["metrics"]),
+    (["admin"], ["metrics", "admin", "submit"], []),
+])  # fmt: skip
+def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list[str]) -> None:
+    assert withheld(own, wanted) == left
+
+
+def test_the_default_team_stays() -> None:
+    assert [stays("default"), stays("red")] == [True, False]
