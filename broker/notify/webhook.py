@@ -2,7 +2,7 @@
 
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -17,6 +17,7 @@ from broker.notify.webhook_address import public, public_socket
 from broker.notify.webhook_body import body
 from broker.notify.webhook_sign import headers, new_secret
 from broker.ports import Clock, Settings, State
+from broker.secrets import SecretBox
 
 URL_CHARACTERS = 2000
 ANSWER_BYTES = 64 * 1024
@@ -34,7 +35,7 @@ BUSY = frozenset({429, 503})
 
 
 class WebhookNotifier:
-    """`ports.Notifier`. `open_sealed` opens a channel's secrets.
+    """`ports.Notifier`.
 
     `insecure_hosts`: hosts that may have any address, and plain HTTP. `resolver` and `tls` are the system's where None.
     """
@@ -44,7 +45,7 @@ class WebhookNotifier:
 
     def __init__(
         self,
-        open_sealed: Callable[[bytes], str],
+        box: SecretBox,
         clock: Clock,
         *,
         user_agent: str = "gpubroker",
@@ -53,7 +54,7 @@ class WebhookNotifier:
         tls: ssl.SSLContext | None = None,
         total_s: float = TOTAL_S,
     ) -> None:
-        self._open_sealed = open_sealed
+        self._box = box
         self._clock = clock
         self._agent = user_agent
         self._insecure = frozenset(host.lower() for host in insecure_hosts)
@@ -138,7 +139,7 @@ class WebhookNotifier:
         if sealed not in self._opened:
             if len(self._opened) >= 256:
                 self._opened.clear()
-            self._opened[sealed] = json.loads(self._open_sealed(sealed))
+            self._opened[sealed] = json.loads(self._box.open(sealed))
         return self._opened[sealed]
 
     def _signing(self, secrets: Mapping[str, str], now: int) -> list[str]:
