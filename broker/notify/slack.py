@@ -19,7 +19,7 @@ from broker.domain.errors import GpubrokerError, NotifyError
 from broker.domain.job import Event, Job
 from broker.notify import plot, slack_replies
 from broker.notify.slack_blocks import Message, ended, root
-from broker.notify.slack_client import API_URL, Missing, SlackClient, session
+from broker.notify.slack_client import API_URL, Missing, SlackClient, new_session
 from broker.notify.slack_settings import Secrets, check
 from broker.ports import Clock, Settings, State
 from broker.secrets import SecretBox
@@ -64,12 +64,16 @@ class SlackNotifier:
         known = self._clients.get(channel.id)
         if known is not None and known[:2] == (channel.sealed, conversation):
             return known[2]
-        if self._session is None:
-            self._session = session()
         token = Secrets.opened(self._box, channel.sealed).bot_token
-        made = SlackClient(token, conversation, clock=self._clock, session=self._session, api_url=self._api_url)
+        made = SlackClient(token, conversation, clock=self._clock, session=self.session(), api_url=self._api_url)
         self._clients[channel.id] = (channel.sealed, conversation, made)
         return made
+
+    def session(self) -> aiohttp.ClientSession:
+        """One for all that is said to Slack; made in the loop that uses it."""
+        if self._session is None:
+            self._session = new_session()
+        return self._session
 
     async def deliver(
         self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None

@@ -226,5 +226,5 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     return min(3600.0, max(1.0, float(text))) if text.isdecimal() else DEFAULT_RETRY_S
 
 
-def session() -> aiohttp.ClientSession:
+def new_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
