@@ -31,7 +31,7 @@ from broker.cli.shell import client, of_client
 from broker.cli.specfile import load
 from broker.cli.summary import Summary
 from broker.cli.watch import PATIENCE_S, watch
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.client.errors import ClientError
 from broker.config import CLIENT_FILE, CONFIG_FILE
 from broker.domain.job import JobState
@@ -192,14 +192,14 @@ async def job(spec: Path, settings: tuple[str, ...], home: Path, out: Output) ->
         return await _results(c, detail, home / "results", out)
 
 
-async def _cancel(c: Client, job_id: str, out: Output) -> None:
+async def _cancel(c: AsyncClient, job_id: str, out: Output) -> None:
     out.say("cancelling the job, so that nothing stays behind")
     await c.cancel(job_id)
     async for _ in c.events(job_id):
         pass
 
 
-async def _results(c: Client, detail: JobDetail, folder: Path, out: Output) -> Summary:
+async def _results(c: AsyncClient, detail: JobDetail, folder: Path, out: Output) -> Summary:
     summary = await jobs.summary_of(c, detail)
     if detail.state is JobState.SUCCEEDED:
         await jobs.fetch(c, detail, folder, out)

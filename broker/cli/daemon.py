@@ -14,7 +14,7 @@ from broker.cli.exits import BadInput, JobFailed, ServerProblem, Unreachable
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, command_on, interruptible
 from broker.client import connection
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.logs import set_up
@@ -74,7 +74,7 @@ async def login(
     chosen = connection.find() if url is None else _given(out, url, token)
     if chosen is None:
         raise Unreachable("no daemon is known; start one with `gpubroker serve`, or give a URL")
-    async with Client(chosen.url, chosen.token) as c:
+    async with AsyncClient(chosen.url, chosen.token) as c:
         me = await c.me()
     if url is not None:
         connection.write(connection.login_file(), chosen)

@@ -10,7 +10,7 @@ from broker.blobs.connect import folder_of
 from broker.blobs.init import check_bucket, check_grants
 from broker.cli import words
 from broker.client import connection
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.client.errors import ApiError, ClientError
 from broker.config import CONFIG_FILE, DaemonConfig
 from broker.domain.errors import BlobError, InvalidInput
@@ -58,7 +58,7 @@ async def _daemon(found: connection.Connection | None) -> list[Check]:
         return [
             Check(name="daemon", ok=False, detail="none is known", fix="run `gpubroker serve` or `gpubroker login URL`")
         ]
-    async with Client(found.url, found.token) as client:
+    async with AsyncClient(found.url, found.token) as client:
         try:
             health = await client.ready()
         except ClientError as e:
@@ -81,7 +81,7 @@ async def _daemon(found: connection.Connection | None) -> list[Check]:
         ]
 
 
-async def _providers(client: Client, *, ask: bool) -> list[Check]:
+async def _providers(client: AsyncClient, *, ask: bool) -> list[Check]:
     """One line a provider: what it sells; with `ask` (an admin's) also whether its credentials work."""
     try:
         found = await (client.check_providers() if ask else client.providers())

@@ -3,13 +3,13 @@
 import re
 
 from broker.cli.exits import BadInput, NotFound
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 
 FULL = re.compile(r"[a-z2-7]{13}")
 LOOKED_AT = 500
 
 
-async def job_id(client: Client, said: str) -> str:
+async def job_id(client: AsyncClient, said: str) -> str:
     """Among the newest jobs; a full id is not looked up. Raises NotFound, BadInput when several are meant."""
     if FULL.fullmatch(said):
         return said

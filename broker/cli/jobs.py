@@ -17,7 +17,7 @@ from broker.cli.progress import event_line
 from broker.cli.shell import JobArgument, Json, client, command
 from broker.cli.summary import PICTURE, Summary, summarise
 from broker.cli.watch import PATIENCE_S, verdict, watch
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.decide import curve
 from broker.domain.job import RESTING_JOB_STATES, JobState
 from broker.domain.money import usd
@@ -77,7 +77,7 @@ async def watch_job(job: JobArgument, as_json: Json = False) -> None:
         await follow(c, await job_id(c, job), Output(as_json=as_json))
 
 
-async def follow(c: Client, job: str, out: Output) -> None:
+async def follow(c: AsyncClient, job: str, out: Output) -> None:
     """To the job's rest, its summary, and its exit code. Ctrl-C leaves it running and says how to come back."""
     try:
         detail = await watch(c, job, out)
@@ -90,7 +90,7 @@ async def follow(c: Client, job: str, out: Output) -> None:
     verdict(detail)
 
 
-async def summary_of(c: Client, detail: JobDetail) -> Summary:
+async def summary_of(c: AsyncClient, detail: JobDetail) -> Summary:
     """Of a job at rest or on its way."""
     told = await results.told(c, detail.id)
     return summarise(detail, tuple(words.machine(run) for run in detail.runs), told.losses, told.samples)
@@ -115,7 +115,7 @@ async def events(job: JobArgument, go_on: Follow = False, as_json: Json = False)
                 out.say(event_line(event))
 
 
-async def all_events(c: Client, job: str) -> EventList:
+async def all_events(c: AsyncClient, job: str) -> EventList:
     """Every event up to now, page by page."""
     found = list((await c.events_now(job)).items)
     while more := (await c.events_now(job, after=found[-1].seq)).items if found else ():
@@ -212,7 +212,7 @@ async def artifacts(
     out.say(f"{len(written)} files of step {found.step} in {to}" + ("" if found.complete else " (the job is not done)"))
 
 
-async def fetch(c: Client, detail: JobDetail, folder: Path, out: Output, *, every: bool = False) -> list[Path]:
+async def fetch(c: AsyncClient, detail: JobDetail, folder: Path, out: Output, *, every: bool = False) -> list[Path]:
     """Downloads a job's results into `folder`, and draws the loss curve there."""
     found = await c.artifacts(detail.id)
     written = await results.download(c, detail.id, results.chosen(found, every=every), folder, out)

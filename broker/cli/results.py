@@ -10,7 +10,7 @@ from broker.api.models import ArtifactList, ArtifactView
 from broker.cli.exits import BadInput, NotFound, ServerProblem
 from broker.cli.output import Output
 from broker.cli.summary import Sample
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.decide.curve import Losses, losses
 
 RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "eval.json")
@@ -31,7 +31,7 @@ def chosen(found: ArtifactList, *, every: bool) -> list[ArtifactView]:
     return list(found.items) if every or not found.complete or not results else results
 
 
-async def download(client: Client, job: str, files: list[ArtifactView], folder: Path, out: Output) -> list[Path]:
+async def download(client: AsyncClient, job: str, files: list[ArtifactView], folder: Path, out: Output) -> list[Path]:
     """Each file is checked, then renamed into its place. Raises NotFound when there is nothing, BadInput."""
     if not files:
         raise NotFound(f"job {job} has no files yet; they come with its first checkpoint")
@@ -58,7 +58,7 @@ def keep(target: Path, data: bytes) -> None:
         raise BadInput(f"--to: {target}: {e.strerror}; name a folder that you can write") from None
 
 
-async def told(client: Client, job: str) -> Told:
+async def told(client: AsyncClient, job: str) -> Told:
     """Reads the metrics and samples of the job's last checkpoint; both are small."""
     found = {f.path: f for f in (await client.artifacts(job)).items}
     metrics, samples = found.get("metrics.jsonl"), found.get("samples.json")

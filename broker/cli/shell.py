@@ -14,7 +14,7 @@ import typer
 from broker.cli.exits import BadInput, CliError, Exit, NotFound, ServerProblem, Unauthorised, Unreachable
 from broker.cli.output import Output
 from broker.client import connection, errors
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 
 Parameters = ParamSpec("Parameters")
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else on stderr.")]
@@ -68,12 +68,12 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def client(*, patience_s: float = 0.0) -> Client:
+def client(*, patience_s: float = 0.0) -> AsyncClient:
     """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to."""
     found = connection.find()
     if found is None:
         raise Unreachable(f"no daemon is known; {START}")
-    return Client(found.url, found.token, patience_s=patience_s, locate=connection.find)
+    return AsyncClient(found.url, found.token, patience_s=patience_s, locate=connection.find)
 
 
 def of_client(error: errors.ClientError) -> CliError:

@@ -15,7 +15,7 @@ from broker.cli.exits import BadInput, Refused
 from broker.cli.output import Output
 from broker.cli.shell import interruptible, of_client
 from broker.cli.specfile import UPLOAD, SpecFile
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.client.errors import ApiError
 from broker.domain.money import usd
 
@@ -32,7 +32,7 @@ class Prepared:
     columns: tuple[str, ...] = ()
 
 
-async def prepare(client: Client, file: SpecFile, *, limit: int = 100) -> Prepared:
+async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> Prepared:
     """Uploads what the spec names and asks for the quote. Raises BadInput naming file and line; no job is created."""
     body = file.spec.model_dump(mode="json", exclude_unset=True)
     columns: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ def confirm(out: Output, prepared: Prepared, *, yes: bool) -> None:
         raise Refused("nothing was submitted")
 
 
-async def send(client: Client, prepared: Prepared, *, key: str | None) -> JobView:
+async def send(client: AsyncClient, prepared: Prepared, *, key: str | None) -> JobView:
     """Durable when it returns; without a key of the user's, repeats within this call still make one job."""
     try:
         return await client.submit(prepared.body, key=key or secrets.token_hex(16))
@@ -143,7 +143,9 @@ def _code(file: SpecFile, code: str) -> tuple[str, bytes]:
         raise BadInput(f"{file.place('script.code')}: {e}", problems=(("script.code", str(e)),)) from None
 
 
-async def _upload(client: Client, file: SpecFile, field: str, data: bytes, name: str, fmt: str | None) -> UploadView:
+async def _upload(
+    client: AsyncClient, file: SpecFile, field: str, data: bytes, name: str, fmt: str | None
+) -> UploadView:
     try:
         return await client.upload(data, name=name, fmt=fmt)
     except ApiError as e:

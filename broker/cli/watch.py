@@ -6,7 +6,7 @@ from broker.api.models import JobDetail
 from broker.cli.exits import Capped, JobFailed
 from broker.cli.output import Output
 from broker.cli.progress import Display, display, view
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.client.errors import Unreachable
 from broker.domain.job import JobState
 
@@ -15,7 +15,7 @@ PATIENCE_S = 900.0
 LOOK_S = 1.0
 
 
-async def watch(client: Client, job: str, out: Output) -> JobDetail:
+async def watch(client: AsyncClient, job: str, out: Output) -> JobDetail:
     """The job at rest. `client` must have patience; raises Unreachable when it is at its end."""
     with display(out) as shown:
         looking = asyncio.create_task(_look(client, job, shown))
@@ -28,7 +28,7 @@ async def watch(client: Client, job: str, out: Output) -> JobDetail:
     return await client.job(job)
 
 
-async def _look(client: Client, job: str, shown: Display) -> None:
+async def _look(client: AsyncClient, job: str, shown: Display) -> None:
     """A silent daemon is told at once and waited for; everything else is the event stream's to raise."""
     while True:
         try:

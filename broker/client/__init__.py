@@ -1,8 +1,8 @@
-"""The HTTP API from Python: `from broker.client.client import Client`.
+"""The HTTP API from Python: `from broker.client.client import AsyncClient`.
 
 | module | holds |
 |---|---|
-| `client` | `Client`: typed calls, feeds that resume by themselves |
+| `client` | `AsyncClient`: typed calls, feeds that resume by themselves |
 | `transport`, `sse` | one request and its retries; server-sent events |
 | `connection` | which daemon: environment, `client.json`, the stored login |
 | `errors` | `Unreachable`, `ApiError`, `Damaged` |

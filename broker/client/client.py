@@ -1,4 +1,4 @@
-"""`Client`: the HTTP API as typed calls. The command line is built on it, and so may other programs be."""
+"""`AsyncClient`: the HTTP API as typed calls. The command line is built on it, and so may other programs be."""
 
 import hashlib
 import time
@@ -15,7 +15,9 @@ from broker.api import models
 from broker.client import sse
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Damaged, Unreachable
+from broker.client.slack import SlackCalls
 from broker.client.spending import SpendingCalls
+from broker.client.tenancy import TenancyCalls
 from broker.client.transport import Transport, plain
 
 
@@ -27,7 +29,7 @@ class LogPiece(models.Wire):
     text: str
 
 
-class Client(SpendingCalls):
+class AsyncClient(SlackCalls, SpendingCalls, TenancyCalls):
     """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
 
     `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
@@ -170,7 +172,7 @@ class Client(SpendingCalls):
             raise Damaged(f"{file.path}: other bytes came than the job's manifest says; try again")
         return data
 
-    # --- secrets, tokens, health
+    # --- secrets, health
 
     async def secrets(self) -> models.SecretList:
         return await self._call("GET", "/v1/secrets", models.SecretList)
@@ -180,16 +182,6 @@ class Client(SpendingCalls):
 
     async def delete_secret(self, name: str) -> None:
         await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
-
-    async def tokens(self) -> models.TokenList:
-        return await self._call("GET", "/v1/tokens", models.TokenList)
-
-    async def create_token(self, request: models.TokenRequest) -> models.TokenCreated:
-        body = request.model_dump(mode="json")
-        return await self._call("POST", "/v1/tokens", models.TokenCreated, json=body)
-
-    async def delete_token(self, token_id: str) -> None:
-        await self._http.read("DELETE", f"/v1/tokens/{escape(token_id, safe='')}")
 
     async def me(self) -> models.Identity:
         """Whom the token belongs to and what it may do."""

@@ -13,7 +13,7 @@ from broker.cli import results
 from broker.cli.exits import CliError
 from broker.cli.output import Output
 from broker.client import sse
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Damaged, Unreachable
 
@@ -74,7 +74,7 @@ async def daemon() -> AsyncIterator[Daemon]:
 
 async def test_events_go_on_after_the_last_one_that_came_whole(daemon: Daemon) -> None:
     await daemon.start(event(1) + event(2) + event(3)[:20], event(3), b"event: end\ndata: {}\n\n")
-    async with Client(daemon.url, patience_s=30) as client:
+    async with AsyncClient(daemon.url, patience_s=30) as client:
         seen = [e.seq async for e in client.events(JOB)]
     assert seen == [1, 2, 3]
     assert daemon.seen == ["", "2", "3"]
@@ -85,7 +85,9 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
     await daemon.start(event(1), b"")
     await other.start(event(2) + b"event: end\ndata: {}\n\n")
     try:
-        async with Client(daemon.url, patience_s=30, locate=lambda: Connection(url=other.url, token="new")) as client:
+        async with AsyncClient(
+            daemon.url, patience_s=30, locate=lambda: Connection(url=other.url, token="new")
+        ) as client:
             seen = []
             async for e in client.events(JOB):
                 seen.append(e.seq)
@@ -98,10 +100,10 @@ async def test_a_restarted_daemon_is_found_at_its_new_address(daemon: Daemon) ->
 
 
 async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> None:
-    async with Client(daemon.url, patience_s=0) as client:
+    async with AsyncClient(daemon.url, patience_s=0) as client:
         with pytest.raises(Unreachable, match=daemon.url):
             await client.job(JOB)
-    async with Client(daemon.url, patience_s=30) as client:
+    async with AsyncClient(daemon.url, patience_s=30) as client:
         asked = asyncio.create_task(client.job(JOB))
         await asyncio.sleep(0)
         await daemon.start(b"")
@@ -119,7 +121,7 @@ async def test_sse_parsing() -> None:
     assert [m async for m in sse.messages(lines())] == [sse.Message(event="message", data="a\nb", id="7")]
 
 
-class Lying(Client):
+class Lying(AsyncClient):
     """A daemon whose files are not what its lists say."""
 
     async def artifact(self, job: str, file: ArtifactView) -> bytes:
@@ -130,7 +132,7 @@ class Lying(Client):
 async def test_files_never_leave_the_folder(tmp_path: Path, path: str) -> None:
     file = ArtifactView(path=path, bytes=0, sha256="")
     with pytest.raises(CliError, match="outside"):
-        await results.download(Client("http://x"), JOB, [file], tmp_path / "to", Output(as_json=True))
+        await results.download(AsyncClient("http://x"), JOB, [file], tmp_path / "to", Output(as_json=True))
 
 
 async def test_a_damaged_file_is_not_left_behind(tmp_path: Path) -> None:

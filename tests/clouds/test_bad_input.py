@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from broker.app import _work, building, write_client_file
 from broker.cli.main import app as command_line
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.clock import SystemClock
 from broker.config import DaemonConfig
 from broker.domain.errors import InvalidInput, ProviderError, Rejected, Throttled
@@ -238,7 +238,7 @@ async def test_a_broken_aws(answer: str, tmp_path: Path) -> None:
 class Daemon:
     """Everything that `gpubroker serve` runs, in this process."""
 
-    client: Client
+    client: AsyncClient
 
     async def waits(self, **resources: Any) -> str:
         """Why a script that may only be bought so does not start."""
@@ -290,7 +290,7 @@ async def daemon(
         work = asyncio.create_task(_work(house))
         token = json.loads((home / "broker" / "client.json").read_text())["token"]
         try:
-            async with Client(at.url, token) as client:
+            async with AsyncClient(at.url, token) as client:
                 yield Daemon(client=client)
         finally:
             work.cancel()

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from tests.processes import processes_of
 
 CONFIG: dict[str, Any] = {
@@ -77,9 +77,9 @@ class Daemon:
             self.process.send_signal(signal.SIGTERM)
             await self.process.wait()
 
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         found = json.loads((self.home / "client.json").read_text())
-        return Client(found["url"], found["token"])
+        return AsyncClient(found["url"], found["token"])
 
     def log(self) -> str:
         return (self.home / "daemon.log").read_text()[-4000:]
@@ -108,7 +108,7 @@ def counting(to: int) -> tuple[bytes, dict[str, Any]]:
     return buffer.getvalue(), spec
 
 
-async def submit(client: Client, to: int, **changes: Any) -> str:
+async def submit(client: AsyncClient, to: int, **changes: Any) -> str:
     code, spec = counting(to)
     upload = await client.upload(code, name="code.tar", fmt=None)
     spec["script"]["code"] = f"upload:{upload.sha256}"

@@ -15,7 +15,7 @@ import yaml
 
 from broker import outside
 from broker.api.models import JobDetail
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.client.errors import ClientError
 from broker.clock import SystemClock
 from broker.domain.errors import ProviderError
@@ -103,9 +103,9 @@ class House:
     def log(self) -> str:
         return (self.home / "daemon.log").read_text(errors="replace")
 
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         found = json.loads((self.home / "client.json").read_text())
-        return Client(found["url"], found["token"])
+        return AsyncClient(found["url"], found["token"])
 
     # -------------------------------------------------------------------------------------------------------- the jobs
 

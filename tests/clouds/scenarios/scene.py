@@ -22,7 +22,7 @@ import yaml
 
 from broker.api.models import EventView, JobDetail
 from broker.cli.results import told
-from broker.client.client import Client
+from broker.client.client import AsyncClient
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.job import RESTING_JOB_STATES
 from tests.clouds.aws import Aws
@@ -174,9 +174,9 @@ class Scene:
         for process in self.processes():
             process.kill()
 
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         found = json.loads((self.home / "client.json").read_text())
-        return Client(found["url"], found["token"])
+        return AsyncClient(found["url"], found["token"])
 
     def log(self) -> str:
         return (self.home / "daemon.log").read_text()[-60_000:]
