@@ -4,7 +4,7 @@ import base64
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -97,6 +97,6 @@ class Desk:
             id="c", kind="webhook", name="hook", team="default", sealed=BOX.seal(json.dumps(known)), created_at=START
         )
 
-    async def send(self, url: str, *, delivery: Delivery = DELIVERY, **secrets: str) -> None:
+    async def send(self, url: str, *, delivery: Delivery = DELIVERY, secrets: Mapping[str, str] | None = None) -> None:
         snapshot = SNAPSHOT if delivery.event else None
-        await self.notifier.deliver(self.channel(url, **secrets), delivery, snapshot, None)
+        await self.notifier.deliver(self.channel(url, **(secrets or {})), delivery, snapshot, None)

@@ -69,9 +69,9 @@ async def test_a_rotated_secret_and_the_one_before_both_sign_for_a_day(desk: Des
     signing = {name: text for name, text in second.items() if name != "url"}
     async with receiving(always(200)) as receiver:
         url = f"http://127.0.0.1:{receiver.port}/"
-        await desk.send(url, **signing)
+        await desk.send(url, secrets=signing)
         desk.clock.time += timedelta(seconds=ROTATION_S + 1)
-        await desk.send(url, **signing)
+        await desk.send(url, secrets=signing)
     (early, body), (late, _) = [({k.lower(): v for k, v in h.items()}, b) for h, b in receiver.got]
     assert verify(first["signing"], early, body)
     assert verify(second["signing"], early, body)
