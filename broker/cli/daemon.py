@@ -78,8 +78,10 @@ async def login(
         me = await c.me()
     if url is not None:
         connection.write(connection.login_file(), chosen)
-    out.document({"url": chosen.url, "owner": me.owner, "scopes": list(me.scopes), "source": chosen.source})
-    out.say(f"{chosen.url} as {me.owner} ({', '.join(me.scopes)}), from {chosen.source}")
+    out.document(
+        {"url": chosen.url, "team": me.team, "owner": me.owner, "scopes": list(me.scopes), "source": chosen.source}
+    )
+    out.say(f"{chosen.url} as {me.owner} of {me.team} ({', '.join(me.scopes)}), from {chosen.source}")
 
 
 def _given(out: Output, url: str, token: str | None) -> connection.Connection:

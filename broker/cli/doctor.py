@@ -76,7 +76,7 @@ async def _daemon(found: connection.Connection | None) -> list[Check]:
             return [*checks, Check(name="token", ok=False, detail=str(e), fix=fix)]
         return [
             *checks,
-            Check(name="token", ok=True, detail=f"{me.owner} ({', '.join(me.scopes)})"),
+            Check(name="token", ok=True, detail=f"{me.owner} of {me.team} ({', '.join(me.scopes)})"),
             *await _providers(client, ask="admin" in me.scopes),
         ]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, daemon, jobs, remote, spend, submit
+from broker.cli import admin, daemon, jobs, remote, slack, spend, submit, tenancy
 from broker.cli.exits import MEANINGS
 from broker.cli.sweep import sweep
 
@@ -19,7 +19,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 tokens = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True)
+teams = typer.Typer(help="Teams, which share jobs and budgets.", no_args_is_help=True)
 secrets = typer.Typer(help="Secrets that jobs see as environment variables.", no_args_is_help=True)
+slacks = typer.Typer(help="People of Slack.", no_args_is_help=True)
 blobs = typer.Typer(help="The blob store.", no_args_is_help=True)
 
 
@@ -59,13 +61,22 @@ app.command("ssh")(remote.ssh)
 app.command("exec")(remote.execute)
 app.command("sweep")(sweep)
 app.command("doctor")(daemon.doctor)
-tokens.command("new")(admin.token_new)
-tokens.command("ls")(admin.token_ls)
-tokens.command("rm")(admin.token_rm)
+tokens.command("new")(tenancy.token_new)
+tokens.command("ls")(tenancy.token_ls)
+tokens.command("rm")(tenancy.token_rm)
+teams.command("new")(tenancy.team_new)
+teams.command("ls")(tenancy.team_ls)
+teams.command("rm")(tenancy.team_rm)
+app.command("audit")(tenancy.audit)
 secrets.command("set")(admin.secret_set)
 secrets.command("ls")(admin.secret_ls)
 secrets.command("rm")(admin.secret_rm)
 blobs.command("init")(daemon.blobs_init)
+slacks.command("link")(slack.link)
+slacks.command("ls")(slack.links)
+slacks.command("unlink")(slack.unlink)
 app.add_typer(tokens, name="token")
+app.add_typer(teams, name="team")
 app.add_typer(secrets, name="secret")
+app.add_typer(slacks, name="slack")
 app.add_typer(blobs, name="blobs")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.cli import admin, daemon, jobs, submit
+from broker.cli import admin, daemon, jobs, submit, tenancy
 from broker.cli.exits import Exit
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState
@@ -188,7 +188,7 @@ async def test_doctor_names_each_problem_with_a_fix(shell: Shell, monkeypatch: p
 
 
 def test_every_command_has_help_and_json() -> None:
-    for module in (admin, daemon, jobs, submit):
+    for module in (admin, daemon, jobs, submit, tenancy):
         for name, action in vars(module).items():
             if (
                 getattr(action, "__wrapped__", None) is not None

@@ -47,7 +47,7 @@ def attempt(number: int, start: int | None, end: int, why: Reason, usd: str = "0
 def job(*runs: AttemptView) -> JobDetail:
     spec = JobSpec.model_validate({"name": "n", "cap_usd": 1, "script": {"code": "upload:x", "command": ["a"]}})
     return JobDetail(
-        id="j" * 13, name="n", owner="ada", state=JobState.SUCCEEDED, reason="", labels={}, created_at=T0,  # type: ignore[arg-type]
+        id="j" * 13, name="n", team="red", owner="ada", state=JobState.SUCCEEDED, reason="", labels={}, created_at=T0,  # type: ignore[arg-type]
         finished_at=T0 + timedelta(minutes=20), cap_usd=Decimal(1),
         spent_usd=sum((r.charged_usd for r in runs), Decimal(0)), attempts=len(runs), retries_used=0,
         stop_requested=False, retry_of=None, spec=spec, reserved_usd=Decimal(0), runs=runs,

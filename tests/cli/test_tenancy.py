@@ -1,0 +1,42 @@
+"""Teams, tokens and the audit from the command line."""
+
+from asyncio import to_thread
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from broker.cli.exits import Exit
+from tests.cli.conftest import Shell
+
+
+async def test_a_team_gets_a_token_that_ends(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await to_thread(shell.run, "team", "new", "red")).code == 0
+    assert (await to_thread(shell.run, "team", "new", "red")).code != 0
+    assert (await to_thread(shell.run, "team", "new", "No Name")).code == Exit.BAD_INPUT
+    new = ("token", "new", "mia", "--team", "red", "--scope", "manage", "--scope", "read", "--expires")
+    made = (await to_thread(shell.run, *new, "30d", "--json")).document
+    left = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=29) < left <= timedelta(days=30)
+    assert made["team"] == "red"
+    for wrong in ("soon", "2027-01-31T12:00:00", "3y"):
+        ran = await to_thread(shell.run, *new, wrong)
+        assert (ran.code, "12h, 30d, 8w" in ran.err) == (Exit.BAD_INPUT, True)
+    with monkeypatch.context() as mias:
+        mias.setenv("GPUBROKER_TOKEN", made["token"])
+        assert [t["name"] for t in (await to_thread(shell.run, "team", "ls", "--json")).document["items"]] == ["red"]
+        listed = (await to_thread(shell.run, "token", "ls", "--json")).document["items"]
+        assert [t["id"] for t in listed] == [made["id"]]
+        assert (await to_thread(shell.run, "team", "new", "blue")).code == Exit.UNAUTHORISED
+    assert (await to_thread(shell.run, "team", "rm", "red")).code == 0
+    assert (await to_thread(shell.run, "team", "rm", "red")).code == Exit.NOT_FOUND
+
+
+async def test_the_audit_tells_who_did_what(shell: Shell) -> None:
+    assert (await to_thread(shell.run, "secret", "set", "HF_TOKEN", stdin="hf_verysecret")).code == 0
+    shown = await to_thread(shell.run, "audit", "--action", "secret", "--json")
+    (entry,) = shown.document["items"]
+    assert (entry["action"], entry["target"], entry["before"]) == ("secret.set", "HF_TOKEN", None)
+    table = await to_thread(shell.run, "audit", "--target", "HF_TOKEN")
+    assert "secret.set" in table.out
+    assert "hf_verysecret" not in shown.out + table.out
+    assert (await to_thread(shell.run, "audit", "--since", "yesterday")).code == Exit.BAD_INPUT
