@@ -6,7 +6,7 @@ from time import perf_counter
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api import admin, feeds, files, jobs, shell, spending, tenancy
+from broker.api import admin, feeds, files, jobs, shell, slack, spending, tenancy
 from broker.api.auth import Authenticator, Forbidden, Unauthenticated
 from broker.api.content import Content
 from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
@@ -15,23 +15,25 @@ from broker.api.openapi import JSON, Api, document, mount
 from broker.api.problems import of_error, problem
 from broker.api.readiness import Readiness
 from broker.api.service import Service
+from broker.api.usecases.slack import Slack
 from broker.domain.errors import GpubrokerError
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
-APIS: tuple[Api, ...] = (jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api)
+APIS: tuple[Api, ...] = (jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api, slack.api)
 BODY_BYTES = 4 * 1024**2
 """Of a JSON body; uploads are streamed under their own limit."""
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
-def build_app(service: Service, auth: Authenticator, *, version: str) -> web.Application:
+def build_app(service: Service, auth: Authenticator, *, version: str, slacks: Slack | None = None) -> web.Application:
     """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
     measured = Metrics(service.store)
     app = web.Application(middlewares=[_observed(measured), _refused], client_max_size=BODY_BYTES)
     app[SERVICE] = service
     app[CONTENT] = Content(service)
     app[AUTH] = auth
+    app[slack.SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
     app[READINESS] = Readiness(service.store, service.blobs, service.clock, service.settings.lease_stale_s)
     mount(app, APIS, auth)
