@@ -18,6 +18,7 @@ from broker.cli.shell import JobArgument, Json, client, command
 from broker.cli.summary import PICTURE, Summary, summarise
 from broker.cli.watch import PATIENCE_S, verdict, watch
 from broker.client.client import AsyncClient
+from broker.client.files import chosen
 from broker.decide import curve
 from broker.domain.job import RESTING_JOB_STATES, JobState
 from broker.domain.money import usd
@@ -198,7 +199,7 @@ async def artifacts(
     async with client() as c:
         wanted = await job_id(c, job)
         found = await c.artifacts(wanted)
-        files = results.chosen(found, every=every)
+        files = chosen(found, every=every)
         if to is None:
             if not files:
                 raise NotFound(f"job {wanted} has no files yet; they come with its first checkpoint")
@@ -215,7 +216,7 @@ async def artifacts(
 async def fetch(c: AsyncClient, detail: JobDetail, folder: Path, out: Output, *, every: bool = False) -> list[Path]:
     """Downloads a job's results into `folder`, and draws the loss curve there."""
     found = await c.artifacts(detail.id)
-    written = await results.download(c, detail.id, results.chosen(found, every=every), folder, out)
+    written = await results.download(c, detail.id, chosen(found, every=every), folder, out)
     metrics = folder / "metrics.jsonl"
     losses = curve.losses(metrics.read_bytes()) if metrics in written else ()
     final = detail.runs[-1].final if detail.runs else None

@@ -13,7 +13,7 @@ import typer
 
 from broker.cli.exits import BadInput, CliError, Exit, NotFound, ServerProblem, Unauthorised, Unreachable
 from broker.cli.output import Output
-from broker.client import connection, errors
+from broker.client import errors
 from broker.client.client import AsyncClient
 
 Parameters = ParamSpec("Parameters")
@@ -70,14 +70,13 @@ def interruptible() -> Iterator[None]:
 
 def client(*, patience_s: float = 0.0) -> AsyncClient:
     """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to."""
-    found = connection.find()
-    if found is None:
-        raise Unreachable(f"no daemon is known; {START}")
-    return AsyncClient(found.url, found.token, patience_s=patience_s, locate=connection.find)
+    return AsyncClient.found(patience_s=patience_s)
 
 
 def of_client(error: errors.ClientError) -> CliError:
     """A client's error as a line and an exit code."""
+    if isinstance(error, errors.NotSaved):
+        return BadInput(str(error))
     if not isinstance(error, errors.ApiError):
         return Unreachable(f"{error}; {START}")
     problem = error.problem

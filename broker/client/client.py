@@ -12,7 +12,8 @@ from urllib.parse import quote as escape
 import aiohttp
 
 from broker.api import models
-from broker.client import sse
+from broker.client import connection, sse
+from broker.client.channels import ChannelCalls
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Damaged, Unreachable
 from broker.client.slack import SlackCalls
@@ -29,7 +30,7 @@ class LogPiece(models.Wire):
     text: str
 
 
-class AsyncClient(SlackCalls, SpendingCalls, TenancyCalls):
+class AsyncClient(ChannelCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
 
     `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
@@ -45,6 +46,16 @@ class AsyncClient(SlackCalls, SpendingCalls, TenancyCalls):
         locate: Callable[[], Connection | None] = lambda: None,
     ) -> None:
         self._http = Transport(url, token, patience_s, locate)
+
+    @classmethod
+    def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
+        """Of the daemon at `url`, by default of the one that the command line would find. Raises Unreachable."""
+        if url is not None:
+            return cls(url, token or "", patience_s=patience_s)
+        found = connection.find()
+        if found is None:
+            raise Unreachable("any known address", "none was ever started or logged in to")
+        return cls(found.url, token or found.token, patience_s=patience_s, locate=connection.find)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()

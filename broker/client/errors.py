@@ -3,10 +3,13 @@
 ClientError
 ├── Unreachable   nothing answers, or not in time; nothing is known about what was asked
 ├── ApiError      the daemon refused: an RFC 9457 problem
-└── Damaged       a file came with other bytes than its manifest says
+├── Damaged       a file came with other bytes than its manifest says
+├── NotSaved      a file cannot be kept on this machine
+└── NotFinished   a job that was waited for ended without its result
 """
 
-from broker.api.models import Problem
+from broker.api.models import JobDetail, Problem
+from broker.domain.job import JobState
 
 
 class ClientError(Exception):
@@ -25,7 +28,8 @@ class ApiError(ClientError):
     """The daemon's refusal."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail or problem.title)
+        told = "; ".join(f"{p.field}: {p.message}" if p.field else p.message for p in problem.errors)
+        super().__init__(told or problem.detail or problem.title)
         self.problem = problem
 
     @property
@@ -35,3 +39,16 @@ class ApiError(ClientError):
 
 class Damaged(ClientError):
     """Other bytes than the manifest says."""
+
+
+class NotSaved(ClientError):
+    """A file cannot be kept: where, why and the fix."""
+
+
+class NotFinished(ClientError):
+    """A job that was waited for failed, was cancelled or reached its cap."""
+
+    def __init__(self, job: JobDetail) -> None:
+        fix = f"; `gpubroker cap {job.id} USD` lets it go on" if job.state is JobState.CAPPED else ""
+        super().__init__(f"job {job.id} is {job.state.value}: {job.reason or 'see gpubroker events'}{fix}")
+        self.job = job

@@ -10,12 +10,11 @@ from aiohttp import web
 
 from broker.api.models import ArtifactView
 from broker.cli import results
-from broker.cli.exits import CliError
 from broker.cli.output import Output
 from broker.client import sse
 from broker.client.client import AsyncClient
 from broker.client.connection import Connection
-from broker.client.errors import ApiError, Damaged, Unreachable
+from broker.client.errors import ApiError, Damaged, NotSaved, Unreachable
 
 JOB = "a" * 13
 
@@ -131,7 +130,7 @@ class Lying(AsyncClient):
 @pytest.mark.parametrize("path", ["../up", "/etc/x", "a/../../b"])
 async def test_files_never_leave_the_folder(tmp_path: Path, path: str) -> None:
     file = ArtifactView(path=path, bytes=0, sha256="")
-    with pytest.raises(CliError, match="outside"):
+    with pytest.raises(NotSaved, match="outside"):
         await results.download(AsyncClient("http://x"), JOB, [file], tmp_path / "to", Output(as_json=True))
 
 

@@ -14,11 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.api.models import QuoteSpec
-from broker.cli import pack, results, template, yamlfile
-from broker.cli.exits import BadInput, CliError, Exit
+from broker.cli import pack, template, yamlfile
+from broker.cli.exits import CliError, Exit
 from broker.cli.main import app
-from broker.client import connection
+from broker.client import connection, files
 from broker.client.connection import Connection
+from broker.client.errors import NotSaved
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -114,8 +115,8 @@ def test_serve_explains_its_configuration(own_home: Path, monkeypatch: pytest.Mo
 
 def test_files_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(BadInput, match=r"--to: .*taken/adapter/a\.json"):
-        results.keep(tmp_path / "taken" / "adapter" / "a.json", b"")
+    with pytest.raises(NotSaved, match=r"taken/adapter/a\.json"):
+        files.keep(tmp_path / "taken" / "adapter" / "a.json", b"")
 
 
 def test_blobs_init_needs_no_daemon(own_home: Path) -> None:

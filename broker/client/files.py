@@ -1,0 +1,53 @@
+"""A job's files on this machine: which are its results, and how they get into a folder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from broker.api.models import ArtifactList, ArtifactView
+from broker.client.client import AsyncClient
+from broker.client.errors import NotSaved
+
+RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "eval.json")
+"""What a fine-tune leaves for people; the rest of its last checkpoint is for resuming."""
+
+
+def chosen(found: ArtifactList, *, every: bool = False) -> list[ArtifactView]:
+    """The results of a fine-tune, or every file: with `every`, of a script, and of a checkpoint on the way."""
+    results = [f for f in found.items if f.path.startswith(RESULTS)]
+    return list(found.items) if every or not found.complete or not results else results
+
+
+async def save(
+    client: AsyncClient,
+    job: str,
+    files: Sequence[ArtifactView],
+    folder: Path,
+    saved: Callable[[ArtifactView], None] = lambda file: None,
+) -> list[Path]:
+    """Each file is checked, then renamed into its place. Raises NotSaved, Damaged, ApiError, Unreachable."""
+    written: list[Path] = []
+    for file in files:
+        target = _inside(folder, file.path)
+        keep(target, await client.artifact(job, file))
+        written.append(target)
+        saved(file)
+    return written
+
+
+def keep(target: Path, data: bytes) -> None:
+    """Renames the whole file into its place. Raises NotSaved."""
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        beside.replace(target)
+    except OSError as e:
+        raise NotSaved(f"{target}: {e.strerror}; name a folder that you can write") from None
+
+
+def _inside(folder: Path, path: str) -> Path:
+    """A rented machine chose the path: it must stay below the folder."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise NotSaved(f"the file {path!r} would lie outside of {folder}; nothing more was written")
+    return folder.joinpath(*pure.parts)
