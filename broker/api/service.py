@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from broker.api.auth import Caller
 from broker.api.inputs import Inputs
 from broker.api.problems import Conflict, NotFound
+from broker.api.usecases.channels import Channels
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
 from broker.decide.quote import quote
@@ -32,7 +33,7 @@ from broker.domain.job import (
 from broker.domain.money import ZERO, show
 from broker.domain.offer import Offer, ProviderStatus, Quote, Workload
 from broker.domain.spec import JobSpec
-from broker.ports import Blobs, Clock, JobFilter, Store, TenantStore, Upload
+from broker.ports import Blobs, Clock, JobFilter, Notifier, Store, TenantStore, Upload
 from broker.secrets import SecretBox
 from trainer.contract import keys
 from trainer.contract.train import DataFormat
@@ -129,6 +130,7 @@ class Service:
         settings: Settings,
         reach: Reach = _nowhere,
         check_providers: CheckProviders = _unasked,
+        notifiers: Sequence[Notifier] = (),
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -142,6 +144,7 @@ class Service:
         self.check_providers = check_providers
         self.tenancy = Tenancy(store, clock, entropy)
         self.spending = Spending(store, clock)
+        self.channels = Channels(store, notifiers, box, clock, entropy)
         self._inputs = Inputs()
         self._cheapest_of: dict[object, Decimal | None] = {}
         self._cheapest_at: Sequence[Offer] = ()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, daemon, jobs, remote, slack, spend, submit, tenancy
+from broker.cli import admin, channel, daemon, jobs, remote, slack, spend, submit, tenancy
 from broker.cli.exits import MEANINGS
 from broker.cli.sweep import sweep
 
@@ -22,6 +22,8 @@ tokens = typer.Typer(help="Tokens of people and programs.", no_args_is_help=True
 teams = typer.Typer(help="Teams, which share jobs and budgets.", no_args_is_help=True)
 secrets = typer.Typer(help="Secrets that jobs see as environment variables.", no_args_is_help=True)
 slacks = typer.Typer(help="People of Slack.", no_args_is_help=True)
+channels = typer.Typer(help="Where people and programs are told.", no_args_is_help=True)
+notify = typer.Typer(help="Telling people.", no_args_is_help=True)
 blobs = typer.Typer(help="The blob store.", no_args_is_help=True)
 
 
@@ -71,6 +73,16 @@ app.command("audit")(tenancy.audit)
 secrets.command("set")(admin.secret_set)
 secrets.command("ls")(admin.secret_ls)
 secrets.command("rm")(admin.secret_rm)
+channels.command("add")(channel.add)
+channels.command("list")(channel.ls)
+channels.command("show")(channel.show)
+channels.command("test")(channel.try_out)
+channels.command("events")(channel.events)
+channels.command("rotate")(channel.rotate)
+channels.command("enable")(channel.enable)
+channels.command("disable")(channel.disable)
+channels.command("remove")(channel.remove)
+notify.command("test")(channel.try_out)
 blobs.command("init")(daemon.blobs_init)
 slacks.command("link")(slack.link)
 slacks.command("ls")(slack.links)
@@ -79,4 +91,6 @@ app.add_typer(tokens, name="token")
 app.add_typer(teams, name="team")
 app.add_typer(secrets, name="secret")
 app.add_typer(slacks, name="slack")
+app.add_typer(channels, name="channel")
+app.add_typer(notify, name="notify")
 app.add_typer(blobs, name="blobs")
