@@ -34,9 +34,11 @@ from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.doors import Addresses, listening
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
+from broker.notify.slack_socket import SlackSockets
 from broker.ports import Provider, Store, Token
 from broker.preflight.models import HubClient
 from broker.secrets import SecretBox, master_key
+from broker.slacks import Slacks
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
@@ -69,6 +71,7 @@ class House:
     market: Market
     fleet: Fleet
     application: web.Application
+    sockets: SlackSockets
 
 
 async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lambda at: None) -> None:
@@ -106,6 +109,7 @@ async def _work(house: House) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(run_forever(house.market, house.fleet.context.clock), name=house.market.name)
         group.create_task(house.fleet.run(), name="fleet")
+        group.create_task(run_forever(house.sockets, house.fleet.context.clock), name=house.sockets.name)
 
 
 async def _cancel(task: asyncio.Task[object]) -> None:
@@ -155,15 +159,16 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             rhythm=rhythm_of(config),
             limits=Limits(**config.limits.model_dump()),
         )
+        slacks = Slacks(box, clock, api_url=config.slack.api_url)
         trainer = TrainerSource(blobs, image)
         fleet = Fleet.build(
-            context, box, market.offers, [LogNotifier()], trainer=trainer, report_only=report_only,
+            context, box, market.offers, [LogNotifier(), slacks.notifier], trainer=trainer, report_only=report_only,
             troubles=market.troubles,
         )  # fmt: skip
         service = _service(config, context, market, box)
-        application = build_app(
-            service, Authenticator(store, clock, Rate(**config.rate_limit.model_dump())), version=version("gpubroker")
-        )
+        incoming, sockets = await stack.enter_async_context(slacks.serving(service))
+        authenticator = Authenticator(store, clock, Rate(**config.rate_limit.model_dump()))
+        application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming)
         yield House(
             config=config,
             installation=installation,
@@ -171,6 +176,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             market=market,
             fleet=fleet,
             application=application,
+            sockets=sockets,
         )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -124,6 +125,22 @@ class RateLimitConfig(Config):
     """At once."""
 
 
+class SlackConfig(Config):
+    """Slack's address; see docs/slack.md."""
+
+    api_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/([^\s]*/)?$")] = "https://slack.com/api/"
+    """GovSlack: `https://slack-gov.com/api/`. Plaintext on loopback only."""
+
+    @field_validator("api_url")
+    @classmethod
+    def _private(cls, url: str) -> str:
+        """Tokens are not to be read on a network."""
+        parts = urlsplit(url)
+        if parts.scheme != "https" and not _loopback(parts.hostname or ""):
+            raise ValueError("must be https, since tokens go there")
+        return url
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
@@ -153,6 +170,8 @@ class DaemonConfig(Config):
     rate_limit: RateLimitConfig = RateLimitConfig()
     """More is answered with 429 and the time to wait."""
     """Of a data set or code archive."""
+    slack: SlackConfig = SlackConfig()
+    """Channels themselves are added with `gpubroker channel add`."""
     rhythm: RhythmConfig = RhythmConfig()
     """How often the daemon looks."""
     limits: LimitsConfig = LimitsConfig()
