@@ -167,9 +167,9 @@ class DaemonConfig(Config):
     trainer: TrainerConfig = TrainerConfig()
     """What rented machines run; see docs/images.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
+    """Of a data set or code archive."""
     rate_limit: RateLimitConfig = RateLimitConfig()
     """More is answered with 429 and the time to wait."""
-    """Of a data set or code archive."""
     slack: SlackConfig = SlackConfig()
     """Channels themselves are added with `gpubroker channel add`."""
     rhythm: RhythmConfig = RhythmConfig()
