@@ -15,7 +15,7 @@ import enum
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from decimal import Decimal
 from functools import cache
 from types import UnionType
@@ -43,7 +43,7 @@ def parse(message: Message, model: type[Model]) -> Model:
     """The model that a message means, under the rules of a JSON body. Raises InvalidInput with the same problems."""
     given = plain(message, model)
     try:
-        return model.model_validate_json(json.dumps(given), strict=True)
+        return model.model_validate_json(json.dumps(given))
     except ValidationError as error:
         raise of_validation(error, model, given, root="message") from None
 
@@ -85,11 +85,11 @@ def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> R
         return lambda message: [convert(v) for v in getattr(message, name)] or ([] if required else _ABSENT)
     if field.has_presence:
         return lambda message: convert(getattr(message, name)) if message.HasField(name) else absent
-    empty_is_missing = field.enum_type is not None or (required and issubclass(model, Config))
+    missing = 0 if field.enum_type is not None else "" if issubclass(model, Config) else None
 
     def read(message: Any) -> Any:
         value = getattr(message, name)
-        return _ABSENT if empty_is_missing and value in ("", 0) else convert(value)
+        return _ABSENT if value == missing else convert(value)
 
     return read
 
@@ -178,7 +178,7 @@ def _writer(field: FieldDescriptor) -> Write:
     if kind.full_name == TIMESTAMP:
         return lambda message, value: getattr(message, name).FromDatetime(value)
     if kind.full_name == STRUCT:
-        return lambda message, value: getattr(message, name).update(value)
+        return lambda message, value: _set_struct(getattr(message, name), value)
 
     def nest(message: Any, value: Any) -> None:
         inner = getattr(message, name)
@@ -189,6 +189,11 @@ def _writer(field: FieldDescriptor) -> Write:
             inner.items.extend(_scalar(kind.fields_by_name[ITEMS], v) for v in value)
 
     return nest
+
+
+def _set_struct(struct: Any, value: Mapping[str, Any]) -> None:
+    struct.SetInParent()
+    struct.update(value)
 
 
 def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
@@ -221,11 +226,6 @@ def is_map(field: FieldDescriptor) -> bool:
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
-def is_kind(info: FieldInfo) -> bool:
-    """A field that can only hold one word: it names its model, and a oneof does that."""
-    return typing.get_origin(info.annotation) is Literal and typing.get_args(info.annotation) == (info.default,)
-
-
 def parts(annotation: Any) -> tuple[Any, ...]:
     """The types in an annotation, with unions, tuples and Annotated opened; of a mapping itself."""
     origin = typing.get_origin(annotation)
@@ -251,10 +251,3 @@ def choices(annotation: Any) -> tuple[str, ...]:
         elif typing.get_origin(part) is Literal:
             found += typing.get_args(part)
     return tuple(found)
-
-
-def moment(stamp: datetime) -> timestamp_pb2.Timestamp:
-    """A time as a message."""
-    made = timestamp_pb2.Timestamp()
-    made.FromDatetime(stamp)
-    return made

@@ -54,6 +54,10 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_HUNG: _ClassVar[Reason]
     REASON_DEADMAN: _ClassVar[Reason]
     REASON_INFRASTRUCTURE: _ClassVar[Reason]
+    REASON_OUT_OF_TIME: _ClassVar[Reason]
+    REASON_IDLE: _ClassVar[Reason]
+    REASON_IMAGE: _ClassVar[Reason]
+    REASON_BUDGET: _ClassVar[Reason]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -118,6 +122,10 @@ REASON_QUOTE_EXPIRED: Reason
 REASON_HUNG: Reason
 REASON_DEADMAN: Reason
 REASON_INFRASTRUCTURE: Reason
+REASON_OUT_OF_TIME: Reason
+REASON_IDLE: Reason
+REASON_IMAGE: Reason
+REASON_BUDGET: Reason
 PHASE_UNSPECIFIED: Phase
 PHASE_STARTING: Phase
 PHASE_LOADING: Phase
@@ -142,7 +150,7 @@ LEDGER_KIND_RELEASE: LedgerKind
 LEDGER_KIND_ADJUSTMENT: LedgerKind
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "team")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +172,7 @@ class Job(_message.Message):
     RETRIES_USED_FIELD_NUMBER: _ClassVar[int]
     STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     RETRY_OF_FIELD_NUMBER: _ClassVar[int]
+    TEAM_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -178,10 +187,11 @@ class Job(_message.Message):
     retries_used: int
     stop_requested: bool
     retry_of: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ...) -> None: ...
+    team: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ...) -> None: ...
 
 class JobDetail(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +216,7 @@ class JobDetail(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     RESERVED_USD_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    TEAM_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -223,7 +234,8 @@ class JobDetail(_message.Message):
     spec: _spec_pb2.JobSpec
     reserved_usd: str
     runs: _containers.RepeatedCompositeFieldContainer[Attempt]
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ...) -> None: ...
+    team: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final")
@@ -268,7 +280,7 @@ class Attempt(_message.Message):
     def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s")
+    __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s", "received_bytes", "sent_bytes", "network_bytes")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +298,9 @@ class Beat(_message.Message):
     GPU_UTILISATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     NOTICE_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_BYTES_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     node: int
     boot: str
@@ -303,22 +318,27 @@ class Beat(_message.Message):
     gpu_utilisation: float
     checkpoint: CheckpointRef
     notice_s: float
-    def __init__(self, attempt: _Optional[str] = ..., node: _Optional[int] = ..., boot: _Optional[str] = ..., seq: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., loss: _Optional[float] = ..., heldout_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., rows_per_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., gpu_utilisation: _Optional[float] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., notice_s: _Optional[float] = ...) -> None: ...
+    received_bytes: int
+    sent_bytes: int
+    network_bytes: int
+    def __init__(self, attempt: _Optional[str] = ..., node: _Optional[int] = ..., boot: _Optional[str] = ..., seq: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., loss: _Optional[float] = ..., heldout_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., rows_per_s: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., gpu_utilisation: _Optional[float] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., notice_s: _Optional[float] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., network_bytes: _Optional[int] = ...) -> None: ...
 
 class CheckpointRef(_message.Message):
-    __slots__ = ("manifest", "step", "save_s", "stall_s")
+    __slots__ = ("manifest", "step", "save_s", "stall_s", "bytes")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SAVE_S_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
     manifest: str
     step: int
     save_s: float
     stall_s: float
-    def __init__(self, manifest: _Optional[str] = ..., step: _Optional[int] = ..., save_s: _Optional[float] = ..., stall_s: _Optional[float] = ...) -> None: ...
+    bytes: int
+    def __init__(self, manifest: _Optional[str] = ..., step: _Optional[int] = ..., save_s: _Optional[float] = ..., stall_s: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Final(_message.Message):
-    __slots__ = ("attempt", "outcome", "message", "exit_code", "step", "total_steps", "resumed_from", "checkpoint", "heldout_loss_before", "heldout_loss_after", "peak_memory_bytes", "tokens_per_s")
+    __slots__ = ("attempt", "outcome", "message", "exit_code", "step", "total_steps", "resumed_from", "checkpoint", "heldout_loss_before", "heldout_loss_after", "peak_memory_bytes", "tokens_per_s", "boot", "received_bytes", "sent_bytes")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +351,9 @@ class Final(_message.Message):
     HELDOUT_LOSS_AFTER_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     outcome: Outcome
     message: str
@@ -343,7 +366,10 @@ class Final(_message.Message):
     heldout_loss_after: float
     peak_memory_bytes: int
     tokens_per_s: float
-    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    boot: str
+    received_bytes: int
+    sent_bytes: int
+    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("seq", "at", "kind", "message", "attempt_id", "data")

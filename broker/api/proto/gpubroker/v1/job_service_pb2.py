@@ -27,7 +27,7 @@ from broker.api.proto.gpubroker.v1 import job_pb2 as gpubroker_dot_v1_dot_job__p
 from broker.api.proto.gpubroker.v1 import spec_pb2 as gpubroker_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egpubroker/v1/job_service.proto\x12\x0cgpubroker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16gpubroker/v1/job.proto\x1a\x17gpubroker/v1/spec.proto\"i\n\x10SubmitJobRequest\x12#\n\x04spec\x18\x01 \x01(\x0b\x32\x15.gpubroker.v1.JobSpec\x12\x1c\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x12\n\x10_idempotency_key\"E\n\x11SubmitJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\x0eGetJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.gpubroker.v1.JobDetail\"\xf9\x01\n\x0fListJobsRequest\x12\r\n\x05label\x18\x01 \x03(\t\x12%\n\x05state\x18\x02 \x03(\x0e\x32\x16.gpubroker.v1.JobState\x12\x12\n\x05owner\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x06\x63ursor\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05limit\x18\x07 \x01(\x05H\x02\x88\x01\x01\x42\x08\n\x06_ownerB\t\n\x07_cursorB\x08\n\x06_limit\"P\n\x10ListJobsResponse\x12 \n\x05items\x18\x01 \x03(\x0b\x32\x11.gpubroker.v1.Job\x12\x11\n\x04next\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_next\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x11\x43\x61ncelJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"s\n\x0fRetryJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x06resume\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x0fidempotency_key\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_resumeB\x12\n\x10_idempotency_key\"D\n\x10RetryJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"2\n\x0fRaiseCapRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61p_usd\x18\x02 \x01(\t\"2\n\x10RaiseCapResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"=\n\x11GetLedgerResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.gpubroker.v1.LedgerEntry\"b\n\x12WatchEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\x05\x61\x66ter\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_afterB\t\n\x07_follow\"h\n\x13WatchEventsResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.gpubroker.v1.EventH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"?\n\x06JobEnd\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.gpubroker.v1.JobState\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x89\x01\n\x11\x46ollowLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\n\n\x08_attemptB\x0b\n\t_positionB\t\n\x07_follow\"j\n\x12\x46ollowLogsResponse\x12\'\n\x05piece\x18\x01 \x01(\x0b\x32\x16.gpubroker.v1.LogPieceH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"I\n\x08LogPiece\x12\x10\n\x08position\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04node\x18\x03 \x01(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t2\xc5\x05\n\nJobService\x12L\n\tSubmitJob\x12\x1e.gpubroker.v1.SubmitJobRequest\x1a\x1f.gpubroker.v1.SubmitJobResponse\x12\x43\n\x06GetJob\x12\x1b.gpubroker.v1.GetJobRequest\x1a\x1c.gpubroker.v1.GetJobResponse\x12I\n\x08ListJobs\x12\x1d.gpubroker.v1.ListJobsRequest\x1a\x1e.gpubroker.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.gpubroker.v1.CancelJobRequest\x1a\x1f.gpubroker.v1.CancelJobResponse\x12I\n\x08RetryJob\x12\x1d.gpubroker.v1.RetryJobRequest\x1a\x1e.gpubroker.v1.RetryJobResponse\x12I\n\x08RaiseCap\x12\x1d.gpubroker.v1.RaiseCapRequest\x1a\x1e.gpubroker.v1.RaiseCapResponse\x12L\n\tGetLedger\x12\x1e.gpubroker.v1.GetLedgerRequest\x1a\x1f.gpubroker.v1.GetLedgerResponse\x12T\n\x0bWatchEvents\x12 .gpubroker.v1.WatchEventsRequest\x1a!.gpubroker.v1.WatchEventsResponse0\x01\x12Q\n\nFollowLogs\x12\x1f.gpubroker.v1.FollowLogsRequest\x1a .gpubroker.v1.FollowLogsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egpubroker/v1/job_service.proto\x12\x0cgpubroker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16gpubroker/v1/job.proto\x1a\x17gpubroker/v1/spec.proto\"i\n\x10SubmitJobRequest\x12#\n\x04spec\x18\x01 \x01(\x0b\x32\x15.gpubroker.v1.JobSpec\x12\x1c\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x12\n\x10_idempotency_key\"E\n\x11SubmitJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\x0eGetJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.gpubroker.v1.JobDetail\"\x95\x02\n\x0fListJobsRequest\x12\r\n\x05label\x18\x01 \x03(\t\x12%\n\x05state\x18\x02 \x03(\x0e\x32\x16.gpubroker.v1.JobState\x12\x12\n\x05owner\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x06\x63ursor\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05limit\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04team\x18\x08 \x01(\tH\x03\x88\x01\x01\x42\x08\n\x06_ownerB\t\n\x07_cursorB\x08\n\x06_limitB\x07\n\x05_team\"P\n\x10ListJobsResponse\x12 \n\x05items\x18\x01 \x03(\x0b\x32\x11.gpubroker.v1.Job\x12\x11\n\x04next\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_next\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x11\x43\x61ncelJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"s\n\x0fRetryJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x06resume\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x0fidempotency_key\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_resumeB\x12\n\x10_idempotency_key\"D\n\x10RetryJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"2\n\x0fRaiseCapRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61p_usd\x18\x02 \x01(\t\"2\n\x10RaiseCapResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"=\n\x11GetLedgerResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.gpubroker.v1.LedgerEntry\"b\n\x12WatchEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\x05\x61\x66ter\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_afterB\t\n\x07_follow\"h\n\x13WatchEventsResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.gpubroker.v1.EventH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"?\n\x06JobEnd\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.gpubroker.v1.JobState\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x89\x01\n\x11\x46ollowLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\n\n\x08_attemptB\x0b\n\t_positionB\t\n\x07_follow\"j\n\x12\x46ollowLogsResponse\x12\'\n\x05piece\x18\x01 \x01(\x0b\x32\x16.gpubroker.v1.LogPieceH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"I\n\x08LogPiece\x12\x10\n\x08position\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04node\x18\x03 \x01(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t2\xc5\x05\n\nJobService\x12L\n\tSubmitJob\x12\x1e.gpubroker.v1.SubmitJobRequest\x1a\x1f.gpubroker.v1.SubmitJobResponse\x12\x43\n\x06GetJob\x12\x1b.gpubroker.v1.GetJobRequest\x1a\x1c.gpubroker.v1.GetJobResponse\x12I\n\x08ListJobs\x12\x1d.gpubroker.v1.ListJobsRequest\x1a\x1e.gpubroker.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.gpubroker.v1.CancelJobRequest\x1a\x1f.gpubroker.v1.CancelJobResponse\x12I\n\x08RetryJob\x12\x1d.gpubroker.v1.RetryJobRequest\x1a\x1e.gpubroker.v1.RetryJobResponse\x12I\n\x08RaiseCap\x12\x1d.gpubroker.v1.RaiseCapRequest\x1a\x1e.gpubroker.v1.RaiseCapResponse\x12L\n\tGetLedger\x12\x1e.gpubroker.v1.GetLedgerRequest\x1a\x1f.gpubroker.v1.GetLedgerResponse\x12T\n\x0bWatchEvents\x12 .gpubroker.v1.WatchEventsRequest\x1a!.gpubroker.v1.WatchEventsResponse0\x01\x12Q\n\nFollowLogs\x12\x1f.gpubroker.v1.FollowLogsRequest\x1a .gpubroker.v1.FollowLogsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,37 +43,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETJOBRESPONSE']._serialized_start=341
   _globals['_GETJOBRESPONSE']._serialized_end=395
   _globals['_LISTJOBSREQUEST']._serialized_start=398
-  _globals['_LISTJOBSREQUEST']._serialized_end=647
-  _globals['_LISTJOBSRESPONSE']._serialized_start=649
-  _globals['_LISTJOBSRESPONSE']._serialized_end=729
-  _globals['_CANCELJOBREQUEST']._serialized_start=731
-  _globals['_CANCELJOBREQUEST']._serialized_end=765
-  _globals['_CANCELJOBRESPONSE']._serialized_start=767
-  _globals['_CANCELJOBRESPONSE']._serialized_end=818
-  _globals['_RETRYJOBREQUEST']._serialized_start=820
-  _globals['_RETRYJOBREQUEST']._serialized_end=935
-  _globals['_RETRYJOBRESPONSE']._serialized_start=937
-  _globals['_RETRYJOBRESPONSE']._serialized_end=1005
-  _globals['_RAISECAPREQUEST']._serialized_start=1007
-  _globals['_RAISECAPREQUEST']._serialized_end=1057
-  _globals['_RAISECAPRESPONSE']._serialized_start=1059
-  _globals['_RAISECAPRESPONSE']._serialized_end=1109
-  _globals['_GETLEDGERREQUEST']._serialized_start=1111
-  _globals['_GETLEDGERREQUEST']._serialized_end=1145
-  _globals['_GETLEDGERRESPONSE']._serialized_start=1147
-  _globals['_GETLEDGERRESPONSE']._serialized_end=1208
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1210
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1308
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1310
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1414
-  _globals['_JOBEND']._serialized_start=1416
-  _globals['_JOBEND']._serialized_end=1479
-  _globals['_FOLLOWLOGSREQUEST']._serialized_start=1482
-  _globals['_FOLLOWLOGSREQUEST']._serialized_end=1619
-  _globals['_FOLLOWLOGSRESPONSE']._serialized_start=1621
-  _globals['_FOLLOWLOGSRESPONSE']._serialized_end=1727
-  _globals['_LOGPIECE']._serialized_start=1729
-  _globals['_LOGPIECE']._serialized_end=1802
-  _globals['_JOBSERVICE']._serialized_start=1805
-  _globals['_JOBSERVICE']._serialized_end=2514
+  _globals['_LISTJOBSREQUEST']._serialized_end=675
+  _globals['_LISTJOBSRESPONSE']._serialized_start=677
+  _globals['_LISTJOBSRESPONSE']._serialized_end=757
+  _globals['_CANCELJOBREQUEST']._serialized_start=759
+  _globals['_CANCELJOBREQUEST']._serialized_end=793
+  _globals['_CANCELJOBRESPONSE']._serialized_start=795
+  _globals['_CANCELJOBRESPONSE']._serialized_end=846
+  _globals['_RETRYJOBREQUEST']._serialized_start=848
+  _globals['_RETRYJOBREQUEST']._serialized_end=963
+  _globals['_RETRYJOBRESPONSE']._serialized_start=965
+  _globals['_RETRYJOBRESPONSE']._serialized_end=1033
+  _globals['_RAISECAPREQUEST']._serialized_start=1035
+  _globals['_RAISECAPREQUEST']._serialized_end=1085
+  _globals['_RAISECAPRESPONSE']._serialized_start=1087
+  _globals['_RAISECAPRESPONSE']._serialized_end=1137
+  _globals['_GETLEDGERREQUEST']._serialized_start=1139
+  _globals['_GETLEDGERREQUEST']._serialized_end=1173
+  _globals['_GETLEDGERRESPONSE']._serialized_start=1175
+  _globals['_GETLEDGERRESPONSE']._serialized_end=1236
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1238
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1336
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1338
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1442
+  _globals['_JOBEND']._serialized_start=1444
+  _globals['_JOBEND']._serialized_end=1507
+  _globals['_FOLLOWLOGSREQUEST']._serialized_start=1510
+  _globals['_FOLLOWLOGSREQUEST']._serialized_end=1647
+  _globals['_FOLLOWLOGSRESPONSE']._serialized_start=1649
+  _globals['_FOLLOWLOGSRESPONSE']._serialized_end=1755
+  _globals['_LOGPIECE']._serialized_start=1757
+  _globals['_LOGPIECE']._serialized_end=1830
+  _globals['_JOBSERVICE']._serialized_start=1833
+  _globals['_JOBSERVICE']._serialized_end=2542
 # @@protoc_insertion_point(module_scope)

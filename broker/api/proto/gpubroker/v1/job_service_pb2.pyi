@@ -40,7 +40,7 @@ class GetJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobDetail, _Mapping]] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
-    __slots__ = ("label", "state", "owner", "since", "until", "cursor", "limit")
+    __slots__ = ("label", "state", "owner", "since", "until", "cursor", "limit", "team")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ListJobsRequest(_message.Message):
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    TEAM_FIELD_NUMBER: _ClassVar[int]
     label: _containers.RepeatedScalarFieldContainer[str]
     state: _containers.RepeatedScalarFieldContainer[_job_pb2.JobState]
     owner: str
@@ -55,7 +56,8 @@ class ListJobsRequest(_message.Message):
     until: _timestamp_pb2.Timestamp
     cursor: str
     limit: int
-    def __init__(self, label: _Optional[_Iterable[str]] = ..., state: _Optional[_Iterable[_Union[_job_pb2.JobState, str]]] = ..., owner: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    team: str
+    def __init__(self, label: _Optional[_Iterable[str]] = ..., state: _Optional[_Iterable[_Union[_job_pb2.JobState, str]]] = ..., owner: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ..., team: _Optional[str] = ...) -> None: ...
 
 class ListJobsResponse(_message.Message):
     __slots__ = ("items", "next")

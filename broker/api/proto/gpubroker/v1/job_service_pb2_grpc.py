@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """Jobs, from the submit to the end. What belongs to another owner is NOT_FOUND.
+    """Jobs, from the submit to the end. What belongs to another team is NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -83,7 +83,7 @@ class JobServiceStub(object):
 
 
 class JobServiceServicer(object):
-    """Jobs, from the submit to the end. What belongs to another owner is NOT_FOUND.
+    """Jobs, from the submit to the end. What belongs to another team is NOT_FOUND.
     """
 
     def SubmitJob(self, request, context):
@@ -206,7 +206,7 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """Jobs, from the submit to the end. What belongs to another owner is NOT_FOUND.
+    """Jobs, from the submit to the end. What belongs to another team is NOT_FOUND.
     """
 
     @staticmethod

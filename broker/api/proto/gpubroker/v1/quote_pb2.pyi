@@ -38,6 +38,7 @@ class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DROP_CAP: _ClassVar[Drop]
     DROP_UNAVAILABLE: _ClassVar[Drop]
     DROP_EXCLUDED: _ClassVar[Drop]
+    DROP_DEADLINE: _ClassVar[Drop]
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_KEPT: Verdict
 VERDICT_DROPPED: Verdict
@@ -59,6 +60,7 @@ DROP_PREEMPTED_TOO_OFTEN: Drop
 DROP_CAP: Drop
 DROP_UNAVAILABLE: Drop
 DROP_EXCLUDED: Drop
+DROP_DEADLINE: Drop
 
 class Quote(_message.Message):
     __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at")

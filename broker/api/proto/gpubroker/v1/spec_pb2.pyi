@@ -96,7 +96,7 @@ RETRY_CAUSE_INFRASTRUCTURE: RetryCause
 RETRY_CAUSE_OOM: RetryCause
 
 class JobSpec(_message.Message):
-    __slots__ = ("name", "cap_usd", "train", "script", "resources", "checkpoint", "retry", "env", "secrets", "labels", "init_from", "keep_on_failure", "deadline", "max_duration", "retention", "idle")
+    __slots__ = ("name", "cap_usd", "train", "script", "resources", "checkpoint", "retry", "env", "secrets", "labels", "init_from", "keep_on_failure", "deadline", "max_duration", "retention", "idle", "priority")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class JobSpec(_message.Message):
     MAX_DURATION_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     name: str
     cap_usd: str
     train: TrainConfig
@@ -143,7 +144,8 @@ class JobSpec(_message.Message):
     max_duration: int
     retention: Retention
     idle: IdlePolicy
-    def __init__(self, name: _Optional[str] = ..., cap_usd: _Optional[str] = ..., train: _Optional[_Union[TrainConfig, _Mapping]] = ..., script: _Optional[_Union[ScriptConfig, _Mapping]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointConfig, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., secrets: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., init_from: _Optional[str] = ..., keep_on_failure: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_duration: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., idle: _Optional[_Union[IdlePolicy, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, name: _Optional[str] = ..., cap_usd: _Optional[str] = ..., train: _Optional[_Union[TrainConfig, _Mapping]] = ..., script: _Optional[_Union[ScriptConfig, _Mapping]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointConfig, _Mapping]] = ..., retry: _Optional[_Union[Retry, _Mapping]] = ..., env: _Optional[_Mapping[str, str]] = ..., secrets: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., init_from: _Optional[str] = ..., keep_on_failure: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_duration: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., idle: _Optional[_Union[IdlePolicy, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("artifacts_days", "checkpoints_days", "logs_days", "data_days")
@@ -151,11 +153,11 @@ class Retention(_message.Message):
     CHECKPOINTS_DAYS_FIELD_NUMBER: _ClassVar[int]
     LOGS_DAYS_FIELD_NUMBER: _ClassVar[int]
     DATA_DAYS_FIELD_NUMBER: _ClassVar[int]
-    artifacts_days: int
-    checkpoints_days: int
-    logs_days: int
-    data_days: int
-    def __init__(self, artifacts_days: _Optional[int] = ..., checkpoints_days: _Optional[int] = ..., logs_days: _Optional[int] = ..., data_days: _Optional[int] = ...) -> None: ...
+    artifacts_days: float
+    checkpoints_days: float
+    logs_days: float
+    data_days: float
+    def __init__(self, artifacts_days: _Optional[float] = ..., checkpoints_days: _Optional[float] = ..., logs_days: _Optional[float] = ..., data_days: _Optional[float] = ...) -> None: ...
 
 class IdlePolicy(_message.Message):
     __slots__ = ("action", "gpu_below", "window_s", "no_progress_s", "download_action", "download_s")

@@ -1,0 +1,71 @@
+"""One API through two doors: what a caller can do, whichever it came by."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from broker.api import models
+
+Kind = Literal[
+    "invalid", "unauthenticated", "forbidden", "not_found", "conflict", "too_large", "damaged", "unavailable",
+    "limited", "deadline", "fault",
+]  # fmt: skip
+
+
+@dataclass
+class Refused(Exception):
+    """An error, in words that both doors share."""
+
+    kind: Kind
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    after_s: float | None = None
+    """When to ask again."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Of a log; `position` is where to go on."""
+
+    position: str
+    attempt: int
+    node: int
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    state: str
+
+
+class Door(Protocol):
+    """Methods raise Refused. `timeout_s` is the caller's deadline."""
+
+    async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> models.UploadView: ...
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView: ...
+    async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> tuple[models.JobView, bool]:
+        """(job, it was there already)."""
+        ...
+
+    async def job(self, job: str) -> models.JobDetail: ...
+    async def jobs(self, **where: Any) -> models.JobPage: ...
+    async def cancel(self, job: str) -> models.JobView: ...
+    async def retry(self, job: str, *, resume: bool = True, key: str | None = None) -> tuple[models.JobView, bool]: ...
+    async def raise_cap(self, job: str, cap_usd: str) -> models.JobView: ...
+    async def ledger(self, job: str) -> models.LedgerList: ...
+    def events(
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = 20
+    ) -> AsyncIterator[models.EventView | End]: ...
+    def logs(
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = 20
+    ) -> AsyncIterator[Piece | End]: ...
+    async def artifacts(self, job: str) -> models.ArtifactList: ...
+    async def artifact(self, job: str, path: str) -> tuple[bytes, str]:
+        """(bytes, sha256 that the server names)."""
+        ...
+
+    async def offers(
+        self, *, provider: str | None = None, accelerator: Sequence[str] = (), limit: int | None = None
+    ) -> models.OfferList: ...
+    async def providers(self) -> models.ProviderList: ...
+    async def check_providers(self) -> models.ProviderList: ...

@@ -1,0 +1,64 @@
+"""The API behind both doors, on real sockets."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import grpc
+
+from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
+from broker.api.grpc.server import Parts, serving
+from broker.api.service import Settings
+from broker.domain.tenancy import Scope
+from broker.ports import Store
+from tests.api.harness import SETTINGS, Running, memory_blobs
+from tests.api.harness import serving as serving_http
+from tests.doors.door import Door
+from tests.doors.grpc_door import GrpcDoor
+from tests.doors.http_door import HttpDoor
+
+Kind = Literal["http", "grpc"]
+KINDS: tuple[Kind, ...] = ("http", "grpc")
+
+
+@dataclass
+class House:
+    """`api` is the back stairs: the store and the blobs behind the doors."""
+
+    api: Running
+    port: int
+    """Of gRPC."""
+    channel: grpc.aio.Channel
+    kind: Kind
+
+    async def door(self, owner: str = "ada", *scopes: Scope, kind: Kind | None = None) -> Door:
+        """A caller with a new token, by the door that is tried or by the one that is named."""
+        return self.door_of((await self.api.token(owner, *scopes))["Authorization"], kind)
+
+    def door_of(self, authorization: str, kind: Kind | None = None) -> Door:
+        if (kind or self.kind) == "http":
+            return HttpDoor(self.api.http, self.api.url, authorization)
+        return GrpcDoor(self.channel, authorization)
+
+
+def parts(api: Running) -> Parts:
+    app = api.app
+    return Parts(
+        service=app[SERVICE], content=app[CONTENT], auth=app[AUTH], metrics=app[METRICS], readiness=app[READINESS]
+    )
+
+
+@asynccontextmanager
+async def standing(
+    store: Store,
+    kind: Kind,
+    *,
+    settings: Settings = SETTINGS,
+    reflects: bool = False,
+) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(serving_http(store, memory_blobs(), settings=settings))
+        port = await stack.enter_async_context(serving(parts(api), "127.0.0.1", 0, reflects=reflects, grace_s=0.1))
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        yield House(api, port, channel, kind)

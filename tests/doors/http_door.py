@@ -1,0 +1,160 @@
+"""By HTTP."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote as escape
+
+import aiohttp
+
+from broker.api import models
+from tests.doors.door import End, Kind, Piece, Refused
+
+KINDS: dict[int, Kind] = {
+    401: "unauthenticated", 403: "forbidden", 404: "not_found", 409: "conflict", 413: "too_large", 422: "invalid",
+    429: "limited", 500: "fault", 502: "damaged", 503: "unavailable",
+}  # fmt: skip
+
+
+class HttpDoor:
+    def __init__(self, http: aiohttp.ClientSession, url: str, authorization: str) -> None:
+        self._http = http
+        self._url = url
+        self._authorization = authorization
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, headers: Mapping[str, str] = {}, timeout_s: float = 20, **request: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        sent = {"Authorization": self._authorization, **headers}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self._http.request(method, self._url + path, headers=sent, timeout=timeout, **request) as found:
+                if found.status >= 400:
+                    problem = models.Problem.model_validate_json(await found.read())
+                    fields = {p.field: p.message for p in problem.errors}
+                    after = found.headers.get("Retry-After")
+                    raise Refused(KINDS[found.status], problem.detail, fields, float(after) if after else None)
+                yield found
+        except TimeoutError:
+            raise Refused("deadline", "") from None
+
+    async def _json(self, method: str, path: str, model: Any, **request: Any) -> Any:
+        async with self._open(method, path, **request) as answer:
+            return model.model_validate_json(await answer.read())
+
+    async def _job(self, path: str, key: str | None, **request: Any) -> tuple[models.JobView, bool]:
+        headers = {} if key is None else {"Idempotency-Key": key}
+        async with self._open("POST", path, headers, **request) as answer:
+            return models.JobView.model_validate_json(await answer.read()), "Idempotent-Replay" in answer.headers
+
+    async def upload(self, data: bytes, *, name: str, sha256: str | None = None) -> models.UploadView:
+        headers = {"Content-Type": "application/octet-stream"}
+        params = {"name": name} | ({} if sha256 is None else {"sha256": sha256})
+        view: models.UploadView = await self._json(
+            "POST", "/v1/uploads", models.UploadView, headers=headers, params=params, data=data
+        )
+        return view
+
+    async def quote(self, spec: Mapping[str, Any], *, limit: int = 100) -> models.QuoteView:
+        view: models.QuoteView = await self._json("POST", f"/v1/quotes?limit={limit}", models.QuoteView, json=spec)
+        return view
+
+    async def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> tuple[models.JobView, bool]:
+        return await self._job("/v1/jobs", key, json=spec)
+
+    async def job(self, job: str) -> models.JobDetail:
+        view: models.JobDetail = await self._json("GET", f"/v1/jobs/{job}", models.JobDetail)
+        return view
+
+    async def jobs(self, **where: Any) -> models.JobPage:
+        params = [(k, _text(v)) for k, given in where.items() for v in (given if isinstance(given, list) else [given])]
+        view: models.JobPage = await self._json("GET", "/v1/jobs", models.JobPage, params=params)
+        return view
+
+    async def cancel(self, job: str) -> models.JobView:
+        view: models.JobView = await self._json("POST", f"/v1/jobs/{job}/cancel", models.JobView)
+        return view
+
+    async def retry(self, job: str, *, resume: bool = True, key: str | None = None) -> tuple[models.JobView, bool]:
+        return await self._job(f"/v1/jobs/{job}/retry?resume={int(resume)}", key)
+
+    async def raise_cap(self, job: str, cap_usd: str) -> models.JobView:
+        body = {"cap_usd": cap_usd}
+        view: models.JobView = await self._json("PATCH", f"/v1/jobs/{job}", models.JobView, json=body)
+        return view
+
+    async def ledger(self, job: str) -> models.LedgerList:
+        view: models.LedgerList = await self._json("GET", f"/v1/jobs/{job}/ledger", models.LedgerList)
+        return view
+
+    async def events(
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = 20
+    ) -> AsyncIterator[models.EventView | End]:
+        path = f"/v1/jobs/{job}/events?after={after}&follow={int(follow)}"
+        if not follow:
+            listed: models.EventList = await self._json("GET", path, models.EventList)
+            for event in listed.items:
+                yield event
+            return
+        async for message in self._stream(path, timeout_s):
+            if message["event"] == "end":
+                yield End(json.loads(message["data"])["state"])
+                return
+            yield models.EventView.model_validate_json(message["data"])
+
+    async def logs(
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = 20
+    ) -> AsyncIterator[Piece | End]:
+        path = f"/v1/jobs/{job}/logs" + ("" if attempt is None else f"?attempt={attempt}")
+        headers = {"Last-Event-ID": position} if position else {}
+        async for message in self._stream(path, timeout_s, headers):
+            data = json.loads(message["data"])
+            if message["event"] == "end":
+                yield End(data["state"])
+                return
+            yield Piece(message["id"], data["attempt"], data["node"], data["text"])
+
+    async def _stream(
+        self, path: str, timeout_s: float, headers: Mapping[str, str] = {}
+    ) -> AsyncIterator[dict[str, str]]:
+        async with self._open("GET", path, headers, timeout_s) as answer:
+            fields: dict[str, str] = {}
+            async for raw in answer.content:
+                line = raw.decode().rstrip("\n")
+                if line and not line.startswith(":"):
+                    name, _, value = line.partition(": ")
+                    fields[name] = value
+                elif not line and fields:
+                    yield fields
+                    fields = {}
+
+    async def artifacts(self, job: str) -> models.ArtifactList:
+        view: models.ArtifactList = await self._json("GET", f"/v1/jobs/{job}/artifacts", models.ArtifactList)
+        return view
+
+    async def artifact(self, job: str, path: str) -> tuple[bytes, str]:
+        async with self._open("GET", f"/v1/jobs/{job}/artifacts/{escape(path)}") as answer:
+            return await answer.read(), answer.headers["ETag"].strip('"')
+
+    async def offers(
+        self, *, provider: str | None = None, accelerator: Sequence[str] = (), limit: int | None = None
+    ) -> models.OfferList:
+        params = [("accelerator", a) for a in accelerator]
+        params += [(k, str(v)) for k, v in (("provider", provider), ("limit", limit)) if v is not None]
+        view: models.OfferList = await self._json("GET", "/v1/offers", models.OfferList, params=params)
+        return view
+
+    async def providers(self) -> models.ProviderList:
+        view: models.ProviderList = await self._json("GET", "/v1/providers", models.ProviderList)
+        return view
+
+    async def check_providers(self) -> models.ProviderList:
+        view: models.ProviderList = await self._json("POST", "/v1/providers/check", models.ProviderList)
+        return view
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

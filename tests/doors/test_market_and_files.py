@@ -1,0 +1,101 @@
+"""Quotes, offers, uploads and results through either door."""
+
+import hashlib
+
+import pytest
+
+from tests.api.harness import CSV, SETTINGS, spec
+from tests.api.test_files import admitted, put_checkpoint
+from tests.doors.door import Refused
+from tests.doors.house import KINDS, House
+from tests.doors.test_jobs import good
+
+
+async def test_a_quote_is_the_same_by_both_doors(both: House) -> None:
+    ada = await both.door()
+    given = await good(ada)
+    del given["cap_usd"]
+    quoted = [await (await both.door(kind=kind)).quote(given, limit=7) for kind in KINDS]
+    by_http, by_grpc = (q.model_copy(update={"made_at": None, "expires_at": None, "check": None}) for q in quoted)
+    assert by_http == by_grpc
+    assert len(by_grpc.lines) == 7
+    assert by_grpc.kept > 0
+    assert quoted[0].check == quoted[1].check
+    assert any(line.drop is None and line.usd_p50 is not None for line in by_grpc.lines)
+    assert (await ada.jobs()).items == ()
+    with pytest.raises(Refused) as refused:
+        await ada.quote(given, limit=0)
+    assert set(refused.value.fields) == {"limit"}
+
+
+async def test_offers_are_filtered_and_cheapest_first(house: House) -> None:
+    ada = await house.door()
+    everything = await ada.offers()
+    assert everything.total == len(everything.items) == len(house.api.market.items)
+    prices = [o.usd_per_hour for o in everything.items]
+    assert prices == sorted(prices)
+    some = await ada.offers(accelerator=["rtx4090", "l40s"], limit=2)
+    assert len(some.items) == 2 < some.total
+    assert {o.accelerator for o in (await ada.offers(accelerator=["rtx4090"])).items} == {"rtx4090"}
+    assert (await ada.offers(provider="nobody")).items == ()
+    assert everything.providers[0].dropped == {"price 0 or less": 2}
+    assert everything == await (await house.door(kind="http")).offers()
+    with pytest.raises(Refused) as refused:
+        await ada.offers(limit=100_000)
+    assert refused.value.kind == "invalid"
+
+
+async def test_providers_are_listed_and_checked(house: House) -> None:
+    ada, admin = await house.door(), await house.door("root", "admin")
+    assert [(p.name, p.problem) for p in (await ada.providers()).items] == [("simulated", None)]
+    assert [p.name for p in (await admin.check_providers()).items] == ["simulated"]
+
+
+async def test_an_upload_is_known_by_its_hash(house: House) -> None:
+    ada = await house.door()
+    digest = hashlib.sha256(CSV.encode()).hexdigest()
+    kept = await ada.upload(CSV.encode(), name="words.csv", sha256=digest)
+    assert (kept.ref, kept.sha256, kept.bytes) == (f"upload:{digest}", digest, len(CSV))
+    assert kept.summary is not None
+    assert (kept.summary["rows"], kept.summary["format"]) == (40, "csv")
+    assert kept == await (await house.door(kind="http")).upload(CSV.encode(), name="words.csv")
+
+
+async def test_a_bad_upload_is_refused_and_nothing_is_kept(house: House) -> None:
+    ada = await house.door()
+    refusals: tuple[tuple[bytes, str, str | None, str, set[str]], ...] = (
+        (CSV.encode(), "words.csv", "0" * 64, "invalid", {"sha256"}),
+        (CSV.encode(), "words.csv", "short", "invalid", {"sha256"}),
+        (CSV.encode(), "words", None, "invalid", {"name"}),
+        (CSV.encode(), "a/b.csv", None, "invalid", {"name"}),
+        (b"x" * (SETTINGS.upload_bytes + 1), "words.csv", None, "too_large", set()),
+        (b"no tar", "code.tar", None, "invalid", {"body"}),
+    )
+    for data, name, sha256, kind, fields in refusals:
+        with pytest.raises(Refused) as refused:
+            await ada.upload(data, name=name, sha256=sha256)
+        assert (refused.value.kind, set(refused.value.fields)) == (kind, fields)
+    with pytest.raises(Refused) as refused:
+        await ada.submit(spec(f"upload:{hashlib.sha256(CSV.encode()).hexdigest()}"))
+    assert "train.data.path" in refused.value.fields
+
+
+async def test_results_are_those_of_the_manifest_and_damage_is_told(house: House) -> None:
+    ada = await house.door()
+    job, _ = await ada.submit(await good(ada))
+    none = await ada.artifacts(job.id)
+    assert (none.step, none.complete, none.items) == (None, False, ())
+    attempt = await admitted(house.api, job.id)
+    big = bytes(range(256)) * 10_000
+    folder = await put_checkpoint(house.api, job.id, attempt, 10, {"a/b c.bin": big, "e": b""}, complete=True)
+    listed = await ada.artifacts(job.id)
+    assert (listed.step, listed.complete) == (10, True)
+    assert await ada.artifact(job.id, "a/b c.bin") == (big, hashlib.sha256(big).hexdigest())
+    assert await ada.artifact(job.id, "e") == (b"", hashlib.sha256(b"").hexdigest())
+    with pytest.raises(Refused) as refused:
+        await ada.artifact(job.id, "other")
+    assert refused.value.kind == "not_found"
+    await house.api.service.blobs.put(folder + "a/b c.bin", b"damaged")
+    with pytest.raises(Refused) as refused:
+        await ada.artifact(job.id, "a/b c.bin")
+    assert refused.value.kind == "damaged"
