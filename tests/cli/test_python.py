@@ -1,0 +1,183 @@
+"""gpubroker from Python: a blocking client, and a fine-tune as one call, against the real application."""
+
+import asyncio
+import inspect
+from asyncio import to_thread
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.api.models import EventView
+from broker.client.blocking import Client
+from broker.client.client import AsyncClient
+from broker.client.errors import ApiError, NotFinished, Unreachable
+from broker.client.fit import Fitted
+from broker.domain.job import Event, Job, JobState
+from broker.ports import Change, JobFilter
+from tests.api.harness import CSV, MODEL, Running
+from tests.api.test_files import admitted, put_checkpoint
+from tests.cli.conftest import Shell
+
+METRICS = b'{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5}\n'
+NOT_TWINNED = {"found", "shell", "url", "asynchronous", "wait"}
+"""Constructors and plumbing; a terminal's WebSocket is for the command line."""
+
+
+def test_every_call_has_a_blocking_twin_of_the_same_signature() -> None:
+    def public(of: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(of) if not name.startswith("_")} - NOT_TWINNED
+
+    assert public(Client) == public(AsyncClient)
+    for name in public(AsyncClient):
+        assert inspect.signature(getattr(Client, name)) == inspect.signature(getattr(AsyncClient, name)), name
+
+
+def test_the_package_offers_them_by_name() -> None:
+    assert (broker.Client, broker.AsyncClient) == (Client, AsyncClient)
+    with pytest.raises(AttributeError, match="no attribute 'Clint'"):
+        _ = broker.Clint  # type: ignore[attr-defined]
+
+
+async def test_a_blocking_client_submits_follows_and_raises(shell: Shell) -> None:
+    api = shell.api
+
+    def use() -> list[str]:
+        with Client() as client:
+            kept = client.upload(CSV.encode(), name="words.csv")
+            spec = {
+                "name": "cynic", "cap_usd": "5",
+                "train": {"model": MODEL, "data": {"path": kept.ref, "completion": "{definition}"}},
+            }  # fmt: skip
+            job = client.submit(spec, key="k")
+            assert client.submit(spec, key="k").id == job.id
+            with pytest.raises(ApiError, match="cap_usd"):
+                client.raise_cap(job.id, Decimal(1))
+            seen = []
+            for event in client.events(job.id):
+                seen.append(event.kind)
+                if event.kind == "job.submitted":
+                    assert client.cancel(job.id).stop_requested
+            return seen
+
+    running = asyncio.create_task(to_thread(use))
+    while not (await waiting(api)).stop_requested:
+        await asyncio.sleep(0.01)
+    await end(api, JobState.CANCELLED, "because of a test")
+    assert await running == ["job.submitted", "job.stop_requested", "job.cancelled"]
+
+
+async def test_a_client_of_nothing_says_so(own_home: Path) -> None:
+    with pytest.raises(Unreachable, match="none was ever started"):
+        Client()
+    with pytest.raises(RuntimeError, match="with `with`"):
+        Client("http://127.0.0.1:1").me()
+
+
+async def waiting(api: Running) -> Job:
+    """The job that `fit` has submitted."""
+    while True:
+        found = await api.service.store.jobs(JobFilter())
+        if found:
+            return found[0]
+        await asyncio.sleep(0.01)
+
+
+async def end(api: Running, state: JobState, reason: str) -> None:
+    """As the placement controller would end the only queued job."""
+    (row,) = await api.service.store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=1)
+    rests = None if state is JobState.CAPPED else api.service.clock.now()
+    after = replace(row, state=state, reason=reason, finished_at=rests)
+    event = Event(job_id=row.id, kind=f"job.{state.value}", message=reason)
+    assert await api.service.store.apply([Change(job=(row, after), events=(event,))]) == [True]
+
+
+async def test_fit_waits_tells_and_fetches(shell: Shell) -> None:
+    api, told = shell.api, list[EventView]()
+    rows = ({"prompt": f"word {n}", "completion": f"what it means, {n}"} for n in range(40))
+
+    def use() -> Fitted:
+        return broker.fit(
+            model=MODEL, data=rows, cap_usd="2.50", to=shell.folder / "out", progress=told.append,
+            train={"max_steps": 7}, spec={"labels": {"team": "blue"}},
+        )  # fmt: skip
+
+    running = asyncio.create_task(to_thread(use))
+    job = await waiting(api)
+    assert job.spec.train is not None
+    assert (job.cap_usd, job.spec.train.max_steps, job.spec.labels) == (Decimal("2.50"), 7, {"team": "blue"})
+    assert (job.spec.train.data.prompt, job.spec.train.data.completion) == ("{prompt}", "{completion}")
+    attempt = await admitted(api, job.id)
+    await put_checkpoint(
+        api, job.id, attempt, 7, {"adapter/model.safetensors": b"w", "metrics.jsonl": METRICS, "rng.json": b"{}"},
+        complete=True,
+    )  # fmt: skip
+    active = await api.service.store.job(job.id)
+    assert active is not None
+    done = replace(active, state=JobState.SUCCEEDED, finished_at=api.service.clock.now())
+    event = Event(job_id=job.id, kind="job.succeeded", message="it ended")
+    assert await api.service.store.apply([Change(job=(active, done), events=(event,))]) == [True]
+    fitted = await running
+    assert fitted.job.id == job.id
+    assert {str(f.relative_to(fitted.folder)) for f in fitted.files} == {"adapter/model.safetensors", "metrics.jsonl"}
+    assert fitted.losses == ((1, 3.0), (2, 2.5))
+    assert fitted.usd == 0
+    assert told[0].kind == "job.submitted"
+    assert told[-1].kind == "job.succeeded"
+
+
+async def test_fit_raises_what_became_of_the_job(shell: Shell) -> None:
+    file = shell.folder / "words.csv"
+    file.write_text(CSV)
+
+    def use() -> None:
+        broker.fit(model=MODEL, data=file, cap_usd=2, completion="{definition}", progress=None)
+
+    running = asyncio.create_task(to_thread(use))
+    job = await waiting(shell.api)
+    await end(shell.api, JobState.FAILED, "no luck")
+    with pytest.raises(NotFinished, match="is failed: no luck") as raised:
+        await running
+    assert raised.value.job.id == job.id
+
+
+async def test_fit_with_a_key_waits_for_the_first_calls_job(shell: Shell) -> None:
+    async def use() -> None:
+        await broker.afit(
+            model=MODEL,
+            data=[{"a": f"x{n}"} for n in range(40)],
+            cap_usd=2,
+            completion="{a}",
+            key="once",
+            progress=None,
+        )
+
+    both = asyncio.gather(use(), use(), return_exceptions=True)
+    job = await waiting(shell.api)
+    await end(shell.api, JobState.CAPPED, "too dear")
+    assert [str(e) for e in await both] == [
+        f"job {job.id} is capped: too dear; `gpubroker cap {job.id} USD` lets it go on"
+    ] * 2
+    assert len(await shell.api.service.store.jobs(JobFilter())) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"completion": "{nothing}"}, "nothing"),
+        ({}, "train.data.completion"),
+        ({"completion": "{a}", "train": {"epoch": 2}}, "did you mean epochs"),
+    ],
+)
+async def test_fit_refuses_what_the_api_refuses(shell: Shell, given: dict[str, object], told: str) -> None:
+    rows = [{"a": f"x{n}"} for n in range(40)]
+    with pytest.raises(ApiError, match=told):
+        await broker.afit(model=MODEL, data=rows, cap_usd=2, progress=None, **given)  # type: ignore[arg-type]
+    assert await shell.api.service.store.jobs(JobFilter()) == []
+
+
+async def test_fit_refuses_a_float_for_money(shell: Shell) -> None:
+    with pytest.raises(TypeError, match="money from a float"):
+        await broker.afit(model=MODEL, data=[{"a": "b"}], cap_usd=2.5, completion="{a}")  # type: ignore[arg-type]
