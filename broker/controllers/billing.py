@@ -1,13 +1,18 @@
-"""Every live attempt is charged by its provider's quantum; near the cap the signal is raised."""
+"""Every live attempt is charged by its provider's quantum and for its traffic; near the cap or its time it is told."""
 
 import logging
 from collections.abc import Sequence, Set
+from dataclasses import replace
+from datetime import datetime
+from decimal import Decimal
 from typing import Protocol
 
 from broker.controllers.context import Context
 from broker.controllers.events import event
-from broker.decide.billing import billed_until, cap_is_near, owed
+from broker.controllers.inventory import Inventory
+from broker.decide.billing import billed_until, due_signal, owed, price_change, told_out_of_time, traffic_owed
 from broker.domain.ids import AttemptId
+from broker.domain.job import Event, Signal
 from broker.domain.money import ZERO, show
 from broker.ports import Charge, Leased
 
@@ -28,9 +33,10 @@ class Billing:
 
     name = "billing"
 
-    def __init__(self, context: Context, memories: Sequence[Memory] = ()) -> None:
+    def __init__(self, context: Context, inventory: Inventory, memories: Sequence[Memory] = ()) -> None:
         """`memories`: told which attempts live; any broker may have ended the others."""
         self._context = context
+        self._inventory = inventory
         self._memories = memories
         self.every_s = context.rhythm.billing_s
 
@@ -56,25 +62,30 @@ class Billing:
         if attempt.create_sent_at is None:
             return None
         now, caps = context.clock.now(), context.provider_of(attempt).caps
-        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S)
-        due = owed(attempt, until)
-        near = not attempt.cap_near and cap_is_near(
-            attempt,
-            job,
-            caps,
-            now,
-            tick_s=context.rhythm.billing_s,
-            drain_s=context.limits.drain_s,
-        )
-        if due == ZERO and not near:
+        price = price_change(attempt, self._inventory.fresh(attempt, max_age_s=self.every_s), now)
+        known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
+        until = billed_until(known, now, caps.list_lag_s + PROOF_S)
+        due, traffic = owed(known, until), traffic_owed(known, now)
+        signal = due_signal(known, job, caps, now, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
+        if due == traffic == ZERO and signal is None and price is None:
             return None
-        message = f"{show(job.spent_usd + due)} of {show(job.cap_usd)} spent: checkpoint and stop"
         return Charge(
             attempt_id=attempt.id,
             job_id=job.id,
             since=attempt.charged_to,
             to=max(until, attempt.charged_to or until),
             usd=due,
-            cap_near=near,
-            event=event(job, "job.cap_near", message, attempt=attempt) if near else None,
+            traffic_usd=traffic,
+            price=price,
+            signal=signal,
+            event=_told(one, signal, job.spent_usd + due + traffic, now),
         )
+
+
+def _told(one: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> Event | None:
+    if signal is None:
+        return None
+    if signal is Signal.CAP:
+        message = f"{show(spent)} of {show(one.job.cap_usd)} spent: checkpoint and stop"
+        return event(one.job, "job.cap_near", message, attempt=one.attempt)
+    return event(one.job, "job.out_of_time", told_out_of_time(one.job, now), attempt=one.attempt)

@@ -64,7 +64,7 @@ class Fleet:
                 LivenessController(context, looker),
                 interruption,
                 Termination(context, inventory, launchers),
-                Billing(context, (looker, launchers, interruption)),
+                Billing(context, inventory, (looker, launchers, interruption)),
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),

@@ -7,9 +7,10 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, kept
 from broker.controllers.look import Looker
-from broker.decide.billing import capped_drain_s
+from broker.decide.billing import capped_drain_s, told_out_of_time
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, judge
+from broker.decide.signals import signalled
 from broker.decide.step import reason_of, step
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
@@ -57,15 +58,18 @@ class Interruption:
             return set(self._context.providers)
 
     def _interrupt(self, one: Leased) -> Change:
-        why = AttemptEvent.STOP if one.job.stop_requested else AttemptEvent.CAP
-        moved = step(one.attempt, why, self._context.clock.now()).attempt
+        now = self._context.clock.now()
+        why = signalled(one.attempt, one.job)
+        assert why is not None
+        moved = step(one.attempt, why, now).attempt
+        words = told_out_of_time(one.job, now) if why is AttemptEvent.OUT_OF_TIME else why.value
         told = event(
             one.job,
             f"attempt.{moved.state.value}",
-            f"attempt {moved.number} is {moved.state.value}: {why.value}",
+            f"attempt {moved.number} is {moved.state.value}: {words}",
             attempt=moved,
         )
-        return Change(attempt=(one.attempt, replace(moved, detail=why.value)), events=(told,))
+        return Change(attempt=(one.attempt, replace(moved, detail=words)), events=(told,))
 
     async def _wait(self, one: Leased, unlisted: set[str]) -> Change:
         context = self._context
@@ -102,6 +106,6 @@ class Interruption:
     def _grace_over(self, attempt: Attempt) -> bool:
         since = attempt.draining_since or self._context.clock.now()
         limit_s = self._context.limits.drain_s
-        if attempt.reason is Reason.CAPPED:
+        if attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME):
             limit_s = capped_drain_s(attempt, limit_s)
         return (self._context.clock.now() - since).total_seconds() > limit_s

@@ -104,6 +104,13 @@ class Inventory:
         listing = self.latest(provider)
         return listing.by_name.get(name, ()) if listing else ()
 
+    def fresh(self, attempt: Attempt, *, max_age_s: float) -> tuple[Observed, ...]:
+        """What a listing that is young enough shows of an attempt's machines; nothing where there is none."""
+        listing = self.latest(attempt.line.offer.provider) if attempt.line.offer.provider in self._listings else None
+        if listing is None or self._context.clock.monotonic() - listing.begun > max_age_s:
+            return ()
+        return listing.by_name.get(attempt.name, ())
+
     def running_at(self, attempt: Attempt) -> datetime | None:
         """As recorded, else what the listings tell of it by the wall clock; None: no machine of it has run yet."""
         if attempt.running_at is not None:

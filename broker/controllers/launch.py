@@ -17,6 +17,7 @@ from broker.controllers.tasks import Tasks
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import mismatch
+from broker.decide.signals import SIGNALS, signalled
 from broker.decide.step import after_attempt, step
 from broker.domain.errors import BlobError, BlobsUnavailable, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.instance import Observed
@@ -213,7 +214,7 @@ class Launch:
         that is proven safe."""
         attempt, context = one.attempt, self._context
         provider = context.provider_of(attempt)
-        signal = _signal(one)
+        signal = signalled(one.attempt, one.job)
         if signal is not None:
             await self._break_off(one, signal, ())
             return
@@ -300,17 +301,11 @@ class Launch:
             await self._launchers.stop(one.attempt)
 
 
-_SIGNALS = frozenset({AttemptEvent.STOP, AttemptEvent.CAP})
+_SIGNALS = frozenset({AttemptEvent.STOP, *(meaning.event for meaning in SIGNALS.values())})
 
 
 def _sends(change: Change) -> bool:
     return change.attempt is not None and change.attempt[1].state is AttemptState.LAUNCHING
-
-
-def _signal(one: Leased) -> AttemptEvent | None:
-    if one.job.stop_requested:
-        return AttemptEvent.STOP
-    return AttemptEvent.CAP if one.attempt.cap_near else None
 
 
 def _handles(attempt: Attempt, seen: Sequence[Observed]) -> tuple[Handle, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from broker.controllers.beats import Beats, Watch, read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
+from broker.decide.billing import counted
 from broker.decide.liveness import TAKEN_AWAY, Observation
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt
@@ -53,7 +54,8 @@ class Looker:
         )
         beat = watch.beat if watch and watch.beat else attempt.beat
         running_at = self._inventory.running_at(attempt)
-        return replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at), observation
+        looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
+        return counted(attempt, looked), observation
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Forgets all others."""

@@ -5,7 +5,7 @@ import logging
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
-from broker.decide.billing import owed
+from broker.decide.billing import owed, traffic_owed
 from broker.decide.sweep import Orphan, orphans
 from broker.domain.errors import Gone, ProviderError
 from broker.domain.ids import attempt_of
@@ -81,6 +81,7 @@ class Sweep:
             since=attempt.charged_to,
             to=max(now, attempt.charged_to or now),
             usd=owed(attempt, now),
+            traffic_usd=traffic_owed(attempt, now),
             kind=LedgerKind.ADJUSTMENT,
             note="seen after its end",
         )

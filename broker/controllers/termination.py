@@ -9,7 +9,7 @@ from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
-from broker.decide.billing import owed
+from broker.decide.billing import owed, traffic_owed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY
@@ -138,7 +138,7 @@ class Termination:
         reason = end_reason(attempt, one.job)
         ended = step(attempt, AttemptEvent.ABSENT, now, reason=reason).attempt
         charge = _last_charge(attempt, attempt.absent_at or now)
-        spent = attempt.charged_usd + charge.usd
+        spent = attempt.charged_usd + charge.usd + charge.traffic_usd
         left = LedgerEntry(
             job_id=one.job.id,
             attempt_id=attempt.id,
@@ -186,6 +186,7 @@ def _last_charge(attempt: Attempt, until: datetime) -> Charge:
         since=attempt.charged_to,
         to=max(until, attempt.charged_to or until),
         usd=owed(attempt, until),
+        traffic_usd=traffic_owed(attempt, until),
     )
 
 

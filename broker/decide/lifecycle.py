@@ -17,6 +17,10 @@ class AttemptEvent(StrEnum):
     QUOTE_EXPIRED = "quote expired"
     STOP = "user stop"
     CAP = "cap near"
+    OUT_OF_TIME = "out of time"
+    BUDGET = "budget used up"
+    IDLE = "idle"
+    IDLE_NOW = "idle, not waited for"
     CREATED = "create answered, or seen in inventory"
     OUTCOME_UNKNOWN = "create's outcome unknown"
     NO_CAPACITY = "definitely no capacity"
@@ -93,6 +97,8 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.LAUNCHING, E.ABSENT): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
     (A.LAUNCHING, E.STOP): _break_off(Reason.STOPPED),
     (A.LAUNCHING, E.CAP): _break_off(Reason.CAPPED),
+    (A.LAUNCHING, E.OUT_OF_TIME): _break_off(Reason.OUT_OF_TIME),
+    (A.LAUNCHING, E.BUDGET): _break_off(Reason.BUDGET),
     (A.LAUNCHING, E.MISMATCH): _break_off(Reason.MISMATCH),
     (A.LAUNCHING, E.DEADLINE): _break_off(Reason.INFRASTRUCTURE),
     (A.LAUNCHING, E.SETUP_FAILED): _break_off(Reason.INFRASTRUCTURE),
@@ -100,6 +106,8 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.LAUNCHING, E.FINAL): _end(),
     (A.BOOTING, E.STOP): _end(Reason.STOPPED),
     (A.BOOTING, E.CAP): _end(Reason.CAPPED),
+    (A.BOOTING, E.OUT_OF_TIME): _end(Reason.OUT_OF_TIME),
+    (A.BOOTING, E.BUDGET): _end(Reason.BUDGET),
     (A.BOOTING, E.MISMATCH): _end(Reason.MISMATCH),
     (A.BOOTING, E.DEADLINE): _end(Reason.INFRASTRUCTURE),
     (A.BOOTING, E.SETUP_FAILED): _end(Reason.INFRASTRUCTURE),
@@ -109,6 +117,10 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.BOOTING, E.FINAL): _end(),
     (A.TRAINING, E.STOP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.STOPPED),
     (A.TRAINING, E.CAP): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.CAPPED),
+    (A.TRAINING, E.OUT_OF_TIME): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.OUT_OF_TIME),
+    (A.TRAINING, E.BUDGET): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.BUDGET),
+    (A.TRAINING, E.IDLE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.IDLE),
+    (A.TRAINING, E.IDLE_NOW): _end(Reason.IDLE),
     (A.TRAINING, E.NOTICE): Rule(next=A.DRAINING, effects=_DRAIN, reason=Reason.PREEMPTED),
     (A.TRAINING, E.FINAL): _end(),
     (A.TRAINING, E.GONE): _end(Reason.PREEMPTED),
@@ -125,7 +137,7 @@ _ANSWERS = frozenset({E.CREATED, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E
 """What comes of a launch, and may come after a look-up has shown the machine."""
 
 ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
-    A.INTENDED: frozenset({E.CAP}),
+    A.INTENDED: frozenset({E.CAP, E.OUT_OF_TIME, E.BUDGET}),
     # A beat can overtake the reply of the create; the inventory will show the machine.
     A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
     A.BOOTING: (_ANSWERS - {E.SETUP_FAILED}) | {E.LEASE_TAKEN, E.HUNG},
@@ -148,11 +160,12 @@ class JobEvent(StrEnum):
     APPROVED = "approved"
     INTENDED = "attempt intended"
     CANNOT_FINISH = "cap below the cheapest finish"
+    OUT_OF_TIME = "out of time"
     COMPLETED = "attempt ended: completed"
     CAPPED = "attempt ended: capped"
     STOPPED = "attempt ended: stopped"
     RETRY = "attempt ended: may be tried again"
-    FAILED = "attempt ended: user error, data, or retries gone"
+    FAILED = "attempt ended: user error, data, idle, out of time, or retries gone"
     BACK_OFF_OVER = "back-off over"
     CAP_RAISED = "cap raised"
     STOP = "user stop"
@@ -163,6 +176,7 @@ JOB_RULES: Mapping[tuple[J, JobEvent], J] = {
     (J.AWAITING_APPROVAL, JobEvent.STOP): J.CANCELLED,
     (J.QUEUED, JobEvent.INTENDED): J.ACTIVE,
     (J.QUEUED, JobEvent.CANNOT_FINISH): J.CAPPED,
+    (J.QUEUED, JobEvent.OUT_OF_TIME): J.FAILED,
     (J.QUEUED, JobEvent.STOP): J.CANCELLED,
     (J.ACTIVE, JobEvent.COMPLETED): J.SUCCEEDED,
     (J.ACTIVE, JobEvent.CAPPED): J.CAPPED,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from broker.decide.billing import machine_s
 from broker.decide.lifecycle import (
     AttemptEvent,
     Effect,
@@ -12,6 +13,7 @@ from broker.decide.lifecycle import (
     attempt_rule,
     next_job_state,
 )
+from broker.decide.signals import SIGNALS
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from trainer.contract.rendezvous import Final, Outcome
 
@@ -77,8 +79,8 @@ def end_reason(attempt: Attempt, job: Job) -> Reason:
         return Reason.COMPLETED
     if job.stop_requested or told is Reason.STOPPED:
         return Reason.STOPPED
-    if attempt.cap_near or told is Reason.CAPPED:
-        return Reason.CAPPED
+    if attempt.signal is not None:
+        return SIGNALS[attempt.signal].reason
     return told or Reason.INFRASTRUCTURE
 
 
@@ -89,12 +91,12 @@ _KEPT = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRAS
 def kept_until(attempt: Attempt, job: Job) -> datetime | None:
     """How long the machine of a failed attempt is left standing for people (`keep_on_failure`); None: it is not.
 
-    It bills all the while, so neither a stop nor the cap waits for it.
+    It bills all the while, so neither a stop nor a signal waits for it.
     """
     failed = attempt.final is not None and attempt.final.outcome in _KEPT
     if not (failed and job.spec.keep_on_failure and attempt.terminating_since):
         return None
-    if job.stop_requested or attempt.cap_near:
+    if job.stop_requested or attempt.signal is not None:
         return None
     return attempt.terminating_since + timedelta(seconds=job.spec.keep_on_failure)
 
@@ -136,15 +138,17 @@ def back_off_s(reason: Reason, used: int) -> float:
 
 
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
-    """True when the cap is higher than it was when the attempt reserved the whole of what was left."""
+    """True when more of the cap is left than the attempt had reserved: it was raised, or less sufficed for its time."""
     return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
 
 
 def after_attempt(job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime) -> Job:
     """The job once its attempt has ended for `reason`; `job` as read with the attempt, before the last charge."""
     event = job_event(job, reason)
+    job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
     if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
-        return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason="cap raised", due_at=now)
+        why = "cap raised" if job.spec.max_duration is None else "what this attempt had reserved is used up"
+        return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
         return replace(job, state=state, reason=detail or reason.value, finished_at=now)

@@ -230,7 +230,6 @@ class Attempt:
     """Charges cover the time from the start of billing to here."""
     prices: tuple[PriceChange, ...] = ()
     """Since the purchase, in any order."""
-    cap_near: bool = False
     signal: Signal | None = None
     """Set by billing, the guard or a budget, and never taken back: it is to end."""
     # written by the guard

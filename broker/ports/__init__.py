@@ -6,6 +6,7 @@ Store, Provider, Blobs and Notifier each have a conformance suite in tests/confo
 from broker.ports.blobs import BlobInfo, Blobs, StoreAccess
 from broker.ports.channels import ChannelStatus, Pending, Settled, Settlement, Stream
 from broker.ports.clock import Clock
+from broker.ports.costs import Note, StorageCharge
 from broker.ports.notifier import Notifier, Settings, State
 from broker.ports.provider import Provider
 from broker.ports.rows import AuditFilter, Change, Charge, JobFilter, Lane, Leased, Token, Upload
@@ -23,6 +24,7 @@ __all__ = [
     "JobFilter",
     "Lane",
     "Leased",
+    "Note",
     "Notifier",
     "Pending",
     "Provider",
@@ -30,6 +32,7 @@ __all__ = [
     "Settled",
     "Settlement",
     "State",
+    "StorageCharge",
     "Store",
     "StoreAccess",
     "Stream",

@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind, PriceChange, Signal
+from broker.domain.money import ZERO
 from broker.domain.tenancy import DEFAULT_TEAM
 
 
@@ -16,7 +17,7 @@ class Lane(StrEnum):
     """Which attempts a controller claims; the sets are disjoint, so that no two controllers fight over one.
 
     LAUNCH        intended, launching
-    LIVENESS      booting, training, without a signal (the job's stop_requested, the attempt's cap_near)
+    LIVENESS      booting, training, without a signal (the job's stop_requested, the attempt's signal)
     INTERRUPTION  draining; and booting, training with a signal
     TERMINATION   terminating
     """
@@ -45,9 +46,13 @@ class Charge:
     """The attempt's `charged_to` as read."""
     to: datetime
     usd: Decimal
-    """To add to the attempt's `charged_usd` and the job's `spent_usd`; one ledger entry, none when it is 0."""
-    cap_near: bool = False
-    """Raise the signal as well; it is never taken back for an attempt."""
+    """For machines: to add to the attempt's `charged_usd` and the job's `spent_usd`; one ledger entry, none for 0."""
+    traffic_usd: Decimal = ZERO
+    """For traffic, likewise."""
+    price: PriceChange | None = None
+    """Recorded as well."""
+    signal: Signal | None = None
+    """Raised as well, unless there is one; it is never taken back for an attempt."""
     event: Event | None = None
     kind: LedgerKind = LedgerKind.CHARGE
     """`adjustment` for time after the attempt's end."""
@@ -122,3 +127,5 @@ class Upload:
     name: str
     summary: Mapping[str, Any] | None
     """The data check's one-pass summary; None for an archive."""
+    gone_at: datetime | None = None
+    """When its content was deleted, since nobody had sent it for long; jobs keep copies of their own."""

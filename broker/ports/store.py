@@ -7,12 +7,13 @@ from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
 from broker.domain.tenancy import Tenant
 from broker.ports.channels import ChannelStore
+from broker.ports.costs import HouseCosts
 from broker.ports.policies import HousePolicies
 from broker.ports.rows import Change, Charge, Lane, Leased, Token
 from broker.ports.tenant import TenantStore
 
 
-class Store(TenantStore, ChannelStore, HousePolicies, Protocol):
+class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
     """Rows, leases and the ledger. Times that order things are the database's own.
 
     Raises StoreUnavailable when the database cannot be reached or a commit's fate is unknown.

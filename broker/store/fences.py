@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from broker.domain.errors import IdempotencyConflict, InUse, StoreError
 from broker.domain.ids import AttemptId, JobId
-from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerEntry
+from broker.domain.job import TERMINAL_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerCategory, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.ports import Change, Charge, Lane, Token, Upload
 
@@ -49,7 +49,7 @@ class AttemptNow(Protocol):
 
 
 def lane_of(state: AttemptState, signal: bool) -> Lane | None:
-    """The lane of an attempt; `signal`: its job is asked to stop, or its cap is near. None when it has ended."""
+    """The lane of an attempt; `signal`: its own, or its job is asked to stop. None when it has ended."""
     if state in (AttemptState.INTENDED, AttemptState.LAUNCHING):
         return Lane.LAUNCH
     if state in (AttemptState.BOOTING, AttemptState.TRAINING):
@@ -65,10 +65,20 @@ def charge_holds(charge: Charge, attempts: Mapping[AttemptId, AttemptNow]) -> bo
     return row is not None and row.charged_to == charge.since
 
 
-def entry_of(charge: Charge) -> LedgerEntry:
-    """What a charge leaves in the ledger."""
-    return LedgerEntry(
-        job_id=charge.job_id, attempt_id=charge.attempt_id, kind=charge.kind, usd=charge.usd, note=charge.note
+def entries_of(charge: Charge) -> tuple[LedgerEntry, ...]:
+    """What a charge leaves in the ledger: one entry a category, none of nothing."""
+    parts = ((charge.usd, LedgerCategory.COMPUTE), (charge.traffic_usd, LedgerCategory.EGRESS))
+    return tuple(
+        LedgerEntry(
+            job_id=charge.job_id,
+            attempt_id=charge.attempt_id,
+            kind=charge.kind,
+            usd=usd,
+            note=charge.note,
+            category=category,
+        )
+        for usd, category in parts
+        if usd
     )
 
 
@@ -157,13 +167,13 @@ def check(change: Change) -> None:
         raise refused(f"job {change.job[1].id} as {change.job[1].state}", rule)
     if rule := broken_ledger_rule(change.ledger):
         raise refused(f"ledger of job {change.ledger[0].job_id}", rule)
-    if change.charge is not None and not _sound(change.charge.usd):
+    if change.charge is not None and not (_sound(change.charge.usd) and _sound(change.charge.traffic_usd)):
         raise refused(f"charge of attempt {change.charge.attempt_id}", "ledger_money")
 
 
 def wakes(change: Change) -> bool:
     """True when `change` leaves something that a controller may take up at once."""
-    if change.admit is not None or (change.charge is not None and change.charge.cap_near):
+    if change.admit is not None or (change.charge is not None and change.charge.signal is not None):
         return True
     if change.job is not None and change.job[1].state in WAITING_JOB_STATES:
         return True

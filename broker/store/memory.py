@@ -16,12 +16,13 @@ from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store import fences
 from broker.store.memory_channels import Channels
+from broker.store.memory_costs import HouseCosts
 from broker.store.memory_policies import HousePolicies
 from broker.store.memory_state import Row, RowT, State
 from broker.store.memory_tenant import MemoryTenant
 
 
-class MemoryStore(MemoryTenant, Channels, HousePolicies):
+class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
     """`ports.Store` in memory."""
 
     def __init__(self, clock: Clock) -> None:
@@ -116,7 +117,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies):
 
     def _admit(self, attempt: Attempt, now: datetime) -> None:
         stop = self._state.jobs[attempt.job_id].value.stop_requested
-        row = Row(value=attempt, due_at=now, signal=stop or attempt.cap_near)
+        row = Row(value=attempt, due_at=now, signal=stop or attempt.signal is not None)
         self._state.attempts[attempt.id] = row
         self._state.of_job[attempt.job_id].append(attempt.id)
         self._state.by_lane[fences.lane_of(attempt.state, row.signal)][attempt.id] = None
@@ -130,7 +131,10 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies):
             reserved_usd=old.reserved_usd,
             charged_usd=old.charged_usd,
             charged_to=old.charged_to,
-            cap_near=old.cap_near,
+            traffic_usd=old.traffic_usd,
+            prices=old.prices,
+            signal=old.signal,
+            idle=old.idle,
             epoch=old.epoch,
             detail=fences.clean(to.detail),
         )
@@ -160,13 +164,18 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies):
     def _charge(self, charge: Charge) -> None:
         row = self._state.attempts[charge.attempt_id]
         attempt = row.value
-        row.value = replace(attempt, charged_usd=attempt.charged_usd + charge.usd, charged_to=charge.to)
-        self._spend(charge.job_id, charge.usd)
-        if charge.usd:
-            self._state.write_ledger([fences.entry_of(charge)])
-        if charge.cap_near and not attempt.cap_near:
-            row.value = replace(row.value, cap_near=True)
-            self._state.signal(row, self._state.clock.now())
+        total = charge.usd + charge.traffic_usd
+        row.value = replace(
+            attempt,
+            charged_usd=attempt.charged_usd + total,
+            traffic_usd=attempt.traffic_usd + charge.traffic_usd,
+            charged_to=charge.to,
+            prices=(*attempt.prices, charge.price) if charge.price else attempt.prices,
+        )
+        self._spend(charge.job_id, total)
+        self._state.write_ledger(fences.entries_of(charge))
+        if charge.signal is not None:
+            self._state.signal(row, charge.signal)
         if charge.event is not None:
             self._state.write_events([charge.event])
 

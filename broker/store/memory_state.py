@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry
+from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, Signal
 from broker.domain.slack import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
@@ -28,7 +28,9 @@ class Row(Generic[RowT]):
     due_at: datetime
     lease_until: datetime | None = None
     signal: bool = False
-    """Of an attempt: its job is asked to stop, or its cap is near."""
+    """Of an attempt: its job is asked to stop, or there is one of its own."""
+    stored_due_at: datetime | None = None
+    """Of a job: when its objects are looked at; None: never again."""
 
     def claimable(self, now: datetime) -> bool:
         return self.due_at <= now and (self.lease_until is None or self.lease_until <= now)
@@ -67,6 +69,7 @@ class State:
         self.tokens: dict[str, Token] = {}
         self.secrets: dict[tuple[str, str, str], bytes] = {}
         self.uploads: dict[tuple[str, str, str], Upload] = {}
+        self.uploaded_at: dict[tuple[str, str, str], datetime] = {}
         self.slack_users: dict[tuple[str, str, str], SlackUser] = {}
         self.audit: list[AuditEntry] = []
         self.installation: Installation | None = None
@@ -78,6 +81,9 @@ class State:
             to,
             due_at=None,
             spent_usd=old.spent_usd,
+            forecast=old.forecast,
+            stored=old.stored,
+            deleted=old.deleted,
             cap_usd=old.cap_usd,
             approved_usd=old.approved_usd,
             stop_requested=old.stop_requested,
@@ -87,9 +93,13 @@ class State:
         self.by_state[old.state].pop(old.id)
         self.by_state[to.state][to.id] = None
 
-    def signal(self, row: Row[Attempt], now: datetime) -> None:
+    def signal(self, row: Row[Attempt], why: Signal | None = None) -> None:
+        """`why`: raised unless there is one; None: its job is asked to stop."""
+        if why is not None and row.value.signal is not None:
+            return
         self.by_lane[fences.lane_of(row.value.state, row.signal)].pop(row.value.id)
-        row.signal, row.due_at = True, now
+        row.value = replace(row.value, signal=why or row.value.signal)
+        row.signal, row.due_at = True, self.clock.now()
         self.by_lane[fences.lane_of(row.value.state, True)][row.value.id] = None
 
     def running(self) -> list[tuple[Job, Attempt]]:

@@ -11,6 +11,7 @@ from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEnt
 from broker.ports import JobFilter, Upload
 from broker.store import fences
 from broker.store.memory_channels import TenantChannels
+from broker.store.memory_costs import TenantCosts
 from broker.store.memory_policies import TenantPolicies
 from broker.store.memory_slack import SlackUsers
 from broker.store.memory_spending import Spending
@@ -18,7 +19,7 @@ from broker.store.memory_state import Part, Row, shown
 from broker.store.memory_teams import Teams
 
 
-class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Spending, Part):
+class MemoryTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUsers, Spending, Part):
     """Made by `MemoryStore.as_tenant`; the store itself is the house's."""
 
     async def submit(self, job: Job, *, key: str | None, body_sha256: str, events: Sequence[Event]) -> tuple[Job, bool]:
@@ -33,7 +34,7 @@ class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Spending, 
         if rule := broken or ("jobs_pkey" if job.id in state.jobs else None):
             raise fences.refused(f"job {job.id}", rule)
         now = state.clock.now()
-        row = Row(value=replace(job, created_at=now, epoch=0, due_at=None), due_at=now)
+        row = Row(value=replace(job, created_at=now, epoch=0, due_at=None), due_at=now, stored_due_at=now)
         state.jobs[job.id] = row
         state.by_state[job.state][job.id] = None
         if key is not None:
@@ -98,7 +99,8 @@ class MemoryTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Spending, 
 
     async def put_upload(self, owner: str, upload: Upload) -> None:
         kept = replace(upload, name=fences.clean(upload.name))
-        self._state.uploads[self._own_team(f"upload {upload.sha256}"), owner, upload.sha256] = kept
+        own = self._own_team(f"upload {upload.sha256}"), owner, upload.sha256
+        self._state.uploads[own], self._state.uploaded_at[own] = kept, self._state.clock.now()
         self._state.write_audit(fences.uploaded(self._tenant, upload))
 
     async def upload(self, owner: str, sha256: str) -> Upload | None:

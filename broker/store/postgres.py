@@ -13,6 +13,7 @@ from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store import fences, rows
 from broker.store.postgres_apply import Applier
 from broker.store.postgres_channels import Channels
+from broker.store.postgres_costs import HouseCosts
 from broker.store.postgres_hints import Listener
 from broker.store.postgres_policies import HousePolicies
 from broker.store.postgres_pool import Pool, columns
@@ -23,7 +24,7 @@ API_ROLE = "gpubroker_api"
 """Made by migrations/0003_tenancy.sql."""
 
 
-class PostgresStore(PostgresTenant, Channels, HousePolicies):
+class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
     """Make one with `connect`. The schema must be up to date: see `broker.store.migrate`.
 
     Its own connections see every team; those of the API are of the role `API_ROLE`, which sees the tenant's.

@@ -155,7 +155,7 @@ async def _allowed(
 class _JobWrite:
     """A row of `write_jobs`."""
 
-    state: tuple[Any, ...] = (None,) * 7
+    state: tuple[Any, ...] = (None,) * 8
     """The controllers' columns, see `rows.written_job`."""
     usd: Decimal = ZERO
     events: int = 0
@@ -174,6 +174,7 @@ class _Writes:
     attempts: list[tuple[Any, ...]] = field(default_factory=list)
     admitted: list[tuple[Any, ...]] = field(default_factory=list)
     charges: list[tuple[Any, ...]] = field(default_factory=list)
+    prices: list[tuple[Any, ...]] = field(default_factory=list)
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     events: list[tuple[Any, ...]] = field(default_factory=list)
     topics: dict[str, None] = field(default_factory=dict)
@@ -198,10 +199,12 @@ class _Writes:
             self.topics["jobs"] = None
 
     def _add_charge(self, charge: Charge) -> None:
-        self.charges.append((charge.attempt_id, charge.usd, charge.to, charge.cap_near))
-        self.jobs[charge.job_id].usd += charge.usd
-        if charge.usd:
-            self.ledger.append(rows.written_entry(fences.entry_of(charge)))
+        signal = charge.signal and charge.signal.value
+        self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
+        self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
+        self.ledger += map(rows.written_entry, fences.entries_of(charge))
+        if charge.price is not None:
+            self.prices.append((charge.attempt_id, charge.price.since, charge.price.usd_per_hour))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Numbers them onward from the job's counter, whose row is locked."""
@@ -219,6 +222,7 @@ class _Writes:
             ("write_attempts", self.attempts),
             ("admit_attempts", self.admitted),
             ("write_charges", self.charges),
+            ("write_prices", self.prices),
             ("write_ledger", self.ledger),
         )
         try:

@@ -13,6 +13,7 @@ from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter, Upload
 from broker.store import fences, rows
 from broker.store.postgres_channels import TenantChannels
+from broker.store.postgres_costs import TenantCosts
 from broker.store.postgres_hints import Listener
 from broker.store.postgres_part import Part, write_audit
 from broker.store.postgres_policies import TenantPolicies
@@ -25,7 +26,7 @@ from broker.store.postgres_teams import Teams
 _LABELS = TypeAdapter(dict[str, str])
 
 
-class PostgresTenant(Teams, TenantChannels, TenantPolicies, SlackUsers, Spending, Part):
+class PostgresTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUsers, Spending, Part):
     """Made by `PostgresStore.as_tenant`; the store itself is the house's. `house`: sees every team's money."""
 
     def __init__(self, pool: Pool, tenant: Tenant, submitter: Submitter, listener: Listener, *, house: Pool) -> None:

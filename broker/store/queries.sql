@@ -40,7 +40,7 @@ WITH clock AS MATERIALIZED (
     FROM due WHERE a.id = due.id
     RETURNING a.*
 )
-SELECT leased.*, {job_columns} FROM leased JOIN jobs j ON j.id = leased.job_id;
+SELECT leased.*, prices_of(leased.id) AS prices, {job_columns} FROM leased JOIN jobs j ON j.id = leased.job_id;
 
 -- name: release_jobs
 -- due_at before the lease's end is a signal that came during the lease: due at once.
@@ -72,21 +72,22 @@ UPDATE attempts a SET state = u.state, reason = u.reason, detail = u.detail, cre
     launched_by = u.launched_by, handles = u.handles::jsonb, booted_at = u.booted_at, first_beat_at = u.first_beat_at,
     draining_since = u.draining_since, terminating_since = u.terminating_since, destroy_failures = u.destroy_failures,
     ended_at = u.ended_at, beat = u.beat::jsonb, final = u.final::jsonb, absent_at = u.absent_at,
-    running_at = u.running_at, lease_until = NULL, lease_owner = NULL,
+    running_at = u.running_at, earlier_sent = u.earlier_sent, earlier_received = u.earlier_received, lease_until = NULL, lease_owner = NULL,
     due_at = CASE WHEN a.due_at < a.lease_until THEN clock_timestamp()
                   ELSE clock_timestamp() + u.due_in_s * interval '1 second' END
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::text[], $7::text[],
     $8::timestamptz[], $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::bigint[], $13::timestamptz[],
-    $14::text[], $15::text[], $16::timestamptz[], $17::timestamptz[], $18::double precision[]) AS u (id, state, reason,
+    $14::text[], $15::text[], $16::timestamptz[], $17::timestamptz[], $18::bigint[], $19::bigint[],
+    $20::double precision[]) AS u (id, state, reason,
     detail, create_sent_at, launched_by, handles, booted_at, first_beat_at, draining_since, terminating_since,
-    destroy_failures, ended_at, beat, final, absent_at, running_at, due_in_s)
+    destroy_failures, ended_at, beat, final, absent_at, running_at, earlier_sent, earlier_received, due_in_s)
 WHERE a.id = u.id;
 
 -- name: write_jobs
 -- A NULL state leaves the controllers' columns and the lease alone: only money and the event counter move.
 UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason, j.reason),
     attempts = COALESCE(u.attempts, j.attempts), retries_used = COALESCE(u.retries_used, j.retries_used),
-    oom_changes = COALESCE(u.oom_changes, j.oom_changes),
+    oom_changes = COALESCE(u.oom_changes, j.oom_changes), machine_s = COALESCE(u.machine_s, j.machine_s),
     finished_at = CASE WHEN u.state IS NULL THEN j.finished_at ELSE u.finished_at END,
     lease_until = CASE WHEN u.state IS NULL THEN j.lease_until END,
     lease_owner = CASE WHEN u.state IS NULL THEN j.lease_owner END,
@@ -95,30 +96,35 @@ UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason
                   ELSE clock_timestamp() + u.due_in_s * interval '1 second' END,
     spent_usd = j.spent_usd + u.usd, event_seq = j.event_seq + u.events
 FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[],
-    $8::double precision[], $9::numeric[], $10::bigint[]) AS u (id, state, reason, attempts, retries_used, oom_changes,
-    finished_at, due_in_s, usd, events)
+    $8::double precision[], $9::double precision[], $10::numeric[], $11::bigint[]) AS u (id, state, reason, attempts,
+    retries_used, oom_changes, finished_at, machine_s, due_in_s, usd, events)
 WHERE j.id = u.id;
 
 -- name: admit_attempts
 INSERT INTO attempts (id, job_id, number, name, line, created_at, reserved_usd, resume_from, state, reason, detail,
-    create_sent_at, launched_by, handles, destroy_failures, charged_usd, cap_near, stop_requested, host, due_at)
+    create_sent_at, launched_by, handles, destroy_failures, charged_usd, stop_requested, host, due_at)
 SELECT u.id, u.job_id, u.number, u.name, u.line::jsonb, u.created_at, u.reserved_usd, u.resume_from::jsonb, u.state,
-    u.reason, u.detail, u.create_sent_at, u.launched_by, '[]', 0, 0, false, u.stop_requested, u.host, clock_timestamp()
+    u.reason, u.detail, u.create_sent_at, u.launched_by, '[]', 0, 0, u.stop_requested, u.host, clock_timestamp()
 FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::timestamptz[], $7::numeric[], $8::text[],
     $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::text[], $14::text[], $15::boolean[]) AS u (id, job_id,
     number, name, line, created_at, reserved_usd, resume_from, state, reason, detail, create_sent_at, launched_by, host,
     stop_requested);
 
 -- name: write_charges
-UPDATE attempts a SET charged_usd = a.charged_usd + u.usd, charged_to = u.charged_to,
-    cap_near = a.cap_near OR u.cap_near,
-    due_at = CASE WHEN u.cap_near AND NOT a.cap_near THEN clock_timestamp() ELSE a.due_at END
-FROM unnest($1::text[], $2::numeric[], $3::timestamptz[], $4::boolean[]) AS u (id, usd, charged_to, cap_near)
+UPDATE attempts a SET charged_usd = a.charged_usd + u.usd + u.traffic_usd, traffic_usd = a.traffic_usd + u.traffic_usd,
+    charged_to = u.charged_to, signal = COALESCE(a.signal, u.signal),
+    due_at = CASE WHEN u.signal IS NOT NULL AND a.signal IS NULL THEN clock_timestamp() ELSE a.due_at END
+FROM unnest($1::text[], $2::numeric[], $3::numeric[], $4::timestamptz[], $5::text[])
+    AS u (id, usd, traffic_usd, charged_to, signal)
 WHERE a.id = u.id;
 
 -- name: write_ledger
-INSERT INTO ledger (job_id, attempt_id, kind, usd, note)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[]);
+INSERT INTO ledger (job_id, attempt_id, kind, usd, note, category)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text[], $6::text[]);
+
+-- name: write_prices
+INSERT INTO price_changes (attempt_id, since, usd_per_hour)
+SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::numeric[]);
 
 -- name: write_events
 INSERT INTO events (job_id, seq, kind, message, attempt_id, data)
@@ -132,13 +138,14 @@ SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
 -- ------------------------------------------------------------------------------------------------- reading and money
 
 -- name: live_attempts
-SELECT a.*, {job_columns} FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
+SELECT a.*, prices_of(a.id) AS prices, {job_columns}
+FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
 
 -- name: attempts_by_id
-SELECT * FROM attempts WHERE id = ANY ($1::text[]);
+SELECT *, prices_of(id) AS prices FROM attempts WHERE id = ANY ($1::text[]);
 
 -- name: ended_at_host
-SELECT * FROM attempts
+SELECT *, prices_of(id) AS prices FROM attempts
 WHERE host = $1 AND state = 'ended' AND reason = ANY ($2::text[])
     AND ended_at > clock_timestamp() - $3::double precision * interval '1 second'
 ORDER BY ended_at DESC, id LIMIT $4;
@@ -188,7 +195,7 @@ WHERE ($1::text IS NULL OR owner = $1)
 ORDER BY created_at DESC, id DESC LIMIT $8;
 
 -- name: attempts
-SELECT * FROM attempts WHERE job_id = $1 ORDER BY number;
+SELECT *, prices_of(id) AS prices FROM attempts WHERE job_id = $1 ORDER BY number;
 
 -- name: lock_job
 SELECT * FROM jobs WHERE id = $1 FOR NO KEY UPDATE;

@@ -78,7 +78,7 @@ ORDER BY d.id;
 SELECT * FROM jobs WHERE id = ANY ($1::text[]);
 
 -- name: attempts_of_jobs
-SELECT * FROM attempts WHERE job_id = ANY ($1::text[]) ORDER BY job_id, number;
+SELECT *, prices_of(id) AS prices FROM attempts WHERE job_id = ANY ($1::text[]) ORDER BY job_id, number;
 
 -- name: lock_channel
 SELECT * FROM channels WHERE id = $1 FOR NO KEY UPDATE;

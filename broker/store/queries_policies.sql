@@ -83,7 +83,7 @@ WHERE id = $1 RETURNING *;
 UPDATE attempts SET reserved_usd = reserved_usd + $2 WHERE id = $1;
 
 -- name: live_attempt
-SELECT * FROM attempts WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE;
+SELECT *, prices_of(id) AS prices FROM attempts WHERE job_id = $1 AND state <> 'ended' FOR NO KEY UPDATE;
 
 -- name: past_attempts
 -- What was live within $1: by the quarter-hour, as a budget counts it.

@@ -8,7 +8,7 @@ GROUP BY job_id, attempt_id, category, day
 ORDER BY day, job_id, attempt_id, category;
 
 -- name: paid_attempts
-SELECT a.*, COALESCE(paid.usd, 0) AS compute_usd,
+SELECT a.*, prices_of(a.id) AS prices, COALESCE(paid.usd, 0) AS compute_usd,
     (SELECT e.data #>> '{dearest,usd_p50}' FROM events e
      WHERE e.job_id = a.job_id AND e.attempt_id = a.id AND e.kind = 'attempt.intended' LIMIT 1) AS dearest_usd
 FROM attempts a

@@ -33,7 +33,8 @@ DELETE FROM secrets WHERE team = $1 AND owner = $2 AND name = $3 RETURNING name;
 -- name: put_upload
 INSERT INTO uploads (team, owner, sha256, bytes, name, summary) VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (team, owner, sha256)
-DO UPDATE SET bytes = excluded.bytes, name = excluded.name, summary = excluded.summary;
+DO UPDATE SET bytes = excluded.bytes, name = excluded.name, summary = excluded.summary, put_at = clock_timestamp(),
+    gone_at = NULL;
 
 -- name: upload
 SELECT * FROM uploads WHERE team = $1 AND owner = $2 AND sha256 = $3;

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -9,7 +10,24 @@ import asyncpg
 from pydantic import TypeAdapter
 
 from broker.domain.ids import AttemptId, InstanceName, JobId
-from broker.domain.job import Attempt, AttemptState, Event, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason
+from broker.domain.job import (
+    Attempt,
+    AttemptState,
+    Event,
+    Forecast,
+    Handle,
+    Job,
+    JobState,
+    LedgerCategory,
+    LedgerEntry,
+    LedgerKind,
+    PriceChange,
+    Reason,
+    Signal,
+    Stored,
+    StoredKind,
+    Traffic,
+)
 from broker.domain.offer import QuoteLine, Workload
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import AuditEntry, Team
@@ -25,6 +43,10 @@ _LINE = TypeAdapter(QuoteLine)
 _HANDLES = TypeAdapter(tuple[Handle, ...])
 _BEAT = TypeAdapter(Beat)
 _FINAL = TypeAdapter(Final)
+_PRICES = TypeAdapter(tuple[PriceChange, ...])
+_FORECAST = TypeAdapter(Forecast)
+_STORED = TypeAdapter(Stored)
+_DELETED = TypeAdapter(dict[StoredKind, datetime])
 _TEXTS = TypeAdapter(tuple[str, ...])
 _OBJECT = TypeAdapter(dict[str, Any])
 
@@ -33,7 +55,8 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 JOB_FIELDS = (
     "id", "team", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used",
-    "oom_changes", "due_at", "lease_until", "finished_at", "spent_usd", "cap_usd", "approved_usd",
+    "oom_changes", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s", "forecast", "stored", "deleted",
+    "cap_usd", "approved_usd",
     "stop_requested", "retry_of", "epoch",
 )  # fmt: skip
 JOB_COLUMNS = ", ".join(f"j.{name} AS j_{name}" for name in JOB_FIELDS)
@@ -76,9 +99,13 @@ def job(row: Record, prefix: str = "") -> Job:
         attempts=get("attempts"),
         retries_used=get("retries_used"),
         oom_changes=get("oom_changes"),
+        machine_s=get("machine_s"),
         due_at=get("due_at") if get("lease_until") is None else None,
         finished_at=get("finished_at"),
         spent_usd=get("spent_usd"),
+        forecast=_FORECAST.validate_json(get("forecast")) if get("forecast") else None,
+        stored=_STORED.validate_json(get("stored")) if get("stored") else None,
+        deleted=_DELETED.validate_json(get("deleted")),
         cap_usd=get("cap_usd"),
         approved_usd=get("approved_usd"),
         stop_requested=get("stop_requested"),
@@ -113,10 +140,14 @@ def attempt(row: Record) -> Attempt:
         absent_at=row["absent_at"],
         ended_at=row["ended_at"],
         beat=_BEAT.validate_json(row["beat"]) if row["beat"] else None,
+        earlier_traffic=Traffic(sent=row["earlier_sent"], received=row["earlier_received"]),
         final=_FINAL.validate_json(row["final"]) if row["final"] else None,
         charged_usd=row["charged_usd"],
         charged_to=row["charged_to"],
-        cap_near=row["cap_near"],
+        traffic_usd=row["traffic_usd"],
+        prices=_PRICES.validate_json(row["prices"]) if row["prices"] else (),
+        signal=Signal(row["signal"]) if row["signal"] else None,
+        idle=row["idle"],
         epoch=row["epoch"],
     )
 
@@ -136,10 +167,11 @@ def event(row: Record) -> Event:
 def ledger_entry(row: Record) -> LedgerEntry:
     return LedgerEntry(
         job_id=JobId(row["job_id"]),
-        attempt_id=AttemptId(row["attempt_id"]),
+        attempt_id=AttemptId(row["attempt_id"]) if row["attempt_id"] else None,
         kind=LedgerKind(row["kind"]),
         usd=row["usd"],
         note=row["note"],
+        category=LedgerCategory(row["category"]),
     )
 
 
@@ -176,7 +208,9 @@ def audit_entry(row: Record) -> AuditEntry:
 
 def upload(row: Record) -> Upload:
     summary = _OBJECT.validate_json(row["summary"]) if row["summary"] else None
-    return Upload(sha256=row["sha256"], bytes=row["bytes"], name=row["name"], summary=summary)
+    return Upload(
+        sha256=row["sha256"], bytes=row["bytes"], name=row["name"], summary=summary, gone_at=row["gone_at"]
+    )
 
 
 def summary_json(summary: Mapping[str, Any] | None) -> str | None:
@@ -201,7 +235,7 @@ def written_job(value: Job, due_in_s: float) -> tuple[Any, ...]:
     """The controllers' part of a row of `write_jobs`, after the id."""
     return (
         value.state.value, clean(value.reason), value.attempts, value.retries_used, value.oom_changes,
-        value.finished_at, due_in_s,
+        value.finished_at, value.machine_s, due_in_s,
     )  # fmt: skip
 
 
@@ -212,7 +246,7 @@ def written_attempt(value: Attempt, due_in_s: float) -> tuple[Any, ...]:
         value.launched_by, _json(_HANDLES, value.handles), value.booted_at, value.first_beat_at,
         value.draining_since, value.terminating_since, value.destroy_failures, value.ended_at,
         _json(_BEAT, value.beat) if value.beat else None, _json(_FINAL, value.final) if value.final else None,
-        value.absent_at, value.running_at, due_in_s,
+        value.absent_at, value.running_at, value.earlier_traffic.sent, value.earlier_traffic.received, due_in_s,
     )  # fmt: skip
 
 
@@ -228,7 +262,7 @@ def admitted(value: Attempt, stop_requested: bool) -> tuple[Any, ...]:
 
 def written_entry(value: LedgerEntry) -> tuple[Any, ...]:
     """A row of `write_ledger`."""
-    return (value.job_id, value.attempt_id, value.kind.value, value.usd, clean(value.note))
+    return (value.job_id, value.attempt_id, value.kind.value, value.usd, clean(value.note), value.category.value)
 
 
 def audited(value: AuditEntry) -> tuple[Any, ...]:
@@ -237,6 +271,14 @@ def audited(value: AuditEntry) -> tuple[Any, ...]:
     return (
         value.team, value.actor, value.token_id, value.action, clean(value.target), before, after, value.usd,
     )  # fmt: skip
+
+
+def forecast_json(value: Forecast | None) -> str | None:
+    return None if value is None else _json(_FORECAST, value)
+
+
+def stored_json(value: Stored) -> str:
+    return _json(_STORED, value)
 
 
 def written_event(value: Event, seq: int) -> tuple[Any, ...]:

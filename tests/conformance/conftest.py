@@ -23,6 +23,8 @@ class House:
 
 SHIFT = """
 UPDATE jobs SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
+UPDATE jobs SET stored_due_at = stored_due_at - $1 * interval '1 second';
+UPDATE uploads SET put_at = put_at - $1 * interval '1 second';
 UPDATE attempts SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second';
 UPDATE channels SET not_before = not_before - $1 * interval '1 second';
 UPDATE streams SET due_at = due_at - $1 * interval '1 second', lease_until = lease_until - $1 * interval '1 second',

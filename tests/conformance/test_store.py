@@ -10,7 +10,7 @@ import pytest
 
 from broker.domain.errors import IdempotencyConflict, StoreError
 from broker.domain.ids import Installation, JobId
-from broker.domain.job import AttemptState, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason
+from broker.domain.job import AttemptState, Handle, Job, JobState, LedgerEntry, LedgerKind, Reason, Signal
 from broker.domain.offer import HostFacts
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, Charge, JobFilter, Lane, Store, Token, Upload
@@ -195,7 +195,7 @@ async def test_an_attempt_is_in_one_lane(
     if signal == "stop":
         await store.request_stop(job.id, make_event(job))
     if signal == "cap":
-        due = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(0), cap_near=True)
+        due = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(0), signal=Signal.CAP)
         assert await store.charge([due]) == [True]
     claims = {each: await store.claim_attempts(each, owner="a", lease_s=HOUR, limit=9) for each in Lane}
     assert [each for each, leased in claims.items() if leased] == list(
@@ -315,7 +315,7 @@ async def test_an_attempt_keeps_everything_that_its_controllers_write(store: Sto
 async def test_controllers_do_not_overwrite_billing_and_the_api(store: Store) -> None:
     attempt, job = await running(store)
     (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=9)
-    charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), cap_near=True)
+    charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), signal=Signal.CAP)
     await store.charge([charge])
     await store.raise_cap(job.id, Decimal(20), make_event(job))
     await store.request_stop(job.id, make_event(job))
@@ -325,7 +325,7 @@ async def test_controllers_do_not_overwrite_billing_and_the_api(store: Store) ->
     found, (after,) = await store.job(job.id), await store.attempts(job.id)
     assert found is not None
     assert (found.spent_usd, found.cap_usd, found.stop_requested, found.retries_used) == (1, 20, True, 1)
-    assert (after.charged_usd, after.charged_to, after.cap_near) == (1, START, True)
+    assert (after.charged_usd, after.charged_to, after.signal) == (1, START, Signal.CAP)
 
 
 async def test_a_job_has_one_live_attempt(store: Store) -> None:
@@ -452,9 +452,9 @@ async def test_racing_brokers_charge_once(store: Store) -> None:
 
 async def test_the_cap_signal_is_never_taken_back(store: Store) -> None:
     attempt, job = await running(store)
-    near = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), cap_near=True)
-    await store.charge([near, replace(near, since=START, to=START + timedelta(hours=1), cap_near=False)])
-    assert (await store.attempts(job.id))[0].cap_near
+    near = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), signal=Signal.CAP)
+    await store.charge([near, replace(near, since=START, to=START + timedelta(hours=1), signal=None)])
+    assert (await store.attempts(job.id))[0].signal is Signal.CAP
 
 
 async def test_an_adjustment_counts_into_what_was_spent(store: Store) -> None:

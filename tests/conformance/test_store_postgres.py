@@ -78,7 +78,7 @@ async def test_the_schema_holds_one_live_attempt_a_job(
 ) -> None:
     _, job = await running(store, AttemptState.INTENDED)
     names = "name, line, created_at, reserved_usd, resume_from, state, detail, launched_by, handles, destroy_failures, "
-    names += "charged_usd, cap_near, stop_requested, due_at"
+    names += "charged_usd, stop_requested, due_at"
     with pytest.raises(asyncpg.UniqueViolationError, match="one_live"):
         await connection.execute(
             f"INSERT INTO attempts (id, job_id, number, {names}) SELECT 'b', job_id, 2, {names} FROM attempts"

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import job_id
-from broker.domain.job import Attempt, AttemptState, Job, JobState
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Store
 from broker.store.postgres import PostgresStore
 from tests.conformance.conftest import House, memory_house, shift_time
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
 
-EMPTY = "SET session_replication_role = replica; TRUNCATE jobs, attempts, ledger, events, streams, deliveries, audit"
+EMPTY = "SET session_replication_role = replica; TRUNCATE jobs, attempts, price_changes, ledger, events, streams, deliveries, audit"
 ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.INTENDED]
 JOB_STATES = [JobState.QUEUED, JobState.RECOVERING, JobState.CAPPED, JobState.FAILED]
 
@@ -140,7 +140,8 @@ class Player:
         read = (await self.store.attempts_by_id([own])).get(own) if fresh else leased.attempt
         since = read.charged_to if read else None
         to = (since or START) + timedelta(seconds=60)
-        charge = Charge(attempt_id=own, job_id=job, since=since, to=to, usd=Decimal("0.01"), cap_near=near)
+        why = Signal.CAP if near else None
+        charge = Charge(attempt_id=own, job_id=job, since=since, to=to, usd=Decimal("0.01"), signal=why)
         return await self.store.charge([charge])
 
     async def release(self, due_in_s: float) -> Any:

@@ -5,8 +5,9 @@ from decimal import Decimal
 
 import pytest
 
-from broker.decide.step import after_attempt, back_off_s, end_reason, kept_until, reason_of
-from broker.domain.job import AttemptState, JobState, Reason
+from broker.decide.step import after_attempt, back_off_s, end_reason, kept_until, reason_of, setup_reason
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import AttemptState, Handle, JobState, Reason, Signal
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Final, Outcome
 
@@ -20,12 +21,12 @@ def ending(**changes: object) -> build.Attempt:
 
 
 def test_completed_beats_everything() -> None:
-    attempt = ending(reason=Reason.STOPPED, cap_near=True, final=final(Outcome.COMPLETED))
+    attempt = ending(reason=Reason.STOPPED, signal=Signal.CAP, final=final(Outcome.COMPLETED))
     assert end_reason(attempt, build.active_job(stop_requested=True)) is Reason.COMPLETED
 
 
 def test_a_user_stop_beats_the_cap_and_the_cap_beats_a_user_error() -> None:
-    capped = ending(cap_near=True, final=final(Outcome.USER_ERROR))
+    capped = ending(signal=Signal.CAP, final=final(Outcome.USER_ERROR))
     assert end_reason(capped, build.active_job(stop_requested=True)) is Reason.STOPPED
     assert end_reason(capped, build.active_job()) is Reason.CAPPED
     assert end_reason(ending(reason=Reason.STOPPED), build.active_job()) is Reason.STOPPED
@@ -87,6 +88,23 @@ def test_causes_that_the_spec_excludes_are_not_retried() -> None:
     assert after_attempt(job, build.attempt(), Reason.PREEMPTED, "", build.T0).state is JobState.FAILED
 
 
+def test_an_image_that_is_refused_twice_ends_the_job_and_once_is_tried_elsewhere() -> None:
+    once = after_attempt(build.active_job(), build.attempt(), Reason.IMAGE, "no such image", build.T0)
+    assert (once.state, once.retries_used) == (JobState.RECOVERING, 1)
+    job = build.active_job(retries_used=1)
+    twice = after_attempt(job, build.attempt(), Reason.IMAGE, "no such image", build.T0, image_refused=True)
+    assert (twice.state, twice.reason) == (JobState.FAILED, "no such image")
+    none_left = build.active_job(spec_changes={"retry": {"max": 0}})
+    assert after_attempt(none_left, build.attempt(), Reason.IMAGE, "", build.T0).state is JobState.FAILED
+
+
+def test_a_machine_that_cannot_be_set_up_is_at_fault_unless_its_image_is() -> None:
+    handle = Handle(provider="x", id="1", name=build.attempt().name)
+    broken = Observed(handle=handle, state=InstanceState.RUNNING, fault="docker does not answer")
+    assert setup_reason((broken,)) is Reason.INFRASTRUCTURE
+    assert setup_reason((broken, replace(broken, image_refused=True))) is Reason.IMAGE
+
+
 def test_memory_may_run_out_twice() -> None:
     second = after_attempt(build.active_job(oom_changes=1), build.attempt(), Reason.OOM, "", build.T0)
     assert (second.state, second.oom_changes) == (JobState.RECOVERING, 2)
@@ -95,7 +113,7 @@ def test_memory_may_run_out_twice() -> None:
 
 
 def test_a_cap_raised_while_draining_resumes_the_job() -> None:
-    attempt = build.attempt(reserved_usd=Decimal(1), charged_usd=Decimal("0.9"), cap_near=True)
+    attempt = build.attempt(reserved_usd=Decimal(1), charged_usd=Decimal("0.9"), signal=Signal.CAP)
     raised = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("0.9"))
     assert after_attempt(raised, attempt, Reason.CAPPED, "", build.T0).state is JobState.RECOVERING
     same = build.active_job(cap_usd=Decimal(1), spent_usd=Decimal("0.9"))
@@ -123,7 +141,7 @@ def test_the_machine_of_a_failed_job_is_kept_as_long_as_was_asked_for(outcome: O
 def test_neither_a_stop_nor_the_cap_waits_for_a_kept_machine() -> None:
     attempt = ending(terminating_since=build.at(10), final=final(Outcome.OOM))
     assert kept_until(attempt, build.active_job(spec_changes=KEEP, stop_requested=True)) is None
-    assert kept_until(replace(attempt, cap_near=True), build.active_job(spec_changes=KEEP)) is None
+    assert kept_until(replace(attempt, signal=Signal.CAP), build.active_job(spec_changes=KEEP)) is None
     assert kept_until(replace(attempt, final=None), build.active_job(spec_changes=KEEP)) is None
 
 

@@ -1,0 +1,46 @@
+-- The costs of a job beside its hours: notes of the guard, what is kept in the blob store, uploads.
+
+-- name: lock_attempt
+SELECT *, prices_of(id) AS prices FROM attempts WHERE id = $1 FOR NO KEY UPDATE;
+
+-- name: note_job
+UPDATE jobs SET forecast = $2, event_seq = event_seq + $3 WHERE id = $1;
+
+-- name: note_attempt
+UPDATE attempts SET idle = $2, signal = COALESCE(signal, $3),
+    due_at = CASE WHEN $3::text IS NOT NULL AND signal IS NULL THEN clock_timestamp() ELSE due_at END
+WHERE id = $1;
+
+-- name: claim_stored
+WITH due AS (
+    SELECT id FROM jobs WHERE stored_due_at <= clock_timestamp()
+    ORDER BY stored_due_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE jobs j SET stored_due_at = clock_timestamp() + $1 * interval '1 second' FROM due WHERE j.id = due.id
+RETURNING j.*;
+
+-- name: charge_storage
+UPDATE jobs SET stored = $2, stored_due_at = clock_timestamp() + $3::double precision * interval '1 second'
+WHERE id = $1;
+
+-- name: starts_from
+SELECT id FROM jobs WHERE spec ->> 'init_from' = 'job/' || $1
+    AND state NOT IN ('succeeded', 'cancelled', 'failed') LIMIT 1;
+
+-- name: delete_data
+UPDATE jobs SET event_seq = event_seq + 1, stored_due_at = clock_timestamp(),
+    deleted = (SELECT jsonb_object_agg(kind, clock_timestamp()) FROM unnest($2::text[]) AS kind) || deleted
+WHERE id = $1 RETURNING *;
+
+-- name: forget_uploads
+-- The last to have sent it counts, whoever that is: the content is one object.
+WITH old AS (
+    SELECT sha256 FROM uploads GROUP BY sha256
+    HAVING bool_or(gone_at IS NULL) AND max(put_at) < clock_timestamp() - $1 * interval '1 second' LIMIT $2
+)
+UPDATE uploads u SET gone_at = clock_timestamp() FROM old
+WHERE u.sha256 = old.sha256 AND u.gone_at IS NULL AND u.put_at < clock_timestamp() - $1 * interval '1 second'
+RETURNING u.sha256;
+
+-- name: known_uploads
+SELECT DISTINCT sha256 FROM uploads WHERE sha256 = ANY ($1::text[]) AND gone_at IS NULL;
