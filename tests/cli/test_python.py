@@ -64,7 +64,7 @@ async def test_a_blocking_client_submits_follows_and_raises(shell: Shell) -> Non
 
     running = asyncio.create_task(to_thread(use))
     while not (await waiting(api)).stop_requested:
-        await asyncio.sleep(0.01)
+        await api.service.store.wait("jobs", 0.1)
     await end(api, JobState.CANCELLED, "because of a test")
     assert await running == ["job.submitted", "job.stop_requested", "job.cancelled"]
 
@@ -82,7 +82,7 @@ async def waiting(api: Running) -> Job:
         found = await api.service.store.jobs(JobFilter())
         if found:
             return found[0]
-        await asyncio.sleep(0.01)
+        await api.service.store.wait("jobs", 0.1)
 
 
 async def end(api: Running, state: JobState, reason: str) -> None:
