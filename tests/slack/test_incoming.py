@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -47,7 +47,13 @@ class Desk:
     incoming: Incoming
 
     async def post(
-        self, body: bytes, *, secret: str = SECRET, age_s: float = 0, status: int = 200, **headers: str
+        self,
+        body: bytes,
+        *,
+        secret: str = SECRET,
+        age_s: float = 0,
+        status: int = 200,
+        headers: Mapping[str, str] = FORM,
     ) -> dict[str, Any]:
         at = f"{SystemClock().now().timestamp() - age_s:.0f}"
         mac = hmac.new(secret.encode(), f"v0:{at}:".encode() + body, hashlib.sha256).hexdigest()
@@ -148,11 +154,11 @@ async def test_only_slack_is_heard(desk: Desk) -> None:
     await desk.post(body, secret="another secret of 32 characters..", status=401)
     await desk.post(body, age_s=301, status=401)
     await desk.post(body, age_s=-301, status=401)
-    await desk.post(body, status=401, **{"X-Slack-Signature": "v0=" + "0" * 64})
+    await desk.post(body, status=401, headers={"X-Slack-Signature": "v0=" + "0" * 64})
     for bad in ("", "v0=é", "nonsense"):
-        await desk.post(body, status=401, **{"X-Slack-Signature": bad})
+        await desk.post(body, status=401, headers={"X-Slack-Signature": bad})
     for bad in ("", "soon", "1e9", "-1"):
-        await desk.post(body, status=401, **{"X-Slack-Request-Timestamp": bad})
+        await desk.post(body, status=401, headers={"X-Slack-Request-Timestamp": bad})
     await desk.post(b"\xff\xfe", status=401, secret="another secret of 32 characters..")
     assert not (await desk.now(job)).stop_requested
 

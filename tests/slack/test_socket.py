@@ -1,0 +1,110 @@
+"""Socket Mode over a real WebSocket: acknowledged once it is ours, carried out once, opened again when it ends."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.controllers.loop import run_forever
+from broker.domain.channel import Channel
+from broker.domain.errors import StoreUnavailable
+from broker.notify.slack import SlackNotifier
+from broker.notify.slack_app import SlackApp
+from broker.notify.slack_socket import SlackSockets
+from tests.slack.conftest import BOX, channel
+from tests.slack.server import Slack, slack
+from tests.slack.test_incoming import secured
+
+COMMAND = {"command": "/gpubroker", "text": "status"}
+
+
+@dataclass
+class Desk:
+    there: Slack
+    channels: list[Channel]
+    heard: list[tuple[Sequence[Channel], str, Mapping[str, Any]]] = field(default_factory=list)
+    broken: int = 0
+    """So many deliveries find the database away."""
+
+    def __post_init__(self) -> None:
+        api_url, clock = f"{self.there.url}/api/", SystemClock()
+        self.notifier = SlackNotifier(BOX, clock, self._losses, api_url=api_url)
+        app = SlackApp(self.notifier, BOX, clock, api_url=api_url)
+        self.sockets = SlackSockets(app, self._channels, self._take, clock, api_url=api_url)
+        self.sockets.every_s = 0.02
+
+    async def _losses(self, job: object) -> tuple[tuple[int, float], ...]:
+        return ()
+
+    async def _channels(self) -> Sequence[Channel]:
+        return self.channels
+
+    async def _take(self, channels: Sequence[Channel], envelope: str, payload: Mapping[str, Any]) -> None:
+        if self.broken:
+            self.broken -= 1
+            raise StoreUnavailable("the database is away")
+        self.heard.append((channels, envelope, payload))
+
+
+@pytest.fixture
+async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+    monkeypatch.setattr("broker.notify.slack_socket.BACK_OFF_S", (0.01, 0.05))
+    async with slack() as there:
+        made = Desk(there, [secured()])
+        running = asyncio.create_task(run_forever(made.sockets, SystemClock()))
+        yield made
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.sockets.close()
+        await made.notifier.close()
+
+
+async def test_a_command_is_heard_and_acknowledged(desk: Desk) -> None:
+    await desk.there.sockets.deliver("slash_commands", COMMAND)
+    ((channels, _, payload),) = desk.heard
+    assert payload == COMMAND
+    assert [c.id for c in channels] == ["ch1"]
+    assert desk.there.count("apps.connections.open") == 1
+
+
+async def test_what_could_not_be_kept_is_not_acknowledged_and_comes_again(desk: Desk) -> None:
+    desk.broken = 1
+    await desk.there.sockets.deliver("interactive", COMMAND)
+    assert len(desk.there.sockets.sent) == 2
+    assert len(desk.heard) == 1
+
+
+async def test_slack_may_ask_for_a_new_connection(desk: Desk) -> None:
+    sockets = desk.there.sockets
+    await sockets.until(lambda: sockets.open)
+    await sockets.refresh()
+    await sockets.until(lambda: sockets.opened == 2)
+    await sockets.until(lambda: len(sockets.open) == 1)
+    await sockets.deliver("slash_commands", COMMAND)
+    assert len(desk.heard) == 1
+
+
+async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
+    sockets = desk.there.sockets
+    await sockets.until(lambda: sockets.open)
+    desk.there.refuse = {"apps.connections.open": "internal_error"}
+    await sockets.open[-1].close()
+    await sockets.until(lambda: not sockets.open)
+    async with asyncio.timeout(10):
+        while desk.there.count("apps.connections.open") < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    desk.there.refuse = {}
+    await sockets.deliver("slash_commands", COMMAND)
+    assert len(desk.heard) == 1
+
+
+async def test_without_an_app_token_nothing_is_opened(desk: Desk) -> None:
+    sockets = desk.there.sockets
+    await sockets.until(lambda: sockets.open)
+    desk.channels[:] = [channel()]
+    await sockets.until(lambda: not sockets.open)
+    await desk.sockets.step()
+    assert sockets.opened == 1
