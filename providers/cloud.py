@@ -14,6 +14,7 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
 from providers.account import Account, Owned
+from providers.images import image_refused
 from providers.reach import reaching
 from providers.sieve import Sieve
 from providers.task import Task, task_of
@@ -226,11 +227,14 @@ class CloudProvider:
         self._standing = tuple(o.handle for o in seen if o.state is not InstanceState.GONE)
         names = {handle.name for handle in self._standing}
         self._watch.follow({name for name in names if attempt_of(self._installation, name) is not None})
-        return [replace(o, fault=self._fault(o.handle.name)) for o in seen]
+        return [self._judged(o) for o in seen]
 
-    def _fault(self, name: InstanceName) -> str | None:
-        fault = self._watch.fault(name)
-        return f"{self.name}: {fault}" if fault else None
+    def _judged(self, machine: Observed) -> Observed:
+        """With what was heard of its task, where the cloud itself has not said already why that will never run."""
+        heard = machine.fault or self._watch.fault(machine.handle.name)
+        if not heard:
+            return machine
+        return replace(machine, fault=f"{self.name}: {heard}", image_refused=image_refused(heard))
 
     async def destroy(self, handle: Handle) -> None:
         if handle.provider != self.name or attempt_of(self._installation, handle.name) is None:

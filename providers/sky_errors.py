@@ -7,7 +7,8 @@ refusal. All else may have left a machine behind: OutcomeUnknown.
 import re
 from collections.abc import Iterable
 
-from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from providers.images import IMAGE_FIX, image_refused
 from providers.sky_api import Failure
 from providers.sky_facts import NOTHING
 
@@ -28,10 +29,7 @@ _FIXES = (
         "check the key with `gpubroker doctor`",
     ),
     (r"insufficient.*(credit|balance|funds)|negative balance", "pay in at the cloud"),
-    (
-        r"manifest unknown|image .*(not found|unknown|denied)|pull access denied|toomanyrequests|failed to pull",
-        "check trainer.image and its login",
-    ),
+    (r"image .*(not found|unknown|denied)|toomanyrequests|failed to pull", IMAGE_FIX),
     (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
 )
 _REFUSES = {
@@ -49,12 +47,15 @@ def meaning(failure: Failure, cloud: str, secrets: Iterable[str]) -> ProviderErr
     said = one_line(failure.message.removeprefix(NOTHING), secrets)
     kind = said.partition(":")[0] if nothing else failure.kind
     text = f"{cloud}: {said}" if said else f"{cloud}: {kind}"
+    definite = nothing or failure.kind == "ResourcesUnavailableError"
+    if definite and image_refused(said):
+        return ImageRefused(f"{text}; {IMAGE_FIX}")
     fix = next((fix for pattern, fix in _FIXES if re.search(pattern, said, re.I)), None)
     if kind in _REFUSES:
         return Rejected(f"{text}; {fix}" if fix else text)
     if failure.kind == "ResourcesUnavailableError" and _CAPACITY.search(said):
         return NoCapacity(text)
-    if fix is not None and (nothing or failure.kind == "ResourcesUnavailableError"):
+    if fix is not None and definite:
         return Rejected(f"{text}; {fix}")
     return OutcomeUnknown(text)
 

@@ -19,6 +19,7 @@ from broker.ports import Clock
 from providers.cloud import Purchase
 from providers.clusters import cluster_of, gpu_columns
 from providers.credentials import digest_of, key_help, key_of, sky_files
+from providers.images import IMAGE_FIX, image_refused
 from providers.names import GB, accelerator
 from providers.rest import Rest
 from providers.sieve import Sieve
@@ -215,6 +216,14 @@ class VastCloud:
         return answer
 
 
+def _fault(machine: Mapping[str, Any]) -> str | None:
+    """The host's docker says why there is no container, and goes on trying for as long as the machine is paid for."""
+    said = " ".join(str(machine.get("status_msg") or "").split())[:300]
+    if machine.get("actual_status") == "running" or not image_refused(said):
+        return None
+    return f"the image cannot be pulled: {said}; {IMAGE_FIX}"
+
+
 def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
     gpu, memory, rate, bids = (machine.get(key) for key in ("gpu_name", "gpu_ram", "dph_total", "is_bid"))
     memory_bytes = int(memory) * MIB if memory else None
@@ -228,6 +237,7 @@ def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
         gpu_memory_bytes=memory_bytes,
         spot=bids if isinstance(bids, bool) else None,
         usd_per_hour=usd(str(rate)) if rate else None,
+        fault=_fault(machine),
     )
 
 

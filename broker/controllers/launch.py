@@ -16,12 +16,21 @@ from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import Tasks
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
-from broker.decide.liveness import mismatch
+from broker.decide.liveness import fault, mismatch
 from broker.decide.signals import SIGNALS, signalled
-from broker.decide.step import after_attempt, step
-from broker.domain.errors import BlobError, BlobsUnavailable, NoCapacity, ProviderError, Rejected, Throttled
+from broker.decide.step import after_attempt, setup_reason, step
+from broker.domain.errors import (
+    BlobError,
+    BlobsUnavailable,
+    ImageRefused,
+    NoCapacity,
+    ProviderError,
+    Rejected,
+    Throttled,
+)
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Handle, LedgerEntry, LedgerKind, Reason
+from broker.domain.offer import Offer
 from broker.ports import Change, Lane, Leased
 
 CREATE_LOOK_S = 5.0
@@ -133,6 +142,8 @@ class Launch:
                 handles = await provider.create(attempt.name, attempt.line.offer, boot)
         except (NoCapacity, Throttled) as e:
             await self._refused(one, AttemptEvent.NO_CAPACITY, str(e))
+        except ImageRefused as e:
+            await self._refused(one, AttemptEvent.REJECTED, str(e), Reason.IMAGE)
         except Rejected as e:
             await self._refused(one, AttemptEvent.REJECTED, str(e))
         except (ProviderError, BlobError) as e:
@@ -163,12 +174,12 @@ class Launch:
         detail = replace(one.attempt, detail=f"create's outcome is unknown: {why}")
         return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
 
-    async def _refused(self, one: Leased, why: AttemptEvent, message: str) -> None:
+    async def _refused(self, one: Leased, why: AttemptEvent, message: str, reason: Reason | None = None) -> None:
         offer = one.attempt.line.offer
         await self._context.store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
 
         def refusal(now: Leased) -> Change:
-            ended = step(now.attempt, why, self._context.clock.now()).attempt
+            ended = step(now.attempt, why, self._context.clock.now(), reason=reason).attempt
             told = event(now.job, "attempt.refused", f"{offer.cloud}: {message}", attempt=ended)
             return Change(attempt=(now.attempt, replace(ended, detail=message)), events=(told,))
 
@@ -290,10 +301,11 @@ class Launch:
     async def _break_off(self, one: Leased, why: AttemptEvent, seen: Sequence[Observed]) -> None:
         """Waits for the launch no longer: what stands there is destroyed, and its launcher is told to stop."""
         offer = one.attempt.line.offer
-        decision = step(one.attempt, why, self._context.clock.now())
+        reason = setup_reason(tuple(seen)) if why is AttemptEvent.SETUP_FAILED else None
+        decision = step(one.attempt, why, self._context.clock.now(), reason=reason)
         # What create said before it was given up on tells people more than that it was.
         cause = f"{why.value} ({one.attempt.detail})" if one.attempt.detail else why.value
-        detail = (mismatch(offer, tuple(seen)) if why is AttemptEvent.MISMATCH else None) or cause
+        detail = _shown(offer, why, tuple(seen)) or cause
         ended = replace(decision.attempt, detail=detail, handles=_handles(one.attempt, seen))
         told = () if why in _SIGNALS else (moved(one.job, ended),)
         (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), events=told)])
@@ -302,6 +314,13 @@ class Launch:
 
 
 _SIGNALS = frozenset({AttemptEvent.STOP, *(meaning.event for meaning in SIGNALS.values())})
+
+
+def _shown(offer: Offer, why: AttemptEvent, seen: tuple[Observed, ...]) -> str | None:
+    """What the machines themselves show of the reason."""
+    if why is AttemptEvent.MISMATCH:
+        return mismatch(offer, seen)
+    return fault(seen) if why is AttemptEvent.SETUP_FAILED else None
 
 
 def _sends(change: Change) -> bool:

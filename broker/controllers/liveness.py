@@ -8,7 +8,7 @@ from broker.controllers.events import kept, moved
 from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, fault, judge, mismatch
-from broker.decide.step import reason_of, step
+from broker.decide.step import reason_of, setup_reason, step
 from broker.domain.job import Attempt, AttemptState
 from broker.ports import Change, Lane, Leased
 
@@ -46,6 +46,8 @@ class LivenessController:
 
     def _move(self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent) -> Change:
         reason = reason_of(seen.final, attempt.reason) if seen.final else None
+        if told is AttemptEvent.SETUP_FAILED:
+            reason = setup_reason(seen.seen)
         now = step(attempt, told, self._context.clock.now(), reason=reason).attempt
         if told is AttemptEvent.MISMATCH:
             now = replace(now, detail=mismatch(attempt.line.offer, seen.seen) or "")

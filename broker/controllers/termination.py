@@ -15,7 +15,7 @@ from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY
 from broker.decide.step import after_attempt, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
-from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind
+from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
 from broker.domain.money import show
 from broker.ports import Change, Charge, Lane, Leased
 from trainer.contract import keys
@@ -70,10 +70,20 @@ class Termination:
         except BlobsUnavailable:
             # The job goes on once its last word can be read; the money stops here.
             return Change(attempt=(attempt, absent), due_in_s=self._context.rhythm.look_s)
-        change = self._settle(one, replace(absent, final=final))
+        change = self._settle(one, replace(absent, final=final), image_refused=await self._image_refused(attempt))
         if change.attempt is not None:
             await self._judge_host(change.attempt[1])
         return change
+
+    async def _image_refused(self, attempt: Attempt) -> bool:
+        """Whether an attempt before this one, which has, ended for the trainer's image as well. The first one's host is
+        passed over for a while, so that the second opinion is another's."""
+        if attempt.reason is not Reason.IMAGE:
+            return False
+        offer, store = attempt.line.offer, self._context.store
+        await store.block_offer(offer.host_key, attempt.detail, for_s=self._context.rhythm.sold_out_s)
+        others = [one for one in await store.attempts(attempt.job_id) if one.id != attempt.id]
+        return any(one.reason is Reason.IMAGE for one in others)
 
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
@@ -132,7 +142,7 @@ class Termination:
 
     # -------------------------------------------------------------------------------------------------------- settle
 
-    def _settle(self, one: Leased, attempt: Attempt) -> Change:
+    def _settle(self, one: Leased, attempt: Attempt, *, image_refused: bool) -> Change:
         """The last charge, the release of what is left, and the job's next state: one transaction."""
         now = self._context.clock.now()
         reason = end_reason(attempt, one.job)
@@ -146,7 +156,7 @@ class Termination:
             usd=max(attempt.reserved_usd - spent, attempt.reserved_usd * 0),
             note=reason.value,
         )
-        job = after_attempt(one.job, ended, reason, ended.detail, now)
+        job = after_attempt(one.job, ended, reason, ended.detail, now, image_refused=image_refused)
         events = (
             event(
                 one.job,

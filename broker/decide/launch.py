@@ -5,7 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import TAKEN_AWAY, mismatch
+from broker.decide.liveness import TAKEN_AWAY, fault, mismatch
 from broker.domain.instance import Caps, Observed
 from broker.domain.job import Attempt
 from broker.domain.money import show
@@ -46,6 +46,8 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.MISMATCH
     if look.beating and complete:
         return AttemptEvent.CREATED
+    if fault(look.seen):
+        return AttemptEvent.SETUP_FAILED
     if (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s:
         return AttemptEvent.DEADLINE
     if look.dead_s is None:

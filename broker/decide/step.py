@@ -14,6 +14,7 @@ from broker.decide.lifecycle import (
     next_job_state,
 )
 from broker.decide.signals import SIGNALS
+from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from trainer.contract.rendezvous import Final, Outcome
 
@@ -88,6 +89,11 @@ _KEPT = frozenset({Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRAS
 """Failures that a look at the machine may explain."""
 
 
+def setup_reason(seen: tuple[Observed, ...]) -> Reason:
+    """Of an attempt whose machine will never start its agent."""
+    return Reason.IMAGE if any(machine.image_refused for machine in seen) else Reason.INFRASTRUCTURE
+
+
 def kept_until(attempt: Attempt, job: Job) -> datetime | None:
     """How long the machine of a failed attempt is left standing for people (`keep_on_failure`); None: it is not.
 
@@ -101,8 +107,11 @@ def kept_until(attempt: Attempt, job: Job) -> datetime | None:
     return attempt.terminating_since + timedelta(seconds=job.spec.keep_on_failure)
 
 
-def job_event(job: Job, reason: Reason) -> JobEvent:
-    """What the end of its attempt means for a job: retries and changes of plan are counted here."""
+def job_event(job: Job, reason: Reason, *, image_refused: bool = False) -> JobEvent:
+    """What the end of its attempt means for a job: retries and changes of plan are counted here.
+
+    `image_refused`: an earlier attempt ended for its image; a registry that refuses it twice refuses it everywhere.
+    """
     match reason:
         case Reason.COMPLETED:
             return JobEvent.COMPLETED
@@ -112,6 +121,9 @@ def job_event(job: Job, reason: Reason) -> JobEvent:
             return JobEvent.CAPPED
         case Reason.USER_ERROR | Reason.DATA:
             return JobEvent.FAILED
+        case Reason.IMAGE:
+            again = not image_refused and job.retries_used < job.spec.retry.max
+            return JobEvent.RETRY if again else JobEvent.FAILED
         case Reason.QUOTE_EXPIRED:
             return JobEvent.RETRY
         case _:
@@ -142,9 +154,11 @@ def cap_was_raised(job: Job, attempt: Attempt) -> bool:
     return job.cap_usd - (job.spent_usd - attempt.charged_usd) > attempt.reserved_usd
 
 
-def after_attempt(job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime) -> Job:
+def after_attempt(
+    job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime, *, image_refused: bool = False
+) -> Job:
     """The job once its attempt has ended for `reason`; `job` as read with the attempt, before the last charge."""
-    event = job_event(job, reason)
+    event = job_event(job, reason, image_refused=image_refused)
     job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
     if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
         why = "cap raised" if job.spec.max_duration is None else "what this attempt had reserved is used up"

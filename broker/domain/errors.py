@@ -4,6 +4,7 @@ GpubrokerError
 ├── ProviderError            a cloud answered, or did not
 │   ├── NoCapacity           definitely nothing was created: sold out
 │   ├── Rejected             definitely nothing was created: the request, quota or credential is at fault
+│   │   └── ImageRefused     the trainer's image cannot be pulled
 │   ├── Throttled            definitely nothing was done; ask again after `after_s`
 │   ├── Gone                 the instance does not exist (any more)
 │   └── OutcomeUnknown       everything else: it may or may not have happened
@@ -42,6 +43,10 @@ class NoCapacity(ProviderError):
 
 class Rejected(ProviderError):
     """Definitely nothing was created, and asking the same again cannot help."""
+
+
+class ImageRefused(Rejected):
+    """The registry does not hand out the trainer's image: nobody else will pull it either."""
 
 
 class Throttled(ProviderError):

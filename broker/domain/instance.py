@@ -39,7 +39,9 @@ class Observed:
     notice_s: float | None = None
     """Seconds until it is taken away, if the cloud says so."""
     fault: str | None = None
-    """Why it will never run its agent, as its launcher heard: one line for people."""
+    """Why it will never run its agent, as its launcher or its cloud says: one line for people."""
+    image_refused: bool = False
+    """The fault is the image's registry's answer, which is the same anywhere."""
 
 
 class Liveness(StrEnum):

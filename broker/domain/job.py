@@ -55,6 +55,8 @@ class Reason(StrEnum):
     HUNG = "hung"
     DEADMAN = "deadman"
     INFRASTRUCTURE = "infrastructure"
+    IMAGE = "image"
+    """The trainer's image cannot be pulled, says its registry."""
     OUT_OF_TIME = "out_of_time"
     """Past the job's deadline, or its `max_duration` is used up."""
     IDLE = "idle"

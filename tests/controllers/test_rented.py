@@ -209,6 +209,23 @@ async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(hou
         assert await cloud.list() == []
 
 
+async def test_an_image_that_two_machines_are_refused_ends_the_job(house: Build) -> None:
+    """The second is of another offer; retries that are left are not paid for."""
+    broker = house(Rented)
+    cloud = cloud_of(broker)
+    async with broker.running():
+        job = await broker.submit(retry={"max": 5})
+        said = "lambda: cannot pull x (it said: manifest unknown)"
+        for number in (1, 2):
+            cloud.shown[name_of(job, number)] = {"fault": said, "image_refused": True}
+        failed = await broker.state_of(job, JobState.FAILED)
+        first, second = await broker.attempts(job)
+        assert (first.reason, second.reason) == (Reason.IMAGE, Reason.IMAGE)
+        assert first.line.offer.id != second.line.offer.id
+        assert failed.reason == said
+        assert await cloud.list() == []
+
+
 async def test_what_sold_us_something_else_is_left_alone(house: Build) -> None:
     broker = house(Rented)
     cloud = cloud_of(broker)

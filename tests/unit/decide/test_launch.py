@@ -60,6 +60,8 @@ def verdict(
         ({"seen": (machine(),), "dead_s": 31.0, "nodes": 2}, AttemptEvent.SETUP_FAILED),
         ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2}, None),
         ({"seen": (machine(), SECOND), "beating": True}, AttemptEvent.MISMATCH),
+        ({"seen": (machine(fault="no image"),)}, AttemptEvent.SETUP_FAILED),
+        ({"seen": (machine(fault="no image"),), "beating": True}, AttemptEvent.CREATED),
         ({"seen": (machine(), SECOND), "beating": True, "nodes": 2}, AttemptEvent.CREATED),
     ],
 )

@@ -195,6 +195,14 @@ async def test_a_task_that_failed_marks_its_machine_with_cloud_and_cause() -> No
     await provider.close()
 
 
+@pytest.mark.parametrize(("said", "refused"), [("manifest unknown", True), ("docker does not answer", False)])
+async def test_a_clouds_own_word_goes_before_what_is_heard(said: str, refused: bool) -> None:
+    paper = Paper(machines=[replace(standing("1"), fault=said)], heard=[False])
+    provider = opened(paper)
+    assert [(o.fault, o.image_refused) for o in await provider.list()] == [(f"paper: {said}", refused)]
+    await provider.close()
+
+
 async def test_a_task_that_runs_is_looked_at_no_more() -> None:
     paper = Paper(machines=[standing("1"), machine(WITNESS)], heard=[True, "never heard"])
     provider = opened(paper)

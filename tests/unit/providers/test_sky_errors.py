@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected
 from providers.sky_api import Failure
 from providers.sky_errors import meaning, one_line
 from providers.sky_facts import NOTHING
@@ -31,7 +31,9 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("ResourcesUnavailableError", "QueryError: Unauthorized", Rejected, "gpubroker doctor"),
         ("ResourcesUnavailableError", "HTTPError: 401 Client Error", Rejected, "gpubroker doctor"),
         ("ResourcesUnavailableError", "TimeoutError: pod 7x4013k does not answer", OutcomeUnknown, "7x4013k"),
-        ("ResourcesUnavailableError", "RuntimeError: pull access denied for x", Rejected, "check trainer.image"),
+        ("ResourcesUnavailableError", "RuntimeError: pull access denied for x", ImageRefused, "check trainer.image"),
+        ("ResourcesUnavailableError", "toomanyrequests: rate limit", Rejected, "check trainer.image"),
+        ("CommandError", "pull access denied for x", OutcomeUnknown, ""),
         ("ResourcesUnavailableError", "ConnectionError: reset by peer", OutcomeUnknown, "reset by peer"),
         ("ResourcesUnavailableError", "Failed to provision all possible resources: image_id=x", OutcomeUnknown, ""),
         ("ResourcesMismatchError", "the cluster exists with other resources", Rejected, ""),

@@ -15,6 +15,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import BootSpec, InstanceState
 from broker.domain.job import Handle
 from broker.domain.offer import GIB, GpuAsk, Offer
+from providers.images import IMAGE_FIX
 from providers.sieve import Sieve
 from providers.vast import VastCloud, VastConfig
 from tests.unit.providers.answers import Api, serving
@@ -231,6 +232,24 @@ async def test_a_hyphen_in_the_name_of_a_gpu_is_none_in_its_type(world: World, g
     (fixed, _), _ = await world.offers(ask(gpu_name=gpu))
     first, _, cores, number, ram = world.cloud().purchase(fixed, BootSpec()).instance_type.split("-")
     assert (first, cores, number, ram) == ("1x", "64", "9001", "257000")
+
+
+@pytest.mark.parametrize(
+    ("told", "faulty"),
+    [
+        ({"actual_status": "loading", "status_msg": "Error: manifest unknown\n"}, True),
+        ({"actual_status": None, "status_msg": "Error: manifest unknown"}, True),
+        ({"actual_status": "running", "status_msg": "Error: manifest unknown"}, False),
+        ({"actual_status": "loading", "status_msg": "Pulling from me/trainer"}, False),
+        ({"actual_status": "loading", "status_msg": None}, False),
+    ],
+)
+async def test_an_image_that_a_host_is_refused_is_the_machines_fault(
+    world: World, told: dict[str, Any], faulty: bool
+) -> None:
+    world.listing(machine(**told))
+    (seen,) = await world.cloud().list()
+    assert seen.fault == ("the image cannot be pulled: Error: manifest unknown; " + IMAGE_FIX if faulty else None)
 
 
 @pytest.mark.parametrize(
