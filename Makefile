@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+PROTO  := broker/api/proto
 MODEL  := .demo/models/smollm2-135m-instruct
 CODE   := $(wildcard broker providers trainer examples benchmarks)
 ALL    := $(CODE) $(wildcard tests .ci)
@@ -19,7 +20,7 @@ COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-cover
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test test lint fix model constraints image clean
+.PHONY: help venv demo clouds clouds-test test lint fix proto proto-kept model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,17 +53,28 @@ test: venv ## set everything up and run all tests but those of clouds-test
 	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED)
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
 
-lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files
+lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files, the gRPC contract
 	$(BIN)/ruff check $(ALL)
 	$(BIN)/ruff format --check $(ALL)
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 	$(BIN)/squawk broker/store/migrations/*.sql
 	$(BIN)/hadolint deploy/Containerfile.*
+	$(BIN)/python .ci/proto.py --check
+	$(BIN)/buf lint $(PROTO)
+	$(BIN)/buf format --diff --exit-code $(PROTO)
+	$(BIN)/buf breaking $(PROTO) --against $(PROTO)/kept.binpb
 
 fix: venv ## let ruff mend and format what it can
 	$(BIN)/ruff check --fix $(ALL)
 	$(BIN)/ruff format $(ALL)
+
+proto: venv ## write the gRPC stubs again from the .proto files
+	$(BIN)/python .ci/proto.py
+
+# What clients may rely on. Fields may be added to it at any time; to be replaced at a release, never to silence lint.
+proto-kept: venv ## keep the gRPC contract as it is now: `make lint` refuses what breaks it
+	$(BIN)/buf build $(PROTO) --exclude-source-info -o $(PROTO)/kept.binpb
 
 # Without --find-links: a wheel of one machine (torch's +cpu build) must not become everyone's version.
 COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='make constraints' $(BIN)/uv pip compile \
