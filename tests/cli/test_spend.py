@@ -110,8 +110,8 @@ async def test_a_leaked_machine_and_an_unbilled_one_are_found(shell: Shell) -> N
     file = invoice(shell.folder, {"666": "12.5"})
     ran = await run(shell, "reconcile", file, "--json")
     assert ran.code == Exit.JOB_FAILED
-    found = {row["machine"]: (row["verdict"], row["difference_usd"], row["job"]) for row in ran.document["rows"]}
-    assert found == {"666": ("only_invoice", "12.5", None), "101": ("only_ledger", "-3", attempt.job_id)}
+    found = {row["machine"]: (row["verdict"], float(row["difference_usd"]), row["job"]) for row in ran.document["rows"]}
+    assert found == {"666": ("only_invoice", 12.5, None), "101": ("only_ledger", -3.0, attempt.job_id)}
     ran = await run(shell, "reconcile", file)
     assert "billed, not in the ledger" in ran.out
 
