@@ -1,0 +1,1 @@
+"""Teams are held apart: by the database, and through every call."""
