@@ -1,0 +1,80 @@
+"""The app that people make of examples/slack/manifest.yaml may do what we do, and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from broker.api.slack import api
+from broker.domain.channel import NOTICES, Delivery, Snapshot
+from broker.domain.errors import ChannelRefused, NotifyError
+from broker.domain.job import JobState
+from broker.domain.notice import Notice
+from tests.conformance.samples import START, make_job
+from tests.slack.conftest import Desk
+from tests.slack.server import SCOPES
+from tests.slack.test_notifier import active
+
+MANIFEST = yaml.safe_load((Path(__file__).parents[2] / "examples/slack/manifest.yaml").read_text())
+BOT = frozenset(MANIFEST["oauth_config"]["scopes"]["bot"])
+LIMITS = {("display_information", "name"): 35, ("display_information", "description"): 140,
+          ("features", "bot_user", "display_name"): 80}  # fmt: skip
+
+
+def test_has_the_shape_that_slack_documents() -> None:
+    assert set(MANIFEST) <= {"_metadata", "display_information", "features", "oauth_config", "settings"}
+    for path, limit in LIMITS.items():
+        value: Any = MANIFEST
+        for key in path:
+            value = value[key]
+        assert 0 < len(value) <= limit
+    (command,) = MANIFEST["features"]["slash_commands"]
+    assert set(command) == {"command", "description", "usage_hint", "should_escape", "url"}
+    assert command["command"] == "/gpubroker"
+    assert len(command["description"]) <= 2000
+    assert MANIFEST["settings"]["interactivity"]["is_enabled"]
+
+
+def test_its_addresses_are_ours() -> None:
+    (path,) = {op.path for op in api.operations if op.scope is None}
+    assert MANIFEST["settings"]["interactivity"]["request_url"].endswith(path)
+    assert MANIFEST["features"]["slash_commands"][0]["url"].endswith(path)
+
+
+async def everything(desk: Desk) -> None:
+    """Every call that we make with a bot token."""
+    desk.curve = ((1, 4.0), (2, 3.0))
+    job = make_job()
+    await desk.tell(desk.event(job, "job.submitted"), Snapshot(job=job))
+    await desk.tell(desk.event(job, "attempt.preempted"), active(job))
+    desk.notifier = desk.another()
+    ended = make_job(id=job.id, state=JobState.SUCCEEDED, finished_at=START)
+    await desk.tell(desk.event(job, "job.succeeded"), Snapshot(job=ended))
+    desk.notifier = desk.another()
+    await desk.tell(Delivery(stream=NOTICES, notice=Notice(id="n", kind="digest.daily", message="m")), None)
+    client = desk.notifier.client(desk.channel)
+    assert await client.person("U0ANN") == "ann"
+    await client.workspace()
+
+
+async def test_its_scopes_suffice(desks: Callable[..., Any]) -> None:
+    async with desks(scopes=BOT) as desk:
+        await everything(desk)
+        made = {method for method, _ in desk.slack.calls}
+        assert made >= set(SCOPES) - {"chat.delete", "chat.postEphemeral"}
+
+
+@pytest.mark.parametrize("scope", sorted(BOT - {"commands", "channels:history", "groups:history"}))
+async def test_each_of_its_scopes_is_needed(desks: Callable[..., Any], scope: str) -> None:
+    async with desks(scopes=BOT - {scope}) as desk:
+        with pytest.raises(NotifyError, match="missing_scope") as caught:
+            await everything(desk)
+        assert isinstance(caught.value, ChannelRefused)
+
+
+async def test_a_way_to_look_back_is_needed(desks: Callable[..., Any]) -> None:
+    async with desks(scopes=BOT - {"channels:history", "groups:history"}) as desk:
+        with pytest.raises(ChannelRefused, match="missing_scope"):
+            await everything(desk)
