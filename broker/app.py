@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,8 @@ from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
+from broker.controllers.outbox import Keep
+from broker.decide.digest import DigestPlan
 from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
@@ -35,7 +37,8 @@ from broker.doors import Addresses, listening
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
 from broker.notify.slack_socket import SlackSockets
-from broker.ports import Provider, Store, Token
+from broker.notify.webhook import WebhookNotifier
+from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.models import HubClient
 from broker.secrets import SecretBox, master_key
 from broker.slacks import Slacks
@@ -160,12 +163,17 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             limits=Limits(**config.limits.model_dump()),
         )
         slacks = Slacks(box, clock, api_url=config.slack.api_url)
+        webhooks = WebhookNotifier(
+            box, clock, user_agent=f"gpubroker/{version('gpubroker')}", insecure_hosts=config.notify.insecure_hosts
+        )
+        stack.push_async_callback(webhooks.close)
+        notifiers = [LogNotifier(), slacks.notifier, webhooks]
         trainer = TrainerSource(blobs, image)
         fleet = Fleet.build(
-            context, box, market.offers, [LogNotifier(), slacks.notifier], trainer=trainer, report_only=report_only,
-            troubles=market.troubles,
+            context, box, market.offers, notifiers, trainer=trainer, report_only=report_only,
+            troubles=market.troubles, keep=keep_of(config), digest=DigestPlan(**config.notify.digest.model_dump()),
         )  # fmt: skip
-        service = _service(config, context, market, box)
+        service = _service(config, context, market, box, notifiers)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(store, clock, Rate(**config.rate_limit.model_dump()))
         application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming)
@@ -234,7 +242,14 @@ def rhythm_of(config: DaemonConfig) -> Rhythm:
     return replace(rhythm, creates=min(rhythm.creates, config.providers.sky.launches))
 
 
-def _service(config: DaemonConfig, context: Context, market: Market, box: SecretBox) -> Service:
+def keep_of(config: DaemonConfig) -> Keep:
+    """How long the outbox waits for a channel."""
+    return Keep(age_s=config.notify.keep_days * 86_400, rows=config.notify.keep_deliveries)
+
+
+def _service(
+    config: DaemonConfig, context: Context, market: Market, box: SecretBox, notifiers: Sequence[Notifier]
+) -> Service:
     return Service(
         store=context.store,
         blobs=context.blobs,
@@ -243,6 +258,7 @@ def _service(config: DaemonConfig, context: Context, market: Market, box: Secret
         box=box,
         clock=context.clock,
         entropy=os.urandom,
+        notifiers=notifiers,
         check_providers=partial(_check_providers, context.providers),
         reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
         settings=Settings(upload_bytes=config.upload_max_bytes, lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s)),
