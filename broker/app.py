@@ -167,7 +167,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             box, clock, user_agent=f"gpubroker/{version('gpubroker')}", insecure_hosts=config.notify.insecure_hosts
         )
         stack.push_async_callback(webhooks.close)
-        notifiers = [LogNotifier(), slacks.notifier, webhooks]
+        notifiers: list[Notifier] = [LogNotifier(), slacks.notifier, webhooks]
         trainer = TrainerSource(blobs, image)
         fleet = Fleet.build(
             context, box, market.offers, notifiers, trainer=trainer, report_only=report_only,

@@ -4,9 +4,11 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from datetime import time
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
@@ -141,6 +143,48 @@ class SlackConfig(Config):
         return url
 
 
+class DigestConfig(Config):
+    """What was spent, told once a day and once a week."""
+
+    at: time = time(9)
+    """Local time, `09:00`: the day before is told, and on Mondays the week before."""
+    zone: Annotated[str, Field(max_length=64)] = "UTC"
+    """IANA name, e.g. Europe/Berlin."""
+    daily: bool = True
+    """Every day."""
+    weekly: bool = True
+    """Every Monday."""
+
+    @field_validator("at")
+    @classmethod
+    def _local(cls, at: time) -> time:
+        if at.tzinfo is not None:
+            raise ValueError("must have no offset; `zone` says whose time it is")
+        return at
+
+    @field_validator("zone")
+    @classmethod
+    def _known(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("is no IANA time zone; give one as Europe/Berlin") from None
+        return zone
+
+
+class NotifyConfig(Config):
+    """Telling people; see docs/notifications.md."""
+
+    insecure_hosts: tuple[str, ...] = ()
+    """Hosts of your own that webhooks may reach at any address, and by plain HTTP."""
+    keep_days: Annotated[float, Field(gt=0)] = 7.0
+    """How long a delivery waits for a channel that takes nothing."""
+    keep_deliveries: Annotated[int, Field(ge=1)] = 100_000
+    """How many wait for one channel; the oldest are given up beyond."""
+    digest: DigestConfig = DigestConfig()
+    """What was spent, told once a day and once a week."""
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
@@ -172,6 +216,8 @@ class DaemonConfig(Config):
     """More is answered with 429 and the time to wait."""
     slack: SlackConfig = SlackConfig()
     """Channels themselves are added with `gpubroker channel add`."""
+    notify: NotifyConfig = NotifyConfig()
+    """Webhooks, the outbox and the digest; channels themselves are added with `gpubroker channel add`."""
     rhythm: RhythmConfig = RhythmConfig()
     """How often the daemon looks."""
     limits: LimitsConfig = LimitsConfig()

@@ -10,5 +10,6 @@
 | billing | all live attempts, no lease | charge by the quantum, raise the cap signal |
 | sweep | the clouds' listings, no lease | destroy what nobody answers for |
 | deadman | nothing | keep the broker's lease fresh while the database works |
-| outbox | events | tell people, at least once |
+| outbox | deliveries of channels | tell people and programs, at least once |
+| digest | what was paid | post a notice a day and a week |
 """

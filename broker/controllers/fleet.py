@@ -10,6 +10,7 @@ from broker.controllers.billing import Billing
 from broker.controllers.boot import Boot, TrainerOf
 from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
+from broker.controllers.digest import Digest
 from broker.controllers.grants import Granting, Grants
 from broker.controllers.interruption import Interruption
 from broker.controllers.inventory import Inventory
@@ -18,10 +19,11 @@ from broker.controllers.launchers import Launchers
 from broker.controllers.liveness import LivenessController
 from broker.controllers.look import Looker
 from broker.controllers.loop import Controller, run_forever
-from broker.controllers.outbox import Outbox
+from broker.controllers.outbox import Keep, Outbox
 from broker.controllers.placement import Placement, Troubles
 from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
+from broker.decide.digest import DigestPlan
 from broker.domain.offer import Offer
 from broker.ports import Notifier
 from broker.secrets import SecretBox
@@ -47,12 +49,14 @@ class Fleet:
         trainer: TrainerOf | None = None,
         report_only: bool = False,
         troubles: Troubles = dict,
+        keep: Keep | None = None,
+        digest: DigestPlan | None = None,
     ) -> "Fleet":
         inventory, launchers = Inventory(context), Launchers(context)
         beats = Beats(context)
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
-        outbox = Outbox(context, notifiers, jitter=random.random)
+        outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
         launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer), beats, offers)
         return cls(
             context=context,
@@ -69,6 +73,7 @@ class Fleet:
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),
                 outbox,
+                *([Digest(context, digest)] if digest is not None else ()),
             ),
         )
 

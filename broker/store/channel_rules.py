@@ -1,11 +1,14 @@
 """What both stores say of channels: entries of the audit, and how long things are remembered."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from broker.domain.channel import Channel
 from broker.domain.tenancy import AuditEntry, Tenant
 
+NOTICE_ID = re.compile(r"[A-Za-z0-9_:-]{1,200}")
+"""As the schema has it: a dot would blur what a webhook signs."""
 IDLE_S = 90 * 86_400.0
 """How long an idle stream's state, a notice and its id are remembered."""
 TOO_OLD = "too old"

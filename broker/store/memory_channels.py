@@ -133,6 +133,8 @@ class Channels(Part):
     async def post(self, notice: Notice) -> bool:
         if notice.id in self._state.outbox.notices:
             return False
+        if not channel_rules.NOTICE_ID.fullmatch(notice.id):
+            raise fences.refused(f"notice {notice.id}", "notices_id")
         if notice.team not in {None, *self._state.teams}:
             raise fences.refused(f"notice {notice.id}", "notices_team")
         now = self._state.clock.now()

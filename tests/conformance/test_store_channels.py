@@ -311,6 +311,12 @@ async def test_a_notice_is_posted_once_and_goes_to_its_team(store: Store) -> Non
     assert (first.id, first.notice.data, got["theirs"].snapshot) == ("ntc_n-1", {"at": 0.5}, None)
 
 
+@pytest.mark.parametrize("own", ["", "a.b", "a b", "ä", "a" * 201])
+async def test_a_notice_has_an_id_that_can_be_signed(store: Store, own: str) -> None:
+    with pytest.raises(StoreError, match="notices_id"):
+        await store.post(Notice(id=own, kind="k", message="m"))
+
+
 async def test_a_notice_of_no_known_team_is_refused(store: Store) -> None:
     with pytest.raises(StoreError, match="notices_team"):
         await store.post(Notice(id="n", kind="k", message="m", team="nobody"))
