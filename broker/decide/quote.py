@@ -23,6 +23,7 @@ from broker.decide.hardware import matches
 from broker.domain.instance import Caps
 from broker.domain.money import show
 from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Verdict, Workload
+from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 
 LIFETIME = timedelta(minutes=5)
@@ -167,8 +168,8 @@ def _kind(ask: _Ask, offer: Offer) -> _Kind:
     )
 
 
-def _rate(offer: Offer) -> float:
-    """Preemptions per second."""
+def preemptions_per_s(offer: Offer) -> float:
+    """Expected; 0 on demand."""
     if not offer.spot:
         return 0.0
     known = offer.preemptions_per_hour
@@ -196,7 +197,7 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
     if price > ask.limit:
         return Drop.HOURLY_LIMIT, -1
     if offer.spot:
-        rate, on_demand = _rate(offer), offer.on_demand_usd_per_hour
+        rate, on_demand = preemptions_per_s(offer), offer.on_demand_usd_per_hour
         if on_demand is not None and asked > on_demand:
             return Drop.PRICE, -1
         if rate * kind.lost >= 1:
@@ -213,7 +214,7 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
 
 
 def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
-    rate = _rate(offer)
+    rate = preemptions_per_s(offer)
     match drop:
         case Drop.REGION:
             return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
@@ -278,7 +279,7 @@ def _kept_line(offer: Offer, kind: _Kind, nodes: int) -> QuoteLine:
     pace = kind.fit.pace
     if pace is None:
         return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
-    rate, price = _rate(offer), float(offer.usd_per_hour) * nodes
+    rate, price = preemptions_per_s(offer), float(offer.usd_per_hour) * nodes
     p50, p90 = kind.p50(rate), kind.p90(rate)
     return QuoteLine(
         offer=offer,
@@ -343,6 +344,7 @@ def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) ->
         kept=len(kept),
         drops=Counter(drop for drop in drops if drop is not None),
         cheapest_usd=None if cheapest is None else _dollars(cheapest),
+        unsold_regions=unsold(ask.regions, {offer.region for offer in offers}) if ask.regions else (),
     )
 
 
@@ -390,4 +392,6 @@ def summary(quote: Quote) -> str:
     if quote.drops:
         counted = sorted(quote.drops.items(), key=lambda item: (-item[1], item[0]))
         text += "; dropped: " + ", ".join(f"{n} {LABELS[drop]}" for drop, n in counted)
+    if quote.unsold_regions:
+        text += f"; no offer is in {', '.join(quote.unsold_regions)}"
     return text

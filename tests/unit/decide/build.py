@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
-from broker.domain.job import Attempt, AttemptState, Job, JobState
+from broker.domain.job import Attempt, AttemptState, Job, JobState, PriceChange
 from broker.domain.offer import GIB, Offer, QuoteLine, Verdict, Workload
 from broker.domain.spec import JobSpec
 
@@ -48,6 +48,11 @@ def job(*, spec_changes: dict[str, Any] | None = None, **changes: Any) -> Job:
 
 def active_job(**changes: Any) -> Job:
     return job(**({"state": JobState.ACTIVE, "attempts": 1} | changes))
+
+
+def changes(*prices: tuple[float, str]) -> tuple[PriceChange, ...]:
+    """(seconds after T0, dollars an hour)."""
+    return tuple(PriceChange(since=at(seconds), usd_per_hour=Decimal(price)) for seconds, price in prices)
 
 
 def attempt(state: AttemptState = AttemptState.TRAINING, **changes: Any) -> Attempt:
