@@ -1,0 +1,198 @@
+"""What is deleted, in which order, and what may never be; and what keeping it costs."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.retention import (
+    KINDS,
+    LIVE_S,
+    RESTING_S,
+    Kept,
+    accrue,
+    due_now,
+    expired,
+    leftovers,
+    look_again_s,
+    month_usd,
+    sort_out,
+)
+from broker.domain.job import AttemptState, Job, JobState, Reason, Stored
+from broker.domain.money import MICRO, ZERO, usd
+from broker.domain.offer import GIB
+from broker.domain.spec import Retention
+from tests.unit.decide import build
+from trainer.contract import keys
+from trainer.contract.rendezvous import CheckpointRef, Final, Outcome
+
+ATTEMPT = build.attempt(AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=build.at(0))
+DAY = 86_400.0
+SHORT = Retention(artifacts_days=3, checkpoints_days=2, logs_days=1, data_days=0)
+
+
+def folder(step: int, attempt: str = ATTEMPT.id) -> str:
+    return keys.checkpoint(build.JOB_ID, attempt, step, "n")
+
+
+def files(step: int, attempt: str = ATTEMPT.id, *, committed: bool = True) -> list[tuple[str, int]]:
+    found = [(folder(step, attempt) + "a.safetensors", 100)]
+    return [*found, (folder(step, attempt) + keys.MANIFEST, 1)] if committed else found
+
+
+def done(step: int, **changes: Any) -> Any:
+    final = Final(
+        attempt=ATTEMPT.id, outcome=Outcome.COMPLETED,
+        checkpoint=CheckpointRef(manifest=folder(step) + keys.MANIFEST, step=step),
+    )  # fmt: skip
+    return replace(ATTEMPT, final=final, **changes)
+
+
+def rested(state: JobState = JobState.SUCCEEDED, **changes: Any) -> Job:
+    return build.job(**{"state": state, "finished_at": build.at(0), "attempts": 1, **changes})
+
+
+DATA, LOG = keys.job_data(build.JOB_ID, "0" * 64), keys.log_chunk(ATTEMPT.id, 0, "b", 0)
+SPEC = keys.spec(ATTEMPT.id)
+EVERYTHING = [*files(10), *files(20), *files(30), (DATA, 7), (LOG, 5), (SPEC, 3)]
+
+
+# ------------------------------------------------------------------------------------------------------------ sorting
+
+
+def test_a_finished_job_s_last_checkpoint_is_its_results() -> None:
+    kept = sort_out(rested(), [done(30)], EVERYTHING)
+    assert set(kept.by_kind["artifacts"]) == {key for key, _ in files(30)}
+    assert set(kept.by_kind["checkpoints"]) == {key for key, _ in (*files(10), *files(20))}
+    assert kept.by_kind["data"] == {DATA: 7}
+    assert kept.by_kind["logs"] == {LOG: 5, SPEC: 3}
+    assert kept.bytes == 3 * 101 + 7 + 5 + 3
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CAPPED, JobState.CANCELLED])
+def test_other_jobs_have_checkpoints_only(state: JobState) -> None:
+    kept = sort_out(rested(state), [done(30)], EVERYTHING)
+    assert not kept.by_kind["artifacts"]
+    assert len(kept.by_kind["checkpoints"]) == 6
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", keys.MANIFEST, f"checkpoints/other/x/1-n/{keys.MANIFEST}", f"checkpoints/{build.JOB_ID}/{ATTEMPT.id}/"],
+)
+def test_a_machine_cannot_name_another_s_folder_as_its_results(manifest: str) -> None:
+    final = done(1).final.model_copy(update={"checkpoint": CheckpointRef(manifest=manifest, step=1)})
+    assert not sort_out(rested(), [replace(ATTEMPT, final=final)], EVERYTHING).by_kind["artifacts"]
+    nothing = done(1).final.model_copy(update={"checkpoint": None})
+    assert not sort_out(rested(), [replace(ATTEMPT, final=nothing)], EVERYTHING).by_kind["artifacts"]
+    assert not sort_out(rested(), [], EVERYTHING).by_kind["artifacts"]
+
+
+# ----------------------------------------------------------------------------------------------------------- deleting
+
+
+def test_each_kind_expires_by_its_own_days() -> None:
+    job = rested()
+    assert expired(job, SHORT, build.at(0)) == ("data",)
+    assert expired(job, SHORT, build.at(DAY)) == ("logs", "data")
+    assert expired(job, SHORT, build.at(3 * DAY)) == KINDS
+    assert expired(replace(job, deleted={"data": build.at(0)}), SHORT, build.at(0)) == ()
+    assert expired(job, Retention(), build.at(1e9)) == (), "for ever"
+
+
+def test_the_job_s_own_days_count_before_the_daemon_s() -> None:
+    job = rested(spec=build.spec(retention={"logs_days": 5}))
+    assert "logs" not in expired(job, SHORT, build.at(4 * DAY))
+    assert "logs" in expired(job, SHORT, build.at(5 * DAY))
+
+
+@given(
+    st.sampled_from(sorted(set(JobState) - {JobState.SUCCEEDED, JobState.FAILED, JobState.CAPPED, JobState.CANCELLED}))
+)
+def test_nothing_of_a_job_that_is_not_at_rest_is_deleted(state: JobState) -> None:
+    job = rested(state, deleted=dict.fromkeys(KINDS, build.at(0)))
+    assert expired(replace(job, deleted={}), SHORT, build.at(1e9)) == ()
+    assert leftovers(job, sort_out(job, [done(30)], EVERYTHING)) == ()
+
+
+def test_what_is_marked_goes_manifests_first() -> None:
+    job = rested(deleted={"artifacts": build.at(0), "logs": build.at(0)})
+    doomed = leftovers(job, sort_out(job, [done(30)], EVERYTHING))
+    assert doomed[0] == folder(30) + keys.MANIFEST
+    assert set(doomed) == {key for key, _ in files(30)} | {LOG, SPEC}
+
+
+def test_at_rest_the_furthest_checkpoints_stay_whichever_attempts_made_them() -> None:
+    objects = [*files(10), *files(20), *files(30, "b" * 13), *files(40, "b" * 13, committed=False)]
+    job = rested(JobState.CAPPED)
+    doomed = leftovers(job, sort_out(job, [done(30)], objects))
+    assert set(doomed) == {key for key, _ in (*files(10), *files(40, "b" * 13, committed=False))}
+    torn = files(40, committed=False)
+    assert leftovers(job, sort_out(job, [], torn)) == (torn[0][0],)
+    assert leftovers(job, Kept()) == ()
+
+
+def test_marked_checkpoints_all_go() -> None:
+    job = rested(JobState.FAILED, deleted={"checkpoints": build.at(0)})
+    assert len(leftovers(job, sort_out(job, [done(30)], EVERYTHING))) == 6
+
+
+# ------------------------------------------------------------------------------------------------------------- money
+
+
+@given(
+    st.lists(st.tuples(st.floats(min_value=0, max_value=1e6), st.integers(min_value=0, max_value=2**45)), max_size=8),
+    st.decimals(min_value="0", max_value="1", places=3),
+)
+def test_storage_is_charged_for_its_time_and_each_cent_once(looks: list[tuple[float, int]], price: Decimal) -> None:
+    stored: Stored | None = None
+    charged, now, least = ZERO, build.at(0), ZERO
+    for after_s, size in looks:
+        before, now = stored, now + timedelta(seconds=after_s)
+        stored = accrue(before, size, price, now)
+        due = due_now(before, stored)
+        assert due >= 0
+        charged += due
+        if before is not None:
+            least += price * min(before.bytes, size) / GIB * Decimal(repr(after_s)) / (730 * 3600)
+    if stored is not None:
+        assert charged == stored.charged_usd == usd(stored.accrued_usd)
+        assert stored.accrued_usd >= least - MICRO
+
+
+def test_a_month_of_a_gibibyte_costs_its_price() -> None:
+    first = accrue(None, GIB, Decimal("0.023"), build.at(0))
+    assert due_now(None, first) == ZERO
+    month = accrue(first, GIB, Decimal("0.023"), build.at(730 * 3600))
+    assert due_now(first, month) == Decimal("0.023") == month_usd(GIB, Decimal("0.023"))
+    assert accrue(month, GIB, Decimal("0.023"), build.at(0)) == month, "a clock that went backwards"
+
+
+def test_many_looks_round_no_more_than_one() -> None:
+    stored = accrue(None, GIB, Decimal("0.023"), build.at(0))
+    for n in range(1, 1001):
+        stored = accrue(stored, GIB, Decimal("0.023"), build.at(n * 2628.0))
+    assert stored.charged_usd - Decimal("0.023") <= MICRO
+
+
+# --------------------------------------------------------------------------------------------------------------- looks
+
+
+def test_it_is_looked_at_until_nothing_is_left() -> None:
+    now = build.at(0)
+    assert look_again_s(build.active_job(), 5, SHORT, now) == LIVE_S
+    assert look_again_s(rested(), 5, Retention(), now) == RESTING_S
+    assert look_again_s(rested(), 5, Retention(logs_days=0.001), now) == pytest.approx(86.4)
+    assert look_again_s(rested(), 5, SHORT, now) == 0
+    gone = rested(deleted=dict.fromkeys(KINDS, now))
+    assert look_again_s(gone, 5, SHORT, now) == RESTING_S
+    assert look_again_s(gone, 0, SHORT, now) is None
+    assert look_again_s(rested(), 0, Retention(), now) == RESTING_S
+
+
+def test_looks_at_least_daily() -> None:
+    assert max(LIVE_S, RESTING_S) <= DAY
