@@ -4,6 +4,7 @@ SkyPilot's status reads its own database and cannot see what that has lost, so n
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -19,6 +20,8 @@ from providers.reach import reaching
 from providers.sieve import Sieve
 from providers.task import Task, task_of
 from providers.watch import Watch
+
+log = logging.getLogger(__name__)
 
 EMULATED_START_S = 30.0
 """An emulator's machine starts its agent within seconds; waiting longer for one that will not is a waste of tests."""
@@ -118,6 +121,8 @@ class CloudProvider:
         self._installation = installation
         self._emulated = emulated
         self.dropped: Mapping[str, int] = {}
+        self._strange: Sequence[str] = ()
+        """What of the configuration the cloud did not know when it was asked for offers."""
         self._watch = Watch(launcher.started)
         self._turn = asyncio.Lock()
         self._next_launch = 0.0
@@ -140,9 +145,16 @@ class CloudProvider:
         sieve = Sieve(ask)
         await self._cloud.rows(sieve)
         self.dropped = sieve.dropped
+        self._ask_back(sieve.strange)
         if not self._emulated:
             return sieve.offers
         return [replace(offer, emulated_on="cpu", simulated=True) for offer in sieve.offers]
+
+    def _ask_back(self, strange: Sequence[str]) -> None:
+        for line in strange:
+            if line not in self._strange:
+                log.warning("%s: %s", self.name, line)
+        self._strange = strange
 
     def launcher_id(self) -> str:
         return self._launcher.id
@@ -255,7 +267,9 @@ class CloudProvider:
     async def check(self) -> str | None:
         try:
             await self._account.verify()
-            return await self._cloud.check()
+            if (wrong := await self._cloud.check()) is not None:
+                return wrong
+            return f"{self.name}: one {self._strange[0]}" if self._strange else None
         except ProviderError as e:
             return str(e)
 

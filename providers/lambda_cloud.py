@@ -15,6 +15,7 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.cloud import Purchase
 from providers.clusters import cluster_of, gpu_columns
@@ -25,6 +26,12 @@ from providers.sieve import Sieve
 from trainer.contract.base import Config
 
 ENDPOINT = "https://cloud.lambda.ai"
+REGIONS = frozenset({
+    "asia-northeast-1", "asia-northeast-2", "asia-south-1", "australia-east-1", "europe-central-1", "me-west-1",
+    "us-east-1", "us-east-2", "us-east-3", "us-midwest-1", "us-midwest-2", "us-south-1", "us-south-2", "us-south-3",
+    "us-southeast-1", "us-west-1", "us-west-2", "us-west-3",
+})  # fmt: skip
+"""`PublicRegionCode` of docs.lambda.ai/api/cloud, beside those that the API names: it tells only where capacity is."""
 LAUNCHES_APART_S = 12.0
 """The API takes one launch in 12 seconds; SkyPilot backs off when two come closer all the same."""
 CAPS = Caps(
@@ -80,11 +87,14 @@ class LambdaCloud:
         self._apis: dict[str, Rest] = {}
 
     async def rows(self, sieve: Sieve) -> None:
+        known = set(REGIONS)
         for kind in _values(await self._call("GET", "/instance-types")):
             try:
+                known.update(region["name"] for region in kind["regions_with_capacity_available"])
                 self._offer(kind, sieve)
             except _UNREADABLE:
                 sieve.drop("unreadable")
+        sieve.ask_back("lambda", unsold(self._config.regions, known))
 
     def _offer(self, kind: Mapping[str, Any], sieve: Sieve) -> None:
         """A type in each region that has it; nothing where none has, since the API names no others."""

@@ -8,6 +8,7 @@ from typing import Any
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.bids import bid
 from providers.names import GB, accelerator
@@ -92,6 +93,8 @@ class Market:
         try:
             zones = [centre["id"] for centre in answer["dataCenters"] if centre["listed"]]
             at = {"s": [(z, country(z)) for z in zones], "c": [(ANYWHERE, c) for c in answer.get("countryCodes") or ()]}
+            known = {country(centre["id"]) for centre in answer["dataCenters"]} | {c for _, c in at["c"]}
+            sieve.ask_back("runpod", unsold(self._regions, known))
             types = [gpu for gpu in answer["gpuTypes"] if self._buyable(gpu, sieve)]
             return [
                 _Place(gpu=gpu, count=n, secure=secure, zone=zone, region=region)

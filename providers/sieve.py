@@ -1,7 +1,7 @@
 """What a cloud lists and cannot be true is left out and counted: never repaired, never silent."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from broker.domain.offer import GIB, GpuAsk, Offer
 
@@ -23,6 +23,8 @@ class Sieve:
         self._ask = ask
         self._dropped: Counter[str] = Counter()
         self.offers: list[Offer] = []
+        self.strange: list[str] = []
+        """What of the configuration the cloud does not know, one line each."""
 
     @property
     def dropped(self) -> Mapping[str, int]:
@@ -34,6 +36,13 @@ class Sieve:
             self.drop(why)
         elif self._asked(offer):
             self.offers.append(offer)
+
+    def ask_back(self, cloud: str, regions: Iterable[str]) -> None:
+        """Of the configuration; counted like a row, so that it is shown with the offers. `regions`: see `unsold`."""
+        for region in regions:
+            line = f"of providers.{cloud}.regions is not there now: {region}"
+            self.strange.append(line)
+            self.drop(line)
 
     def drop(self, why: str) -> None:
         self._dropped[why] += 1

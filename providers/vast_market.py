@@ -10,6 +10,7 @@ from typing import Any
 
 from broker.domain.money import usd
 from broker.domain.offer import GIB, HostFacts, Offer
+from broker.domain.regions import unsold
 from broker.ports import Clock
 from providers.bids import bid
 from providers.names import GB, accelerator
@@ -80,15 +81,19 @@ class Market:
         """Each ask once, however often it was found."""
         now = self._clock.now()
         seen: set[int] = set()
+        countries: set[str] = set()
         for start in range(0, len(asks), AT_ONCE):
             for ask in asks[start : start + AT_ONCE]:
                 try:
                     if ask["id"] not in seen:
                         seen.add(ask["id"])
+                        if (region := country(ask.get("geolocation"))) is not None:
+                            countries.add(region)
                         self._add(sieve, ask, now)
                 except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
                     sieve.drop("unreadable")
             await asyncio.sleep(0)
+        sieve.ask_back("vast", unsold(self._wanted.regions, countries))
 
     def _add(self, sieve: Sieve, ask: Mapping[str, Any], now: datetime) -> None:
         region = country(ask["geolocation"])

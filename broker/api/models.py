@@ -181,6 +181,8 @@ class QuoteView(Wire):
     """P90 of the best line x 1.25; null when nothing is kept."""
     cheapest_usd: Decimal | None
     """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
+    unsold_regions: tuple[str, ...] = ()
+    """Regions that were asked for and no offer is in, each with those that it may mean."""
     made_at: datetime
     expires_at: datetime
 

@@ -74,6 +74,7 @@ def quote(checked: Checked, made: Quote, limit: int) -> models.QuoteView:
         drops=dict(made.drops),
         proposed_cap_usd=made.proposed_cap_usd,
         cheapest_usd=made.cheapest_usd,
+        unsold_regions=made.unsold_regions,
         made_at=made.made_at,
         expires_at=made.expires_at,
     )

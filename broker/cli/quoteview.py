@@ -30,6 +30,8 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
     for line in dropped(quote):
         out.say(line)
+    for region in quote.unsold_regions:
+        out.say(f"no offer is in region {region}")
     if not quote.kept:
         cheapest = f" (the cheapest that fits: {words.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
         out.say(f"no offer is left{cheapest}; a submitted job would wait until one fits")

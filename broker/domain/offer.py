@@ -255,6 +255,8 @@ class Quote:
     """Dropped offers by reason."""
     cheapest_usd: Decimal | None = None
     """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
+    unsold_regions: tuple[str, ...] = ()
+    """Regions that the spec asks for and no offer is in, each with those that it may mean."""
 
     @property
     def best(self) -> QuoteLine | None:

@@ -14,7 +14,7 @@ from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Thrott
 from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed, TrainerBundle
 from broker.domain.job import Handle
-from broker.domain.offer import GIB, Offer
+from broker.domain.offer import GIB, GpuAsk, Offer
 from providers.account import Account
 from providers.cloud import CloudProvider, Purchase
 from providers.sieve import Sieve
@@ -56,8 +56,11 @@ class Paper:
     key: str = "first"
     marks: Sequence[str] = ("me",)
     identified: int = 0
+    missing: list[str] = field(default_factory=list)
 
-    async def rows(self, sieve: Sieve) -> None: ...
+    async def rows(self, sieve: Sieve) -> None:
+        sieve.ask_back(self.name, self.missing)
+
     async def list(self) -> Sequence[Observed]:
         if self.listings and (error := self.listings.pop(0)) is not None:
             raise error
@@ -148,6 +151,22 @@ async def test_a_machine_whose_create_was_not_heard_is_looked_at_like_any_other(
         with pytest.raises(error):
             await provider.confirm([paper.machines[0].handle], OFFER, BOOT)
     await provider.confirm([paper.machines[0].handle], OFFER, BOOT)
+
+
+async def test_a_region_of_the_configuration_that_is_not_there_is_told_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    paper = Paper(missing=["us-est-1 (did you mean us-east-1?)"])
+    provider = opened(paper)
+    assert await provider.check() is None
+    for _ in range(2):
+        await provider.offers(GpuAsk())
+    said = "of providers.paper.regions is not there now: us-est-1 (did you mean us-east-1?)"
+    assert (provider.dropped, await provider.check()) == ({said: 1}, f"paper: one {said}")
+    assert [record.getMessage() for record in caplog.records] == [f"paper: {said}"]
+    paper.missing = []
+    await provider.offers(GpuAsk())
+    assert await provider.check() is None
 
 
 async def test_skypilot_ends_nothing_by_name_while_another_machine_stands_under_it() -> None:

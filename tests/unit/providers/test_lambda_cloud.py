@@ -155,6 +155,15 @@ async def test_what_cannot_run_the_image_or_be_true_is_counted(world: World) -> 
     }  # fmt: skip
 
 
+async def test_a_region_that_lambda_does_not_have_is_told(world: World) -> None:
+    """Not one that has nothing left: the API names only those that have."""
+    world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1, regions=("us-new-9",))}
+    _, dropped = await offers(world.open(regions=("us-est-1", "us-east-1", "us-new-9")))
+    (said,) = dropped
+    assert said.startswith("of providers.lambda.regions is not there now: us-est-1 (did you mean ")
+    assert "us-east-1" in said
+
+
 async def test_only_configured_regions_are_sold(world: World) -> None:
     world.api.types = {"a": kind("gpu_1x_h100_pcie", "H100 (80 GB PCIe)", 1, regions=("us-east-1", "us-west-1"))}
     found, _ = await offers(world.open(regions=("us-west-1",)))

@@ -178,6 +178,12 @@ async def test_community_hosts_only_when_asked_for(shop: Shop) -> None:
     assert {o.instance_type for o in offers.values()} == {"1x_RTX4090_COMMUNITY"}
 
 
+async def test_a_country_that_runpod_is_not_in_is_told(shop: Shop) -> None:
+    _, dropped = await shop.offers(regions=("RO", "Ro"))
+    (said,) = [why for why in dropped if "regions" in why]
+    assert said == "of providers.runpod.regions is not there now: Ro (did you mean RO?)"
+
+
 async def test_regions(shop: Shop) -> None:
     shop.sell(RTX4090, 1, "US-TX-1", price(0.69, None))
     shop.sell(RTX4090, 1, "EU-RO-1", price(0.69, None))

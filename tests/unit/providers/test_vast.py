@@ -187,6 +187,11 @@ async def test_trust_region_and_interconnect(world: World) -> None:
     assert {o.purchase["ask"] for o in there} == {"3"}
 
 
+async def test_a_country_that_no_host_is_in_is_told(world: World) -> None:
+    _, dropped = await world.offers(ask(), regions=("UK", "DE"))
+    assert dropped == {"of providers.vast.regions is not there now: UK (there are DE)": 1}
+
+
 async def test_purchase_pins_the_ask_and_gives_the_bid(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """SkyPilot's own launch reads our instance type and sends our price."""
     sky_vast = pytest.importorskip("sky.provision.vast.utils")

@@ -1,0 +1,18 @@
+"""Regions that a person names and nobody sells in: a slip of the pen, or sold out."""
+
+import difflib
+from collections.abc import Collection, Iterable
+
+
+def unsold(asked: Iterable[str], sold: Collection[str]) -> tuple[str, ...]:
+    """Each of `asked` that is not among `sold`, with the nearest that are; nothing while nothing at all is sold."""
+    return tuple(_named(region, sorted(sold)) for region in sorted(set(asked) - set(sold))) if sold else ()
+
+
+def _named(region: str, choices: list[str]) -> str:
+    """`us-est-1 (did you mean us-east-1?)`, or what there is where none is near."""
+    same = [one for one in choices if one.lower() == region.lower()]
+    near = same or difflib.get_close_matches(region, choices, n=3)
+    if near:
+        return f"{region} (did you mean {' or '.join(near)}?)"
+    return f"{region} (there are {', '.join(choices[:12])}{', …' if len(choices) > 12 else ''})"
