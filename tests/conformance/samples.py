@@ -34,10 +34,11 @@ class ManualClock:
 
 
 def make_job(**changes: Any) -> Job:
-    labels = changes.pop("labels", {})
+    labels, priority = changes.pop("labels", {}), changes.pop("priority", 0)
     spec = JobSpec.model_validate(
-        {"name": "tune", "cap_usd": "10", "script": {"code": "folder", "command": ["python", "x.py"]}, "labels": labels}
-    )
+        {"name": "tune", "cap_usd": "10", "script": {"code": "folder", "command": ["python", "x.py"]},
+         "labels": labels, "priority": priority}
+    )  # fmt: skip
     shape = ModelShape(
         name="m", family="llama", layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32,
         tied_embeddings=True, parameters=1000, known=True,

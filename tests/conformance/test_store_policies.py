@@ -1,0 +1,425 @@
+"""Policies, whatever the store is made of: who may write them, what they hold back, what is told once."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from broker.decide.budgets import Reached, reached
+from broker.decide.policy_windows import QUARTER, quarter
+from broker.domain.errors import OverBudget, StoreError
+from broker.domain.job import AttemptState, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.notice import Notice
+from broker.domain.policy import Policy
+from broker.domain.tenancy import Tenant
+from broker.ports import AuditFilter, Change, Charge, Lane, Store
+from tests.conformance.conftest import House
+from tests.conformance.samples import (
+    HOUR,
+    START,
+    admission,
+    claimed_job,
+    in_state,
+    make_event,
+    running,
+    submitted,
+)
+
+ANN = Tenant(team="default", owner="ann")
+EVE = Tenant(team="web", owner="eve")
+
+
+def policy(**rules: Any) -> Policy:
+    return Policy.model_validate({"name": "limits", "team": "default", **rules})
+
+
+def budget(limit: str, **more: Any) -> dict[str, Any]:
+    return {"limit_usd": limit, "per": "month", "window": "rolling", **more}
+
+
+async def admit(store: Store, **changes: Any) -> bool:
+    """A new job, and whether it got an attempt, which reserves $9.50."""
+    await submitted(store, **changes)
+    job = await claimed_job(store)
+    (held,) = await store.apply([admission(job)])
+    if not held:  # out of the way of the next one
+        await store.apply([Change(job=(job, replace(job, state=JobState.CAPPED)))])
+    return held
+
+
+async def standing(store: Store) -> Any:
+    _, (one,) = await store.budgets()
+    return one.standing
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+async def test_a_policy_has_versions_and_a_history(store: Store) -> None:
+    first, second = policy(max_gpus=1), policy(max_gpus=2)
+    kept = await store.put_policy(first)
+    assert (kept.version, kept.policy, kept.changed_by) == (1, first, "gpubroker")
+    assert await store.put_policy(first) == kept
+    assert (await store.put_policy(second)).version == 2
+    assert [one.policy for one in await store.policies()] == [second]
+    assert await store.delete_policy("default", "limits")
+    assert not await store.delete_policy("default", "limits")
+    assert await store.policies() == []
+    again = await store.put_policy(first)
+    assert (again.version, again.id) == (4, kept.id)
+    history = await store.policy_history("default", "limits")
+    assert [(one.version, one.policy) for one in history] == [(4, first), (3, None), (2, second), (1, first)]
+    assert await store.policy_history("default", "other") == []
+    assert not await store.delete_policy("default", "other")
+
+
+async def test_one_name_is_free_for_every_team_and_the_installation(store: Store) -> None:
+    await store.put_team("web", "")
+    for team in ("default", "web", None):
+        await store.put_policy(policy(team=team, max_jobs=1))
+    assert [one.policy.team for one in await store.policies()] == ["default", "web", None]
+
+
+async def test_a_team_writes_its_own_policies_and_sees_no_others(store: Store) -> None:
+    await store.put_team("web", "")
+    ann, eve = store.as_tenant(ANN), store.as_tenant(EVE)
+    await ann.put_policy(policy(max_gpus=1))
+    await store.put_policy(policy(team=None, name="house", max_gpus=9))
+    for other in (policy(max_gpus=7), policy(team=None, max_gpus=7)):
+        with pytest.raises(StoreError, match="policies_team"):
+            await eve.put_policy(other)
+    assert not await eve.delete_policy("default", "limits")
+    assert not await ann.delete_policy(None, "house")
+    assert (await eve.policies(), (await eve.budgets())[1], await eve.policy_history("default", "limits")) == (
+        [],
+        [],
+        [],
+    )
+    assert [one.policy.name for one in await ann.policies()] == ["limits"]
+    assert [one.policy.name for one in (await ann.budgets())[1]] == ["limits"]
+    operator = store.as_tenant(Tenant(team="web", owner="root", operator=True))
+    assert len(await operator.policies()) == 2
+
+
+async def test_every_version_is_in_the_audit(store: Store) -> None:
+    ann = store.as_tenant(ANN)
+    await ann.put_policy(policy(max_gpus=1))
+    await ann.put_policy(policy(max_gpus=2))
+    await ann.delete_policy("default", "limits")
+    found = [(e.actor, e.action, e.target, e.before, e.after) for e in await ann.audit(AuditFilter(action="policy"))]
+    one, two = ({"name": "limits", "team": "default", "max_gpus": n} for n in (1, 2))
+    assert sorted(found, key=str) == sorted(
+        [
+            ("ann", "policy.apply", "limits", None, one),
+            ("ann", "policy.apply", "limits", one, two),
+            ("ann", "policy.delete", "limits", two, None),
+        ],
+        key=str,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ admitting
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"budgets": [budget("20")]},
+        {"budgets": [budget("500"), {"limit_usd": "20", "per": "day"}]},
+        {"max_jobs": 2},
+        {"max_gpus": 2},
+    ],
+)
+async def test_the_third_job_of_two_that_fit_waits(store: Store, rules: dict[str, Any]) -> None:
+    await store.put_policy(policy(**rules))
+    assert [await admit(store) for _ in range(3)] == [True, True, False]
+    now = await standing(store)
+    assert (now.outstanding_usd, now.jobs, now.gpus) == (Decimal(19), 2, 2)
+
+
+async def test_a_refused_admission_leaves_nothing(store: Store) -> None:
+    await store.put_policy(policy(max_jobs=0))
+    job = await submitted(store)
+    held = await store.apply([admission(await claimed_job(store))])
+    assert held == [False]
+    assert await store.attempts(job.id) == []
+    assert await store.ledger(job.id) == []
+    assert await store.events(job.id, after=0, limit=9) == []
+    found = await store.job(job.id)
+    assert found is not None
+    assert (found.state, found.attempts) == (JobState.QUEUED, 0)
+
+
+async def test_admissions_of_one_batch_are_judged_one_after_the_other(store: Store) -> None:
+    await store.put_policy(policy(budgets=[budget("30")]))
+    for _ in range(5):
+        await submitted(store)
+    jobs = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=9)
+    assert await store.apply([admission(job) for job in jobs]) == [True, True, True, False, False]
+    assert (await standing(store)).outstanding_usd == Decimal("28.5")
+
+
+@pytest.mark.parametrize(
+    ("scope", "theirs"),
+    [
+        ({"team": "default"}, [True, True, False, False]),
+        ({"team": None}, [True, False, False, False]),
+        ({"team": None, "user": "ann"}, [True, True, True, False]),
+        ({"team": "default", "user": "bob"}, [True, True, True, False]),
+    ],
+)
+async def test_a_policy_holds_those_whom_it_covers(store: Store, scope: dict[str, Any], theirs: list[bool]) -> None:
+    await store.put_team("web", "")
+    await store.put_policy(policy(max_jobs=1, **scope))
+    everybody = [
+        ("default", "ann"),
+        ("web", "eve"),
+        ("default", "bob"),
+        ("default", "bob" if scope.get("user") == "bob" else "ann"),
+    ]
+    if scope.get("user") == "bob":
+        everybody = [("default", "ann"), ("web", "bob"), ("default", "bob"), ("default", "bob")]
+    assert [await admit(store, team=team, owner=owner) for team, owner in everybody] == theirs
+
+
+async def test_every_policy_that_covers_a_job_must_allow_it(store: Store) -> None:
+    for name, rules in (
+        ("team", {"max_jobs": 5}),
+        ("ann", {"user": "ann", "max_jobs": 1}),
+        ("all", {"team": None, "max_jobs": 2}),
+    ):
+        await store.put_policy(policy(name=name, **rules))
+    assert [await admit(store, owner=who) for who in ("ann", "ann", "bob", "bob")] == [True, False, True, False]
+
+
+async def test_a_policy_that_is_deleted_or_changed_holds_nobody_any_more(store: Store) -> None:
+    await store.put_policy(policy(max_jobs=0))
+    assert not await admit(store)
+    await store.put_policy(policy(max_jobs=1))
+    assert await admit(store)
+    assert not await admit(store)
+    await store.delete_policy("default", "limits")
+    assert await admit(store)
+
+
+# -------------------------------------------------------------------------------------------------------------- money
+
+
+async def charge(store: Store, job: Job, usd: str, kind: LedgerKind = LedgerKind.CHARGE) -> None:
+    (attempt,) = await store.attempts(job.id)
+    since = attempt.charged_to
+    to = (since or START) + timedelta(seconds=60)
+    made = Charge(attempt_id=attempt.id, job_id=job.id, since=since, to=to, usd=Decimal(usd), kind=kind)
+    assert await store.charge([made]) == [True]
+
+
+async def end(store: Store, job: Job) -> None:
+    (leased,) = [
+        one
+        for lane in Lane
+        for one in await store.claim_attempts(lane, owner="x", lease_s=HOUR, limit=99)
+        if one.job.id == job.id
+    ]
+    ended = in_state(leased.attempt, AttemptState.ENDED)
+    over = replace(leased.job, state=JobState.FAILED, finished_at=START)
+    assert await store.apply([Change(attempt=(leased.attempt, ended), job=(leased.job, over))]) == [True]
+
+
+async def test_what_is_charged_moves_from_reserved_to_spent_and_the_rest_comes_back(store: Store) -> None:
+    await store.put_policy(policy(budgets=[budget("20"), {"limit_usd": "20", "per": "day"}]))
+    _, job = await running(store)
+    await charge(store, job, "3.5")
+    now = await standing(store)
+    assert (now.charged, now.outstanding_usd) == ((Decimal("3.5"),) * 2, Decimal(6))
+    await charge(store, job, "7")  # more than was reserved: a late sighting
+    now = await standing(store)
+    assert (now.charged[0], now.outstanding_usd) == (Decimal("10.5"), 0)
+    await end(store, job)
+    await charge(store, job, "0.25", LedgerKind.ADJUSTMENT)
+    now = await standing(store)
+    assert (now.charged[0], now.outstanding_usd, now.jobs, now.gpus) == (Decimal("10.75"), 0, 0, 0)
+    assert not await admit(store)  # $9.50 more is too much
+    await store.put_policy(policy(budgets=[budget("20.25")]))
+    assert await admit(store)
+
+
+async def test_storage_counts_without_an_attempt(store: Store) -> None:
+    await store.put_policy(policy(budgets=[budget("20")]))
+    _, job = await running(store)
+    attempt = (await store.attempts(job.id))[0]
+    entry = LedgerEntry(job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.ADJUSTMENT, usd=Decimal("1.25"))
+    await store.apply([Change(ledger=(entry,), events=(make_event(job),))])
+    assert (await standing(store)).charged == (Decimal("1.25"),)
+
+
+@pytest.mark.parametrize("usd", ["NaN", "-1", "Infinity"])
+async def test_no_amount_that_is_none_gets_in(store: Store, usd: str) -> None:
+    await store.put_policy(policy(budgets=[budget("20")]))
+    attempt, job = await running(store)
+    entry = LedgerEntry(job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.CHARGE, usd=Decimal(usd))
+    with pytest.raises(StoreError):
+        await store.apply([Change(ledger=(entry,))])
+    with pytest.raises(StoreError):
+        await charge(store, job, usd)
+    assert (await standing(store)).charged == (0,)
+
+
+# ------------------------------------------------------------------------------------------------------- raising a cap
+
+
+async def test_a_higher_cap_reserves_the_difference_for_the_attempt_that_runs(store: Store) -> None:
+    await store.put_policy(policy(budgets=[budget("25")]))
+    attempt, job = await running(store)
+    raised = await store.raise_cap(job.id, Decimal(20), make_event(job))
+    assert raised is not None
+    assert raised.cap_usd == 20
+    (now,) = await store.attempts(job.id)
+    assert (attempt.reserved_usd, now.reserved_usd) == (Decimal("9.5"), Decimal(20))
+    assert [(e.kind, e.usd, e.note) for e in await store.ledger(job.id)][1:] == [
+        (LedgerKind.RESERVATION, Decimal("10.5"), "cap raised")
+    ]
+    with pytest.raises(OverBudget, match=r"stays \$20.00, since it runs and waits for policy limits"):
+        await store.raise_cap(job.id, Decimal("25.5"), make_event(job))
+    assert [(await store.job(job.id)) == raised, (await store.attempts(job.id))[0] == now] == [True, True]
+
+
+async def test_a_higher_cap_that_needs_approval_is_approved_first(store: Store) -> None:
+    await store.put_policy(policy(approval_above_usd="15"))
+    _, job = await running(store)
+    with pytest.raises(OverBudget, match=f"gpubroker approve {job.id} --up-to USD"):
+        await store.raise_cap(job.id, Decimal(20), make_event(job))
+    await store.approve(job.id, Decimal(20), make_event(job))
+    raised = await store.raise_cap(job.id, Decimal(20), make_event(job))
+    assert raised is not None
+    assert raised.cap_usd == 20
+
+
+async def test_the_cap_of_a_job_that_does_not_run_is_raised_without_a_reservation(store: Store) -> None:
+    await store.put_policy(policy(max_jobs=0, budgets=[budget("1")]))
+    job = await submitted(store)
+    raised = await store.raise_cap(job.id, Decimal(20), make_event(job))
+    assert raised is not None
+    assert (raised.cap_usd, await store.ledger(job.id)) == (20, [])
+
+
+async def test_another_team_raises_no_cap(store: Store) -> None:
+    await store.put_team("web", "")
+    _, job = await running(store)
+    assert await store.as_tenant(EVE).raise_cap(job.id, Decimal(20), make_event(job)) is None
+    assert await store.as_tenant(EVE).approve(job.id, Decimal(20), make_event(job)) is None
+    raised = await store.as_tenant(ANN).raise_cap(job.id, Decimal(20), make_event(job))
+    assert raised is not None
+    assert raised.cap_usd == 20
+    (entry,) = await store.audit(AuditFilter(action="job.raise_cap"))
+    assert (entry.actor, entry.usd) == ("ann", 10)
+
+
+# ------------------------------------------------------------------------------------------------------------ approval
+
+
+async def test_an_approval_frees_the_job_and_is_remembered(store: Store) -> None:
+    await store.put_policy(policy(approval_above_usd="5"))
+    await submitted(store)
+    job = await claimed_job(store)
+    assert await store.apply([admission(job)]) == [False]
+    waiting = replace(job, state=JobState.AWAITING_APPROVAL, reason="waits for approval")
+    assert await store.apply([Change(job=(job, waiting), due_in_s=HOUR)]) == [True]
+    assert await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=9) == []
+    approved = await store.as_tenant(ANN).approve(job.id, Decimal(10), make_event(job, "job.approved"))
+    assert approved is not None
+    assert (approved.state, approved.reason, approved.approved_usd) == (JobState.QUEUED, "", 10)
+    again = await claimed_job(store)
+    assert await store.apply([admission(again)]) == [True]
+    (entry,) = await store.audit(AuditFilter(action="job.approve"))
+    assert (entry.actor, entry.target, entry.usd) == ("ann", job.id, 10)
+    assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.approved", "attempt.intended"]
+
+
+async def test_an_approval_is_never_lowered_and_of_no_use_to_what_is_over(store: Store) -> None:
+    job = await submitted(store)
+    await store.approve(job.id, Decimal(20), make_event(job))
+    same = await store.approve(job.id, Decimal(15), make_event(job))
+    assert same is not None
+    assert same.approved_usd == 20
+    assert len(await store.events(job.id, after=0, limit=9)) == 1
+    held = await claimed_job(store)
+    await store.apply([Change(job=(held, replace(held, state=JobState.FAILED, finished_at=START)))])
+    over = await store.approve(job.id, Decimal(30), make_event(job))
+    assert over is not None
+    assert over.approved_usd == 20
+
+
+# ---------------------------------------------------------------------------------------------------------- thresholds
+
+
+async def crossed(store: Store) -> tuple[int, Reached]:
+    _, (one,) = await store.budgets()
+    return one.id, next(reached(one.policy, one.standing))
+
+
+async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: Store) -> None:
+    share = [{"at": "0.1", "action": "notify"}]
+    await store.put_policy(policy(budgets=[budget("20", thresholds=share)]))
+    _, job = await running(store)
+    await charge(store, job, "3")
+    key, found = await crossed(store)
+    now, _ = await store.budgets()
+
+    def tell(number: int, since: Any) -> Any:
+        notice = Notice(id=f"budget-{number}", kind="budget.threshold", message="10 %", team="default")
+        return store.tell_threshold(key, found, notice, since=since)
+
+    since = now - timedelta(days=1)
+    assert sorted(await asyncio.gather(*(tell(n, since) for n in range(4)))) == [False, False, False, True]
+    later = now + timedelta(days=1)
+    assert await tell(9, later)
+    await store.put_policy(policy(budgets=[budget("25", thresholds=share)]))
+    _, anew = await crossed(store)  # of another limit
+    assert await store.tell_threshold(
+        key, anew, Notice(id="anew", kind="budget.threshold", message="10 %", team="default"), since=since
+    )
+    await store.delete_policy("default", "limits")
+
+
+# -------------------------------------------------------------------------------------------------------------- queue
+
+
+async def test_the_queue_is_ordered_by_priority_and_then_by_age(house: House) -> None:
+    store, made = house.store, []
+    for priority in (0, 5, -5, 5, 0):
+        job = await submitted(store, priority=priority)
+        made.append((-priority, len(made), job.id))
+        await house.pass_time(1)
+    first = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=3)
+    rest = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=3)
+    assert [job.id for job in (*first, *rest)] == [own for _, _, own in sorted(made)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the past
+
+
+async def test_the_past_is_told_by_attempt_and_quarter_hour(store: Store) -> None:
+    await store.put_team("web", "")
+    attempt, job = await running(store)
+    await charge(store, job, "1")
+    await charge(store, job, "2.5")
+    _, other = await running(store, team="web", owner="eve")
+    now, _ = await store.budgets()
+    told = await store.past(now - timedelta(days=30))
+    assert [one.job_id for one in told.attempts] == [job.id, other.id]
+    one = told.attempts[0]
+    assert (one.number, one.team, one.owner, one.gpus, one.reserved_usd) == (
+        1,
+        "default",
+        "ann",
+        1,
+        attempt.reserved_usd,
+    )
+    assert sum(usd for _, usd in one.charges) == Decimal("3.5")
+    assert all(at == quarter(at) and now - QUARTER < at + QUARTER for at, _ in one.charges)
+    assert [one.job_id for one in (await store.as_tenant(EVE).past(now - timedelta(days=30))).attempts] == [other.id]
+    await end(store, job)
+    assert [one.job_id for one in (await store.past(START + timedelta(days=9))).attempts] == [other.id]
