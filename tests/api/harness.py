@@ -20,6 +20,8 @@ from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.domain.offer import GpuAsk, Offer, ProviderStatus
 from broker.domain.tenancy import DEFAULT_TEAM, Scope
+from broker.notify.log import LogNotifier
+from broker.notify.webhook import WebhookNotifier
 from broker.ports import Blobs, Clock, Store, Token
 from broker.secrets import SecretBox
 from providers.sim_config import SimulatedConfig
@@ -121,15 +123,18 @@ async def serving(
 ) -> AsyncIterator[Running]:
     clock = clock or SystemClock()
     market = FixedMarket()
+    box = SecretBox(b"test-only master key, 32 bytes !")
+    webhooks = WebhookNotifier(box, clock, insecure_hosts=["127.0.0.1"])
     service = Service(
         store=store,
         blobs=blobs,
         market=market,
         preflight=Checks(None, clock),
-        box=SecretBox(b"test-only master key, 32 bytes !"),
+        box=box,
         clock=clock,
         entropy=os.urandom,
         settings=settings,
+        notifiers=[LogNotifier(), webhooks],
     )
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1).model_dump_json().encode())
     app = build_app(service, Authenticator(store, clock), version="0.0.0")
@@ -143,3 +148,4 @@ async def serving(
             yield Running(f"http://127.0.0.1:{address[1]}", service, http, market, app)
     finally:
         await runner.cleanup()
+        await webhooks.close()
