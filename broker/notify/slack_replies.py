@@ -1,6 +1,7 @@
 """What is said in a job's thread, and outside of any thread. Pure: events and notices in, Block Kit out."""
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from broker.decide.spending import billed_hours, lost_share
@@ -10,7 +11,7 @@ from broker.domain.money import show, usd
 from broker.domain.notice import Notice
 from broker.domain.words import duration
 from broker.notify.slack_blocks import Message, message
-from broker.notify.slack_text import HEADER_MAX, Json, context, line, plain, section
+from broker.notify.slack_text import HEADER_MAX, Json, context, line, mrkdwn, plain, section
 
 SILENT = frozenset({"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed"})
 """The root message shows them."""
@@ -18,6 +19,7 @@ ENDS = frozenset({"job.succeeded", "job.failed", "job.capped", "job.cancelled"})
 """Told as a summary."""
 MESSAGE = 2400
 ROWS = 20
+MONEY_MAX = Decimal(10) ** 12
 
 TITLES: Mapping[str, tuple[str, str]] = {
     "attempt.intended": ("🧾", "Bought"),
@@ -39,6 +41,22 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "job.refused": ("👎", "Refused"),
     "job.stop_requested": ("⏹️", "Stopping"),
 }
+
+NOTICES: Mapping[str, tuple[str, str]] = {
+    "budget.threshold": ("🚧", "Budget"),
+    "channel.disabled": ("🔕", "A channel is disabled"),
+    "channel.test": ("👋", "It works"),
+    "digest.daily": ("🧮", "Yesterday's spending"),
+    "digest.weekly": ("🧮", "Last week's spending"),
+}
+SUMS: Mapping[str, str] = {
+    "spent_usd": "Spent",
+    "lost_usd": "Lost work in it",
+    "saved_on_demand_usd": "Saved against on-demand",
+    "usd_per_hour": "An hour, now",
+}
+"""Totals of a digest."""
+UNITS: Mapping[str, str] = {"usd_per_hour": "{} an hour", "spent_usd": "{} spent", "cap_usd": "cap {}"}
 
 
 def reply(event: Event, snapshot: Snapshot, folded: int) -> Message | None:
@@ -84,15 +102,22 @@ def lost(gone: Attempt, now: Attempt) -> str:
 
 
 def notice(told: Notice) -> Message:
-    """What is about no single job. Tables in `data` (lists of rows, each of plain values) become lines."""
-    title = told.kind.replace(".", " ").replace("_", " ")
+    """What is about no single job. Lists of rows in `data` become lines."""
+    symbol, title = NOTICES.get(told.kind, ("📣", told.kind.replace(".", " ").replace("_", " ")))
     blocks: list[Json] = [
-        {"type": "header", "text": plain(title, HEADER_MAX)},
+        {"type": "header", "text": plain(f"{symbol} {title}", HEADER_MAX)},
         section(line(told.message, MESSAGE) or "–"),
+        *_sums(told.data),
         *_tables(told.data),
         context(line(f"team {told.team}" if told.team else "the whole installation", 200)),
     ]
     return message(f"{title}: {told.message}", *blocks)
+
+
+def _sums(data: Mapping[str, Any]) -> list[Json]:
+    """The digest's totals side by side."""
+    found = [f"*{name}*\n{line(_money(data[key]), 100)}" for key, name in SUMS.items() if key in data]
+    return [{"type": "section", "fields": [mrkdwn(text) for text in found]}] if found else []
 
 
 def _tables(data: Mapping[str, Any]) -> list[Json]:
@@ -108,6 +133,16 @@ def _tables(data: Mapping[str, Any]) -> list[Json]:
 
 
 def _row(row: object) -> str:
-    if isinstance(row, Mapping):
-        return " · ".join(str(value) for value in row.values())
-    return str(row)
+    """`tune · ann · 1 x l40s · $0.73 an hour · $1.20 spent`: money is told as such, ids are for programs."""
+    if not isinstance(row, Mapping):
+        return str(row)
+    named = {key: value for key, value in row.items() if key != "id" or "name" not in row}
+    return " · ".join(UNITS.get(key, "{}").format(_money(v) if "usd" in key else v) for key, v in named.items())
+
+
+def _money(value: object) -> str:
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        return str(value)
+    return show(amount) if amount.is_finite() and abs(amount) < MONEY_MAX else str(value)

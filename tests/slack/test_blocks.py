@@ -36,7 +36,9 @@ NASTY = st.one_of(
         ]
     ),
 )
-TABLES = st.dictionaries(NASTY, st.one_of(NASTY, st.lists(st.one_of(NASTY, st.dictionaries(NASTY, NASTY)))))
+KEYS = NASTY | st.sampled_from(["spent_usd", "usd", "usd_per_hour", "saved_on_demand_usd", "id", "name", "jobs"])
+VALUES = NASTY | st.sampled_from(["12.5", "-3", "NaN", "1e999999", "Infinity"])
+TABLES = st.dictionaries(KEYS, st.one_of(VALUES, st.lists(st.one_of(VALUES, st.dictionaries(KEYS, VALUES)))))
 MONEY = st.decimals(min_value=0, max_value=2_000_000, places=6)
 CONTROL = re.compile(r"<[^>]*>")
 
@@ -202,6 +204,22 @@ def test_a_resume_says_what_was_lost() -> None:
     told = reply(event, Snapshot(job=job, attempts=(gone, now)), 0)
     assert told is not None
     assert "2 min 30 s, $0.1000" in "\n".join(strings(told.blocks))
+
+
+def test_a_digest_is_read_at_a_glance() -> None:
+    data = {
+        "since": "2026-03-01T00:00:00+00:00", "spent_usd": "12.34", "lost_usd": "0.5", "saved_on_demand_usd": "-1",
+        "users": [{"user": "default/ann", "usd": "12.34"}],
+        "running": [{"id": "abc", "name": "tune", "gpu": "1 x l40s", "usd_per_hour": "0.73", "spent_usd": "1.2"}],
+        "usd_per_hour": "0.73",
+    }  # fmt: skip
+    told = Notice(id="d", kind="digest.daily", message="nlp, 2026-03-01: $12.34 spent", team="nlp", data=data)
+    said = "\n".join(strings(notice(told).blocks))
+    rows = ("default/ann · $12.34", "tune · 1 x l40s · $0.7300 an hour · $1.2000 spent", "team nlp")
+    sums = ("*Spent*\n$12.34", "*Lost work in it*\n$0.5000", "*An hour, now*\n$0.7300")
+    for fact in ("Yesterday's spending", *rows, *sums):
+        assert fact in said
+    assert "abc" not in said
 
 
 def test_the_end_tells_the_whole_story() -> None:

@@ -240,8 +240,8 @@ async def test_a_notice_is_told_once(desk: Desk) -> None:
     desk.notifier = desk.another()
     await desk.deliver(told, None)
     (said,) = desk.slack.messages()
-    assert said["text"] == "digest daily: $12.00 spent"
-    assert "&lt;!here&gt; · 12.00" in str(said["blocks"])
+    assert said["text"] == "Yesterday's spending: $12.00 spent"
+    assert "&lt;!here&gt; · $12.00" in str(said["blocks"])
 
 
 async def test_a_new_token_is_used_at_once(desk: Desk) -> None:
