@@ -17,6 +17,7 @@ from broker.domain.errors import NoCapacity, OutcomeUnknown, Rejected
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
 from providers.sky import SkyConfig, SkyLauncher
+from tests.clouds import sky_rig
 from tests.clouds.emulator import Clouds
 from tests.clouds.sky_rig import (
     INSTALLATION,
@@ -102,6 +103,29 @@ async def test_a_refused_key_says_where_to_look(sky: SkyLauncher, clouds: Clouds
         clouds.world.api_key = KEY
     assert KEY not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("old", [False, True])
+async def test_a_key_that_was_exchanged_is_the_next_launchs(
+    sky: SkyLauncher, clouds: Clouds, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    """Without another server: sold out is what the cloud says to a key that it takes."""
+    clouds.control.capacity("lambda", H100, 0)
+    clouds.control.capacity("runpod", L40S, 0)
+    await sky.warm()
+    running = sky.id
+    monkeypatch.setattr(clouds.world, "api_key", "the-new-key-of-the-account")
+    if not old:
+        fresh = clouds.world.api_key.encode()
+        exchanged = {
+            cloud: {path: content.replace(KEY.encode(), fresh) for path, content in files.items()}
+            for cloud, files in sky_rig.KEYS.items()
+        }
+        monkeypatch.setattr(sky_rig, "KEYS", exchanged)
+    for number, bought in enumerate((of_lambda(), of_runpod())):
+        with pytest.raises(Rejected if old else NoCapacity):
+            await sky.launch(name("yz"[number] if old else "wx"[number]), bought, TASK if number else PLAIN)
+    assert sky.id == running
 
 
 async def test_an_error_of_the_cloud_says_nothing_about_machines(sky: SkyLauncher, clouds: Clouds) -> None:
