@@ -21,8 +21,7 @@ WORK = "var/tmp/gpubroker"
 RUN = f"{WORK}/attempt/run"
 METRICS = f"{RUN}/metrics.jsonl"
 DISK = {
-    "reach": "{home}/.sky/sky_ray.yml",
-    "runtime": "{home}/.sky/skylet_pid",
+    "reach": "{home}/.gpubroker/start.sh",
     "task": WORK,
     "agent": RUN,
     "inputs": f"{RUN}/job.json",
@@ -36,9 +35,8 @@ MEANING = {
     "intent": "… → create_sent_at is committed",
     "request": "… → the cloud has been asked for the machine (SkyPilot's request)",
     "boot": "… → the cloud says that it runs (an emulated machine boots in a second)",
-    "reach": "… → SkyPilot has seen that it runs, found SSH and copied its files",
-    "runtime": "… → SkyPilot's runtime is up on it",
-    "task": "… → our task is started",
+    "reach": "… → SkyPilot has seen that it runs, and it has taken our files by SSH",
+    "task": "… → it is set up, and our `run` is under way",
     "agent": "… → the agent is up",
     "inputs": "… → spec, data and checkpoint are there",
     "model": "… → torch is imported and the model loaded",

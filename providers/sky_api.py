@@ -108,7 +108,7 @@ class SkyApi:
         await self.result(await self._submit("/down", {"cluster_name": cluster, "purge": True}))
 
     async def way_in(self, cluster: str) -> dict[str, Any]:
-        """Address and login of node 0; empty for an unknown cluster."""
+        """Addresses (`nodes`) and login of its machines; empty for an unknown cluster."""
         found: dict[str, Any] = await self._call("GET", f"/gpubroker/ssh/{cluster}")
         return found
 

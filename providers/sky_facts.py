@@ -5,11 +5,14 @@ from importlib.resources import files
 
 SKY_VERSION = "0.14.1"
 PLUGIN = "providers.sky_plugin.GpuBroker"
-_PARTS = ("sky_facts", "sky_lives", "sky_keys", "sky_patch", "sky_patches", "sky_aws", "sky_plugin")
+_PARTS = (
+    "sky_facts.py", "sky_lives.py", "sky_keys.py", "sky_patch.py", "sky_patches.py", "sky_aws.py", "sky_start.py",
+    "sky_ssh.py", "sky_plugin.py", "machine/start.sh",
+)  # fmt: skip
 
 
 def _version() -> str:
-    texts = [(files("providers") / f"{part}.py").read_bytes() for part in _PARTS]
+    texts = [(files("providers") / part).read_bytes() for part in _PARTS]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
 
 

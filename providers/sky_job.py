@@ -1,10 +1,9 @@
-"""How the job of a launched machine fares: SkyPilot's launch has returned by then, and `setup` and `run` follow.
+"""How the task of a launched machine fares: SkyPilot's launch has returned by then, and `setup` and `run` follow.
 
-Read over SSH from the books that SkyPilot keeps on node 0: its API server would take a worker's process for each look.
+Read over SSH from what `machine/start.sh` writes down.
 """
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,10 +19,10 @@ MOST = 256 * 1024
 """Bytes of an answer that are read: a host may send what it likes, for as long as it is listened to."""
 SETTLED_S = 60.0
 """A trainer that cannot run at all (`docker run` is refused) has ended by then."""
-_PYTHON = 'exec "$(cat ~/.sky/python_path 2>/dev/null || command -v python3)" -I -'
-_FAILED = frozenset({"FAILED", "FAILED_SETUP", "FAILED_DRIVER", "CANCELLED"})
-_OF_TASK = re.compile(r"\([^()]*pid=\d+[^()]*\) (.*)")
-"""A line of the task in the job's log; all others are SkyPilot's."""
+_SHELL = "sh -s"
+_SAYS = re.compile(rb"([A-Z_]+) (-?\d+)")
+"""First line of an answer."""
+_FAILED = frozenset({"FAILED", "FAILED_SETUP"})
 _ENDED = re.compile(r"gpubroker-run: the trainer ended with (\d+)")
 _TELLS = frozenset({0, 64, 65, 70, 71, 75})
 """Exit codes of a trainer that ran, as in machine/run.sh: how it went is in its final.json."""
@@ -34,29 +33,33 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]")
 @dataclass(frozen=True, kw_only=True)
 class SkyJob:
     status: str
-    """SkyPilot's JobStatus."""
+    """SETTING_UP, RUNNING, SUCCEEDED, FAILED, FAILED_SETUP."""
     ran_s: float
     """Since `run` began, by the machine's clock; 0 before."""
     log: str
-    """The end of what all nodes print."""
+    """The end of what it prints."""
 
 
 async def look(ssh: Sequence[str]) -> SkyJob | None:
-    """`ssh`: argv to which a word for the shell of node 0 may be appended. None: nothing can be learned just now."""
+    """`ssh`: argv to which a word for the machine's shell may be appended. None: nothing can be learned just now."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *ssh, _PYTHON, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
+        *ssh, _SHELL, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(LOOK_S):
-            return SkyJob(**json.loads(await _ask(process)))
-    except (TimeoutError, ValueError, TypeError):
+            head, _, log = (await _ask(process)).partition(b"\n")
+    except (TimeoutError, ConnectionError):
         return None
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+    says = _SAYS.fullmatch(head)
+    if says is None:
+        return None
+    return SkyJob(status=says[1].decode(), ran_s=max(0.0, float(says[2])), log=log.decode("utf-8", "replace"))
 
 
 async def _ask(process: asyncio.subprocess.Process) -> bytes:
@@ -86,7 +89,7 @@ def _cause(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> 
     ours = [line for line in lines if line.startswith(_OURS)]
     theirs = [line for line in lines if not line.startswith(_OURS)]
     if not ours:
-        cause = f"SkyPilot says {status} of the machine's job"
+        cause = f"the machine's task ended as {status}"
     elif ended := _ENDED.match(ours[-1]):
         cause = f"the trainer cannot run on this machine (exit code {ended[1]}); check trainer.image"
     else:
@@ -97,9 +100,9 @@ def _cause(status: str, lines: Sequence[str], secrets: Sequence[str] | None) -> 
 
 
 def _task_lines(log: str) -> list[str]:
-    found = map(_OF_TASK.fullmatch, _COLOUR.sub("", log).replace("\r", "\n").split("\n"))
-    return [line for match in found if match and (line := match[1].strip())]
+    lines = _COLOUR.sub("", log).replace("\r", "\n").split("\n")
+    return [line for one in lines if (line := one.strip())]
 
 
 def _script() -> bytes:
-    return Path(str(files("providers") / "machine" / "job.py")).read_bytes()
+    return Path(str(files("providers") / "machine" / "look.sh")).read_bytes()

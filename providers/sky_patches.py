@@ -16,7 +16,7 @@ import pandas
 from sky import exceptions
 from sky.utils import annotations, registry, status_lib
 
-from providers import sky_aws, sky_keys
+from providers import sky_aws, sky_keys, sky_start
 from providers.sky_facts import ANYWHERE, CLOUDS, NOTHING, ROWS
 from providers.sky_lives import acting
 from providers.sky_patch import Patch, Replacement, pin, private, state_folder
@@ -54,11 +54,11 @@ _asked: list[str] = []
 
 
 def _counted(original: Replacement) -> Replacement:
-    """Before this, nothing is created."""
+    """Before this, nothing is created; after it, only the task is left to be started."""
 
     def run_instances(provider_name: str, *args: Any, **kwargs: Any) -> Any:
         _asked.append(provider_name)
-        return original(provider_name, *args, **kwargs)
+        return sky_start.ready(original(provider_name, *args, **kwargs))
 
     return run_instances
 
@@ -268,6 +268,13 @@ PATCHES = (
         "sky.backends.cloud_vm_ray_backend", "FailoverCloudErrorHandlerV2.update_blocklist_on_error",
         "blocked_resources launchable_resources region zones error", _remembered,
     ),
+    Patch(
+        "sky.backends.cloud_vm_ray_backend", "CloudVmRayBackend._execute", "self handle task dryrun",
+        sky_start.started_by_us,
+    ),
+    Patch("sky.backends.wheel_utils", "build_sky_wheel", "", sky_start.no_wheel),
+    Patch("sky.provision.runpod.instance", "POLL_INTERVAL", None, lambda _: sky_start.POLL_S["runpod"]),
+    Patch("sky.provision.vast.instance", "POLL_INTERVAL", None, lambda _: sky_start.POLL_S["vast"]),
     Patch("sky.check", "get_cloud_credential_file_mounts", "excluded_clouds", _no_credentials),
     Patch("sky.provision.aws.config", "_configure_iam_role", "iam", sky_aws.no_instance_role),
     Patch("sky.provision.aws", "bootstrap_instances", "region cluster_name config", sky_aws.machine_as_bought),

@@ -16,6 +16,7 @@ from providers.sky_facts import DEAD, LOCK, PLUGIN_VERSION, SERVERS, SKY_VERSION
 from providers.sky_lives import acted_on, tidy
 from providers.sky_patch import state_folder
 from providers.sky_patches import PATCHES
+from providers.sky_start import way_in
 
 
 class GpuBroker(plugins.BasePlugin):
@@ -84,19 +85,8 @@ def _is_launching(cluster: str) -> dict[str, bool]:
 
 
 def _way_in(cluster: str) -> dict[str, Any]:
-    """Address and login of node 0; empty for a cluster that SkyPilot has no record of."""
+    """Address and login of each machine; empty for a cluster that SkyPilot has no record of."""
     from sky import global_user_state
-    from sky.backends import backend_utils
 
-    handle = global_user_state.get_handle_from_cluster_name(cluster)
-    ips, ports = getattr(handle, "cached_external_ips", None), getattr(handle, "cached_external_ssh_ports", None)
-    if not ips or not ports:
-        return {}
-    login = backend_utils.ssh_credential_from_yaml(handle.cluster_yaml, ssh_user=handle.ssh_user)
-    return {
-        "host": ips[0],
-        "port": ports[0],
-        "user": login["ssh_user"],
-        "key": Path(login["ssh_private_key"]).expanduser().read_text(),
-        "proxy": login["ssh_proxy_command"],
-    }
+    way = way_in(global_user_state.get_handle_from_cluster_name(cluster))
+    return way and way | {"key": way["key"].read_text()}

@@ -1,12 +1,10 @@
-# Runs the trainer of one attempt. Constant: what varies comes in GPUBROKER_* and SkyPilot's variables.
+# Runs the trainer of one attempt. Constant: what varies comes in GPUBROKER_* and SKYPILOT_* variables.
 #
-# How the attempt ended is in final.json: SkyPilot only hears of a trainer that could not run, or was killed. It ends
-# all machines of a job as soon as one fails, and the first is still writing then.
+# How the attempt ended is in final.json: the exit code only tells of a trainer that could not run, or was killed.
 set -uo pipefail
 
 work=/var/tmp/gpubroker
 venv=/srv/venv
-case $0 in /tmp/sky_*) rm -f -- "$0" ;; esac # SkyPilot wrote the secrets into this file
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi

@@ -7,7 +7,6 @@ set -euo pipefail
 
 home=/srv/gpubroker
 venv=/srv/venv
-case $0 in /tmp/sky_*) rm -f -- "$0" ;; esac # SkyPilot wrote the secrets into this file
 
 fail() {
     echo "gpubroker-setup: $1" >&2
@@ -68,6 +67,13 @@ sys.exit(f"gpubroker-setup: {problem}")
 PYTHON
 }
 
+# For a machine whose Python is too old for the trainer; where that fails, the recipe says what is missing.
+get_uv() {
+    python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
+    [ -x "$HOME/.local/bin/uv" ] || curl -LsSf https://astral.sh/uv/install.sh | env UV_INSTALL_DIR="$HOME/.local/bin" sh ||
+        echo "gpubroker-setup: uv cannot be fetched" >&2
+}
+
 install_bundle() {
     local folder=$home/$GPUBROKER_BUNDLE_SHA256
     [ -e "$folder/.installed" ] && return
@@ -76,9 +82,13 @@ install_bundle() {
     mkdir "$folder"
     fetch "$folder/bundle.tar"
     tar -xf "$folder/bundle.tar" -C "$folder" --no-same-owner
+    get_uv
     bash "$folder/deploy/trainer_install.sh" "$venv" || fail "the trainer cannot be installed; see the lines above"
     touch "$folder/.installed"
 }
+
+# An upgrade of docker, or of the GPU's driver, would end the trainer.
+as_root systemctl disable --now unattended-upgrades apt-daily-upgrade.timer >/dev/null 2>&1 || true
 
 case $GPUBROKER_WAY in
     image) [ -x "$venv/bin/python" ] || fail "no trainer in this image; build it with \`make image\`" ;;

@@ -243,6 +243,25 @@ async def test_a_launch_goes_on_without_its_caller_until_it_is_cancelled(sky: Sk
     await dead(sky, name("i"))
 
 
+async def test_a_launch_to_whose_machine_no_way_leads_is_cancelled_at_once(sky: SkyLauncher, clouds: Clouds) -> None:
+    """Machines on paper have no SSH: theirs would be waited for."""
+    mine = name("p")
+    launch = asyncio.create_task(sky.launch(mine, of_runpod(), TASK))
+    await until(partial(created, clouds, mine, launch), within_s=60)
+    await until(lambda: bool(_knocking(sky)), within_s=60)
+    assert await sky.liveness(sky.id, mine) is Liveness.ALIVE
+    await sky.cancel(mine)
+    await dead(sky, mine)
+    with suppress(OutcomeUnknown):
+        await launch
+    assert _knocking(sky) == []
+
+
+def _knocking(sky: SkyLauncher) -> list[int]:
+    """Processes of the server that try to reach a machine."""
+    return [pid for pid, process in processes(sky._state.parent).items() if process.name() == "ssh"]
+
+
 async def test_a_killed_server_creates_no_more(sky: SkyLauncher, clouds: Clouds) -> None:
     launch = await begun(sky, clouds, name("k"))
     died, state = sky.id, sky._state.parent

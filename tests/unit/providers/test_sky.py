@@ -12,9 +12,10 @@ from aiohttp.test_utils import TestServer
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers.cloud import Purchase
-from providers.sky import SkyConfig, SkyLauncher, _argv, _yaml
+from providers.sky import SkyConfig, SkyLauncher, _yaml
 from providers.sky_facts import PLUGIN_VERSION, SKY_VERSION
 from providers.sky_server import user_of
+from providers.sky_ssh import argv
 from providers.task import Task
 
 NAME = InstanceName("gb-abcd-aaaaaaaaaaaaa")
@@ -58,12 +59,12 @@ def test_a_task_is_pinned_to_one_thing_in_one_place() -> None:
 
 def test_the_way_in_ignores_a_persons_own_ssh_configuration() -> None:
     way = {"host": "10.0.0.1", "port": 2222, "user": "ubuntu", "proxy": "nc jump %h"}
-    argv = _argv(way, Path("/key"), tty=False)
-    assert argv[:3] == ["ssh", "-F", "none"]
-    assert argv[-1] == "ubuntu@10.0.0.1"
-    assert "ProxyCommand=nc jump %h" in argv
-    assert argv[argv.index("-p") : argv.index("-p") + 2] == ["-p", "2222"]
-    assert ("-T" in argv, "-tt" in _argv(way, Path("/key"), tty=True)) == (True, True)
+    ssh = argv(way, Path("/key"), tty=False)
+    assert ssh[:3] == ["ssh", "-F", "none"]
+    assert ssh[-1] == "ubuntu@10.0.0.1"
+    assert "ProxyCommand=nc jump %h" in ssh
+    assert ssh[ssh.index("-p") : ssh.index("-p") + 2] == ["-p", "2222"]
+    assert ("-T" in ssh, "-tt" in argv(way, Path("/key"), tty=True)) == (True, True)
 
 
 def test_skypilots_user_follows_from_the_installation() -> None:

@@ -1,7 +1,6 @@
-"""What SkyPilot's books on a machine say of its job, read as over SSH: by a shell of another home."""
+"""What a machine says of its task, read as over SSH: by a shell of another home."""
 
 import os
-import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,33 +10,23 @@ import pytest
 from providers import sky_job
 from providers.sky_job import SkyJob, look, verdict
 
-HEAD = """2026-11-21 18:41:16,222\tINFO worker.py:1719 -- Connected to Ray cluster at \x1b[1mhttp://127.0.0.1:8266\x1b[22m
-\x1b[2m├── \x1b[0m\x1b[2mWaiting for task resources on 1 node.\x1b[0m
-"""
-SETUP, RUN, WORKER = (
-    "\x1b[36m(setup pid=487)\x1b[0m ",
-    "(gb-x, pid=900) ",
-    "\x1b[36m(worker1, rank=1, pid=9, ip=10.0.0.3)\x1b[0m ",
-)
 NOT_FOUND = "Error response from daemon: manifest unknown"
-PULL = f"""{HEAD}{SETUP}{NOT_FOUND}
-{SETUP}gpubroker-setup: the pull failed (3 of 3)
-{SETUP}gpubroker-setup: cannot pull r.example/t@sha256:0; check trainer.image, and the registry's login if it is private
-ERROR: \x1b[31mJob 1's setup failed. Failed workers: (pid=487, returncode=1). See error logs above.\x1b[0m
+PULL = f"""{NOT_FOUND}
+gpubroker-setup: the pull failed (3 of 3)
+gpubroker-setup: cannot pull r.example/t@sha256:0; check trainer.image, and the registry's login if it is private
 """
 
 
-def machine(home: Path, status: str, *, start_at: float = -1, log: str = "") -> Sequence[str]:
-    """SkyPilot's books below `home`, and argv as `SkyLauncher.ssh` gives it."""
-    (home / ".sky").mkdir()
-    folder = home / "sky_logs/1-gb-x"
-    folder.mkdir(parents=True)
-    (folder / "run.log").write_text(log)
-    books = sqlite3.connect(home / ".sky/jobs.db")
-    books.execute("CREATE TABLE jobs (job_id INTEGER PRIMARY KEY, status TEXT, start_at FLOAT, log_dir TEXT)")
-    books.execute("INSERT INTO jobs VALUES (1, ?, ?, '~/sky_logs/1-gb-x')", (status, start_at))
-    books.commit()
-    books.close()
+def machine(home: Path, *, running_s: float | None = None, code: int | None = None, log: str = "") -> Sequence[str]:
+    """What `start.sh` has written below `home`, and argv as `SkyLauncher.ssh` gives it."""
+    folder = home / ".gpubroker"
+    (folder / "started").mkdir(parents=True)
+    (folder / "log").write_text(log)
+    if running_s is not None:
+        (folder / "running").touch()
+        os.utime(folder / "running", (time.time() - running_s,) * 2)
+    if code is not None:
+        (folder / "code").write_text(f"{code}\n")
     return shell(home)
 
 
@@ -49,22 +38,32 @@ def job(status: str, log: str = "", ran_s: float = 0.0) -> SkyJob:
     return SkyJob(status=status, ran_s=ran_s, log=log)
 
 
-async def test_the_books_are_read(tmp_path: Path) -> None:
-    seen = await look(machine(tmp_path, "RUNNING", start_at=time.time() - 100, log=HEAD + "é\n" * 20_000 + PULL))
+async def test_a_machine_is_asked_how_it_fares(tmp_path: Path) -> None:
+    seen = await look(machine(tmp_path, running_s=100, log="é\n" * 20_000 + PULL))
     assert seen is not None
     assert (seen.status, 100 <= seen.ran_s < 130) == ("RUNNING", True)
     assert seen.log.endswith(PULL)
     assert len(seen.log) < 20_000
 
 
-async def test_a_machine_of_which_nothing_is_known_yet_has_no_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("running_s", "code", "status"),
+    [
+        (None, None, "SETTING_UP"), (None, 1, "FAILED_SETUP"), (9, None, "RUNNING"), (9, 0, "SUCCEEDED"),
+        (9, 137, "FAILED"),
+    ],
+)  # fmt: skip
+async def test_where_a_machine_stands(tmp_path: Path, running_s: float | None, code: int | None, status: str) -> None:
+    seen = await look(machine(tmp_path, running_s=running_s, code=code))
+    assert seen is not None
+    assert seen.status == status
+
+
+async def test_a_machine_on_which_nothing_was_started_yet_has_no_job(tmp_path: Path) -> None:
     assert await look(shell(tmp_path)) is None
     assert await look(["false"]) is None
-    ssh = machine(tmp_path, "SETTING_UP")
-    books = sqlite3.connect(tmp_path / ".sky/jobs.db")
-    books.execute("DELETE FROM jobs")
-    books.commit()
-    assert await look(ssh) is None
+    (tmp_path / ".gpubroker").mkdir()
+    assert await look(shell(tmp_path)) is None
 
 
 async def test_a_machine_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +74,11 @@ async def test_a_machine_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
-        (job("PENDING"), False),
         (job("SETTING_UP", PULL), False),
         (job("RUNNING", ran_s=1), False),
         (job("RUNNING", ran_s=61), True),
         (job("SUCCEEDED"), True),
-        (job("RUNNING", f"{RUN}gpubroker-run: the trainer ended with 65", 1), True),
+        (job("RUNNING", "gpubroker-run: the trainer ended with 65", 1), True),
     ],
 )
 def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, expected: bool) -> None:
@@ -96,16 +94,15 @@ def test_a_job_that_has_not_failed_runs_once_it_has_for_a_while(seen: SkyJob, ex
             f" (it said: {NOT_FOUND})",
         ),
         (
-            job("FAILED_SETUP", f"{WORKER}gpubroker-setup: no trainer in this image"),
+            job("FAILED_SETUP", "gpubroker-setup: no trainer in this image"),
             "no trainer in this image",
         ),
         (
-            # The machine waits to end itself, and so SkyPilot still says RUNNING.
-            job("RUNNING", f"{RUN}docker: no runtime\n{RUN}gpubroker-run: the trainer ended with 125", 1),
+            # The machine waits to end itself, and so it is still said to run.
+            job("RUNNING", "docker: no runtime\ngpubroker-run: the trainer ended with 125", 1),
             "the trainer cannot run on this machine (exit code 125); check trainer.image (it said: docker: no runtime)",
         ),
-        (job("FAILED_DRIVER", HEAD), "SkyPilot says FAILED_DRIVER of the machine's job"),
-        (job("CANCELLED"), "SkyPilot says CANCELLED of the machine's job"),
+        (job("FAILED"), "the machine's task ended as FAILED"),
     ],
 )
 def test_a_failure_is_told_in_one_line_with_what_to_do(seen: SkyJob, expected: str) -> None:
@@ -113,14 +110,14 @@ def test_a_failure_is_told_in_one_line_with_what_to_do(seen: SkyJob, expected: s
 
 
 def test_no_secret_is_told() -> None:
-    log = f"{SETUP}GET https://store.example/t?key=s3cret\n{SETUP}gpubroker-setup: cannot fetch s3cret"
+    log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch s3cret"
     told = verdict(job("FAILED_SETUP", log), ["s3cret"])
     assert told == "cannot fetch *** (it said: GET https://store.example/t?key=***)"
 
 
 def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> None:
     """A former daemon has launched it."""
-    log = f"{SETUP}GET https://store.example/t?key=s3cret\n{SETUP}gpubroker-setup: cannot fetch the trainer"
+    log = "GET https://store.example/t?key=s3cret\ngpubroker-setup: cannot fetch the trainer"
     assert verdict(job("FAILED_SETUP", log), None) == "cannot fetch the trainer"
 
 

@@ -87,15 +87,16 @@ def test_the_plugins_version_follows_from_all_of_its_code() -> None:
     imported = {
         name
         for part in sky_facts._PARTS
-        for line in (package / f"{part}.py").read_text().splitlines()
-        if (name := _ours(line))
+        if part.endswith(".py")
+        for line in (package / part).read_text().splitlines()
+        for name in _ours(line)
     }
     assert imported <= set(sky_facts._PARTS), "what the plugin is made of is in its version"
 
 
-def _ours(line: str) -> str:
-    """The module of this package that a line imports."""
-    words = line.split()
+def _ours(line: str) -> list[str]:
+    """The files of this package that a line imports."""
     if line.startswith("from providers.sky_"):
-        return words[1].removeprefix("providers.")
-    return words[3] if line.startswith("from providers import sky_") else ""
+        return [line.split()[1].removeprefix("providers.") + ".py"]
+    found = line.removeprefix("from providers import ").split(", ") if line.startswith("from providers import ") else []
+    return [f"{name}.py" for name in found]

@@ -1,0 +1,15 @@
+# Sets a machine up and runs the trainer: in the background, and once, however often it is asked to, since a connection
+# may break off after it has asked. Constant: what varies is in `env` beside it, which it removes. The log is beside it.
+cd "$(dirname "$0")" || exit
+if [ "${1:-}" != attempt ]; then
+    mkdir started 2>/dev/null || exit 0
+    exec setsid --fork bash --login "$PWD/start.sh" attempt </dev/null >log 2>&1
+fi
+set -a
+. ./env
+set +a
+rm -f env
+umask 022
+ulimit -Sn 1048576 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
+bash setup.sh && : >running && bash run.sh
+echo $? >code.new && mv code.new code
