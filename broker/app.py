@@ -143,8 +143,9 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         box = SecretBox(master_key(config.home / "master.key", os.environ))
         blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants_of(config))
         providers = build(
-            config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs
-        )
+            config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
+            launches=True,
+        )  # fmt: skip
         for provider in providers.values():
             stack.push_async_callback(provider.close)
         await _refuse_lost_providers(store, set(providers))

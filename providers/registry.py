@@ -71,9 +71,18 @@ class ProvidersConfig(Config):
 
 
 def build(
-    config: ProvidersConfig, *, installation: Installation, state: Path, clock: Clock, blobs: Blobs
+    config: ProvidersConfig,
+    *,
+    installation: Installation,
+    state: Path,
+    clock: Clock,
+    blobs: Blobs,
+    launches: bool = False,
 ) -> dict[str, Provider]:
-    """The configured providers by name. Each keeps what it must remember in `<state>/<name>/`."""
+    """The configured providers by name. Each keeps what it must remember in `<state>/<name>/`.
+
+    `launches`: whether they will be asked for machines, so that what this takes may be made ready; needs a loop.
+    """
     found: dict[str, Provider] = {}
     if config.local is not None:
         found["local"] = LocalProvider(config.local, installation=installation, state=state / "local", clock=clock)
@@ -84,6 +93,8 @@ def build(
         return found
     accounts = {name: _account(name, section, installation, state, clock) for name, section in rented.items()}
     launcher = _launcher(config.sky, rented, accounts, installation, state / "sky")
+    if launches:
+        launcher.warm_up()
     for name, section in rented.items():
         cloud, account = accounts[name]
         found[name] = CloudProvider(cloud, launcher, account, installation=installation, emulated=section.emulated)

@@ -97,6 +97,18 @@ async def test_the_next_daemon_adopts_a_living_server(state: Path) -> None:
     await second.stop()
 
 
+async def test_a_server_is_started_with_the_daemon_where_that_is_wished(state: Path) -> None:
+    cold = opened(state / "cold")
+    cold.warm_up()
+    sky = opened(state, warm=True)
+    sky.warm_up()
+    await until(lambda: (state / "sky/server.json").exists(), within_s=60)
+    await sky.close()
+    assert processes(state) == {}, "and ends with it, even while it is being started"
+    await cold.close()
+    assert not (state / "cold/sky/server.json").exists()
+
+
 async def test_an_idle_server_ends_with_its_daemon(state: Path) -> None:
     sky = opened(state)
     await sky.warm()
