@@ -37,6 +37,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "job.cap_raised": ("⬆️", "Cap raised"),
     "job.overrun_forecast": ("📈", "It will cost more than its cap"),
     "job.awaiting_approval": ("✋", "Waits for approval"),
+    "job.approval_waived": ("👍", "Needs no approval any more"),
     "job.approved": ("👍", "Approved"),
     "job.refused": ("👎", "Refused"),
     "job.stop_requested": ("⏹️", "Stopping"),
