@@ -77,6 +77,7 @@ class AwsCloud:
         self._regions = config.regions or REGIONS
         self._aws = Aws(config.endpoint, env=env, home=home)
         self._env, self._home = env, home
+        self._asked_with = ""
         self._market = AwsMarket(self._aws, clock, self._regions)
         self._offers = AwsOffers(self._market, clock, self._regions)
 
@@ -138,7 +139,9 @@ class AwsCloud:
         return digest_of(sky_files("aws", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        self._aws.forget_credentials()
+        if (credential := self.credential()) != self._asked_with:
+            self._aws.forget_credentials()
+            self._asked_with = credential
         me = await self._aws.call("sts", self._regions[0], "get_caller_identity")
         return (str(me["Account"]),)
 
