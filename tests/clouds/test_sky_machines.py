@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.clouds.emulator import Clouds
 from tests.clouds.machines import NamespaceMachines, NoNamespaces
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import AWS_KEY, KEY, PLAIN, TASK, launcher, name, of_lambda, of_runpod, of_vast, processes
+from tests.clouds.state import Rented
 from tests.clouds.test_sky_launch import needs_vast
 
 TASK_SECRET = TASK.secrets["SECRET_WORD"]
@@ -87,6 +89,27 @@ async def test_a_launch_runs_the_task_and_brings_no_key(house: tuple[Clouds, Aws
     assert leaks(machine.machine.root) == []
     assert all(secret not in str(machine.request) for secret in (*AWS_KEY.values(), TASK_SECRET))
     assert KEY not in str(machine.request)
+
+
+async def test_joined_machines_know_their_rank_and_where_the_first_is(house: tuple[Clouds, Aws, SkyLauncher]) -> None:
+    clouds, _, sky = house
+    mine = name("j")
+    task = replace(PLAIN, nodes=2, run='echo "$SKYPILOT_NODE_RANK" $SKYPILOT_NODE_IPS >~/rank; hostname -I >>~/rank')
+    await sky.launch(mine, of_lambda(), task)
+    assert await heard(sky, mine) is True, "both have ended well"
+    told = sorted([_home(machine) / "rank" for machine in clouds.world.named(mine)], key=Path.read_text)
+    (zero, own_zero), (one, own_one) = (path.read_text().splitlines() for path in told)
+    assert (zero.split()[0], one.split()[0]) == ("0", "1")
+    assert zero.split()[1:] == one.split()[1:], "all are told the same order"
+    addresses = zero.split()[1:]
+    assert addresses[0] in own_zero.split()
+    assert addresses[1] in own_one.split()
+
+
+def _home(rented: Rented) -> Path:
+    assert rented.machine is not None
+    assert rented.machine.root is not None
+    return rented.machine.root / "home/ubuntu"
 
 
 async def test_an_image_that_cannot_be_pulled_is_told_of(house: tuple[Clouds, Aws, SkyLauncher]) -> None:
