@@ -8,6 +8,7 @@
 | interruption | attempts with a signal, draining | stop, cap, notice: checkpoint, then let go |
 | termination | attempts terminating | destroy until the cloud says absent; settle |
 | billing | all live attempts, no lease | charge by the quantum, raise the cap signal |
+| budgets | policies, no lease | tell thresholds once a window, signal what a budget drains |
 | sweep | the clouds' listings, no lease | destroy what nobody answers for |
 | deadman | nothing | keep the broker's lease fresh while the database works |
 | outbox | deliveries of channels | tell people and programs, at least once |

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from broker.controllers.beats import Beats
 from broker.controllers.billing import Billing
 from broker.controllers.boot import Boot, TrainerOf
+from broker.controllers.budgets import Budgets
 from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
 from broker.controllers.digest import Digest
@@ -69,6 +70,7 @@ class Fleet:
                 interruption,
                 Termination(context, inventory, launchers),
                 Billing(context, inventory, (looker, launchers, interruption)),
+                Budgets(context),
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),

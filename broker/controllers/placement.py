@@ -1,8 +1,9 @@
 """Queued jobs: quote every offer, choose, and admit an attempt with its reservation, in one transaction."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 
@@ -11,22 +12,38 @@ from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.forsale import Offers
 from broker.decide.billing import least_usd, reservation
+from broker.decide.budgets import Applied, Ask, Hold, Refusal, admission, gpu_room, judge
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, workload_left
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.money import ZERO
 from broker.domain.offer import Quote, QuoteLine
 from broker.ports import Change
+from broker.ports.policies import Whose
 from trainer.contract import keys
 
 Troubles = Callable[[], Mapping[str, str]]
 _NUMBER = re.compile(r"[\d.,]+")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    """What all jobs of one claim are judged by."""
+
+    excluded: Mapping[str, str]
+    now: datetime
+    applied: Mapping[Whose, Sequence[Applied]]
+
+    def of(self, job: Job) -> tuple[Sequence[Applied], datetime]:
+        """The policies that cover a job, as they stood at the moment that comes with them."""
+        return self.applied[job.team, job.owner], self.now
+
+
 class Placement:
-    """Claims jobs that are queued, or recovering with their back-off over."""
+    """Claims jobs that are queued, awaiting approval, or recovering with their back-off over."""
 
     name = "placement"
 
@@ -39,7 +56,7 @@ class Placement:
     async def step(self) -> bool:
         context = self._context
         jobs = await context.store.claim_jobs(
-            (JobState.QUEUED, JobState.RECOVERING),
+            (JobState.QUEUED, JobState.RECOVERING, JobState.AWAITING_APPROVAL),
             owner=context.owner,
             lease_s=context.rhythm.lease_s,
             limit=context.rhythm.claim,
@@ -47,12 +64,16 @@ class Placement:
         if not jobs:
             await context.store.wait("jobs", self.every_s)
             return True  # the wait was the pause
-        excluded = await context.store.blocked_offers()
-        decided = await each(context, self.name, jobs, lambda job: self._decide(job, excluded))
-        await context.store.apply([change for _, change in decided])
+        now, applied = await context.store.applied(list({(job.team, job.owner) for job in jobs}))
+        seen = _Round(excluded=await context.store.blocked_offers(), now=now, applied=applied)
+        decided = await each(context, self.name, jobs, lambda job: self._decide(job, seen))
+        held = await context.store.apply([change for _, change in decided])
+        # Others took the room meanwhile, in this round or elsewhere: the next look says so.
+        missed = [job for (job, _), ok in zip(decided, held, strict=True) if not ok]
+        await context.store.release(missed, [], due_in_s=0.0)
         return True
 
-    async def _decide(self, job: Job, excluded: Mapping[str, str]) -> Change:
+    async def _decide(self, job: Job, seen: "_Round") -> Change:
         if job.stop_requested:
             stopped = replace(
                 job,
@@ -64,27 +85,60 @@ class Placement:
         if job.state is JobState.RECOVERING:
             queued = replace(job, state=next_job_state(job.state, JobEvent.BACK_OFF_OVER), due_at=None)
             return Change(job=(job, queued))
-        return await self._place(job, excluded)
+        # What it reserves depends on the offer; this much is known before.
+        first = judge(Ask(reserve_usd=ZERO, cap_usd=job.cap_usd, approved_usd=job.approved_usd, jobs=1), *seen.of(job))
+        if job.state is JobState.AWAITING_APPROVAL:
+            return self._await(job, first)
+        if first is not None:
+            return self._refused(job, first)
+        return await self._place(job, seen)
 
-    async def _place(self, job: Job, excluded: Mapping[str, str]) -> Change:
+    def _await(self, job: Job, refusal: Refusal | None) -> Change:
+        """Nobody has answered yet; the policy may have changed meanwhile."""
+        if refusal is not None and refusal.hold is Hold.APPROVAL:
+            return Change(job=(job, replace(job, reason=refusal.reason)), due_in_s=self._context.rhythm.replace_s)
+        queued = replace(job, state=next_job_state(job.state, JobEvent.APPROVED), reason="", due_at=None)
+        told = event(job, "job.approval_waived", "approval is not needed any more: the policy has changed")
+        return Change(job=(job, queued), events=(told,))
+
+    def _refused(self, job: Job, refusal: Refusal) -> Change:
+        """A policy says no, or asks people."""
+        if refusal.hold is not Hold.APPROVAL:
+            return self._wait(job, refusal.reason, capped=False)
+        waiting = replace(job, state=next_job_state(job.state, JobEvent.NEEDS_APPROVAL), reason=refusal.reason)
+        data = {"policy": refusal.policy, "cap_usd": str(job.cap_usd)}
+        told = event(job, "job.awaiting_approval", refusal.reason, data=data)
+        return Change(job=(job, waiting), events=(told,), due_in_s=self._context.rhythm.replace_s)
+
+    async def _place(self, job: Job, seen: "_Round") -> Change:
         context, cap_left = self._context, reservation(job)
         resume_from = await self._resume_from(job)
+        applied, now = seen.of(job)
+        room = gpu_room(applied)
+        offers = self._offers() if room is None else [one for one in self._offers() if one.gpus <= room]
         made = quote(
             job.spec,
             workload_left(job, resume_from),
-            self._offers(),
+            offers,
             now=context.clock.now(),
             local_files=context.blobs.local or _local_model(job),
             scoped_store=context.blobs.scopes,
             spent=job.spent_usd,
             cap_left=cap_left,
-            excluded=excluded,
+            excluded=seen.excluded,
             caps={name: p.caps for name, p in context.providers.items()},
         )
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:
+            if room is not None:  # what no policy lets through speaks of the cap no more than of the market
+                return self._wait(job, f"{choice.reason}; policies leave room for {max(0, room)} GPUs", capped=False)
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
-        return self._admit(job, choice.line, choice.reason, made, resume_from)
+        change = self._admit(job, choice.line, choice.reason, made, resume_from)
+        if change.admit is not None:
+            refusal = judge(admission(change.admit, job.cap_usd, job.approved_usd), applied, now)
+            if refusal is not None:
+                return self._refused(job, refusal)
+        return change
 
     def _least_usd(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context

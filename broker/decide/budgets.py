@@ -90,6 +90,8 @@ class Hold(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
+    """Why a job may not start."""
+
     hold: Hold
     policy: str
     """Its name."""
@@ -119,6 +121,12 @@ def judge(ask: Ask, applied: Sequence[Applied], now: datetime) -> Refusal | None
     return None
 
 
+def gpu_room(applied: Sequence[Applied]) -> int | None:
+    """GPUs that one more attempt may have at the most; None: any number."""
+    left = [one.policy.max_gpus - one.standing.gpus for one in applied if one.policy.max_gpus is not None]
+    return min(left, default=None)
+
+
 def reached(policy: Policy, standing: Standing) -> Iterator[Reached]:
     """Every threshold whose share is spent. Reservations do not count here: they may come back."""
     for budget, charged in zip(policy.budgets, standing.charged, strict=True):
@@ -130,6 +138,25 @@ def reached(policy: Policy, standing: Standing) -> Iterator[Reached]:
 def drains(policy: Policy, standing: Standing) -> Reached | None:
     """The threshold for which what runs has to stop now."""
     return next((one for one in reached(policy, standing) if one.threshold.action is Action.DRAIN), None)
+
+
+_FOLLOWS = {
+    Action.NOTIFY: "",
+    Action.REQUIRE_APPROVAL: "; from now on a launch needs approval",
+    Action.STOP_LAUNCHES: "; nothing more is launched",
+    Action.DRAIN: "; nothing more is launched, and what runs saves a checkpoint and stops",
+}
+
+
+def told_reached(policy: Policy, found: Reached, now: datetime) -> str:
+    """One line for those whose policy it is."""
+    budget, follows = found.budget, _FOLLOWS[found.threshold.action]
+    end = window_end(budget, policy.zone, now) if follows else None
+    until = f" until {end.astimezone(policy.zone):%Y-%m-%d %H:%M} {policy.timezone}" if end else ""
+    return (
+        f"policy {policy.name} ({policy.scope}): {show(found.charged_usd)} of {show(budget.limit_usd)} {_per(budget)} "
+        f"is spent, {found.threshold.at:.0%} is reached{follows}{until}"
+    )
 
 
 def _wants_approval(ask: Ask, one: Applied) -> str | None:
@@ -164,6 +191,8 @@ def _too_much(ask: Ask, policy: Policy, budget: Budget, charged: Decimal, outsta
     limit = f"{show(budget.limit_usd)} {_per(budget)}"
     if ask.reserve_usd > budget.limit_usd:
         return f"it reserves {show(ask.reserve_usd)}, more than the budget of {limit}; lower its cap or raise the limit"
+    if not ask.reserve_usd:
+        return f"the budget of {limit} is used up" + _until(policy, budget, now)
     taken = _own(policy, f" has {show(charged)} spent and {show(outstanding)} reserved, and")
     return f"the budget of {limit}{taken} leaves less than the {show(ask.reserve_usd)} it reserves" + _until(
         policy, budget, now

@@ -157,7 +157,8 @@ def attempt_rule(state: A, event: E) -> Rule | Verdict:
 
 
 class JobEvent(StrEnum):
-    APPROVED = "approved"
+    NEEDS_APPROVAL = "a policy asks for approval"
+    APPROVED = "approved, or no longer needed"
     INTENDED = "attempt intended"
     CANNOT_FINISH = "cap below the cheapest finish"
     OUT_OF_TIME = "out of time"
@@ -174,6 +175,7 @@ class JobEvent(StrEnum):
 JOB_RULES: Mapping[tuple[J, JobEvent], J] = {
     (J.AWAITING_APPROVAL, JobEvent.APPROVED): J.QUEUED,
     (J.AWAITING_APPROVAL, JobEvent.STOP): J.CANCELLED,
+    (J.QUEUED, JobEvent.NEEDS_APPROVAL): J.AWAITING_APPROVAL,
     (J.QUEUED, JobEvent.INTENDED): J.ACTIVE,
     (J.QUEUED, JobEvent.CANNOT_FINISH): J.CAPPED,
     (J.QUEUED, JobEvent.OUT_OF_TIME): J.FAILED,

@@ -19,7 +19,7 @@ from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from trainer.contract.rendezvous import Final, Outcome
 
 MAX_OOM_CHANGES = 2
-FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED})
+FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET})
 """Nothing was done wrong and (nearly) nothing was paid: these do not use up `retry.max`."""
 
 
@@ -124,7 +124,7 @@ def job_event(job: Job, reason: Reason, *, image_refused: bool = False) -> JobEv
         case Reason.IMAGE:
             again = not image_refused and job.retries_used < job.spec.retry.max
             return JobEvent.RETRY if again else JobEvent.FAILED
-        case Reason.QUOTE_EXPIRED:
+        case Reason.QUOTE_EXPIRED | Reason.BUDGET:
             return JobEvent.RETRY
         case _:
             return JobEvent.RETRY if _may_retry(job, reason) else JobEvent.FAILED
@@ -142,8 +142,9 @@ def back_off_s(reason: Reason, used: int) -> float:
     """Seconds before the next quote: none after an expired one, else doubling up to five minutes.
 
     Nothing was bought on an expired quote, and there is no newer price to expire by until the market was asked again.
+    After a drain for a budget it is the policy that makes it wait.
     """
-    if reason is Reason.QUOTE_EXPIRED:
+    if reason in (Reason.QUOTE_EXPIRED, Reason.BUDGET):
         return 0.0
     base = 1.0 if reason in (Reason.PREEMPTED, Reason.NO_CAPACITY) else 5.0
     return min(300.0, base * 2.0 ** min(used, 16))

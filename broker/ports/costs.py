@@ -12,16 +12,16 @@ from broker.domain.job import Attempt, Event, Forecast, Job, Signal, Stored, Sto
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """The guard's write about a live attempt: applies only if nobody told people the same meanwhile."""
+    """The guard's or the budgets' write about a live attempt: applies only if nobody told people the same meanwhile."""
 
     attempt: Attempt
-    """As read: its `idle` and its being alive are the fences."""
+    """As read: its `idle`, its `signal` and its being alive are the fences."""
     job: Job
     """As read: what its forecast said, and the number of its attempt."""
     forecast: Forecast | None
     idle: IdleKind | None
     signal: Signal | None = None
-    """Raised unless there is one."""
+    """Raised with it."""
     events: tuple[Event, ...] = ()
 
 

@@ -23,7 +23,9 @@ RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
 
 def note_holds(note: Note, job: Job, attempt: Attempt) -> bool:
     """True when the attempt lives, and people were told neither more nor less since it was read."""
-    same = attempt.live and attempt.idle == note.attempt.idle and job.attempts == note.job.attempts
+    read = note.attempt
+    same = (attempt.live, attempt.idle, attempt.signal) == (True, read.idle, read.signal)
+    same = same and job.attempts == note.job.attempts
     return same and _told(job.forecast) == _told(note.job.forecast)
 
 

@@ -9,9 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.budgets import Applied, Ask, Hold, Standing, drains, judge, reached
+from broker.decide.budgets import (
+    Applied,
+    Ask,
+    Hold,
+    Standing,
+    admission,
+    drains,
+    extension,
+    gpu_room,
+    judge,
+    reached,
+    told_reached,
+)
+from broker.domain.job import AttemptState, Signal
 from broker.domain.money import ZERO
 from broker.domain.policy import Action, Policy
+from tests.unit.decide.build import active_job, attempt, line
 
 NOW = datetime(2026, 3, 4, 12, tzinfo=UTC)
 money = st.decimals(0, 100, places=6)
@@ -125,6 +139,11 @@ def test_machines_and_jobs_are_counted() -> None:
     )  # fmt: skip
 
 
+def test_a_granted_ask_is_counted() -> None:
+    one = applied(policy(max_jobs=1)).granted(ask())
+    assert (one.standing.outstanding_usd, one.standing.gpus, one.standing.jobs) == (10, 1, 1)
+
+
 def test_a_higher_cap_of_a_running_job_is_no_launch() -> None:
     limits = policy(
         max_gpus=1, max_jobs=1, budgets=[budget(thresholds=thresholds(("0.5", "stop_launches"), ("0.9", "drain")))]
@@ -166,6 +185,61 @@ def test_approval_comes_before_room_and_does_not_make_room() -> None:
     assert after is not None
     assert after[0] is Hold.WAIT
     assert told(ask(approved_usd=Decimal(10)), applied(limits, "50", "40")) is None
+
+
+def test_a_budget_that_is_used_up_is_known_before_a_price_is() -> None:
+    one = applied(policy(budgets=[budget()]), "100.01")
+    assert told(ask("0"), one) == (
+        Hold.WAIT,
+        "waits for policy nlp: the budget of $100.00 a day is used up; the next day begins 2026-03-05 00:00 UTC",
+    )
+
+
+def test_the_tightest_policy_says_how_many_gpus_there_is_room_for() -> None:
+    assert gpu_room([]) is None
+    assert gpu_room([applied(policy(max_jobs=1))]) is None
+    assert gpu_room([applied(policy(max_gpus=8), gpus=3), applied(policy(max_gpus=4), gpus=3)]) == 1
+
+
+def test_an_attempt_asks_for_all_its_machines() -> None:
+    bought = attempt(reserved_usd=Decimal(3), line=replace(line(gpus=4), nodes=2))
+    assert admission(bought, Decimal(5), None) == ask("3", cap_usd=Decimal(5), gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("job_changes", "attempt_changes", "more"),
+    [
+        ({}, {}, "5"),
+        ({"spent_usd": Decimal(2)}, {"charged_usd": Decimal("0.5")}, "3.5"),
+        ({}, {"reserved_usd": Decimal(9)}, "0"),
+        ({}, {"signal": Signal.CAP}, None),
+        ({}, {"state": AttemptState.TERMINATING}, None),
+        ({"spec_changes": {"max_duration": 60}}, {}, None),
+    ],
+)
+def test_what_a_higher_cap_reserves(
+    job_changes: dict[str, Any], attempt_changes: dict[str, Any], more: str | None
+) -> None:
+    runs = attempt(**{"reserved_usd": Decimal(1), **attempt_changes})
+    wanted = extension(active_job(**job_changes), runs, Decimal(6))
+    assert (wanted and wanted.reserve_usd) == (more and Decimal(more))
+    assert wanted is None or (wanted.gpus, wanted.jobs, wanted.cap_usd) == (0, 0, 6)
+    assert extension(active_job(), None, Decimal(6)) is None
+
+
+def test_what_people_are_told_of_a_threshold() -> None:
+    limits = policy(timezone="Asia/Tokyo", budgets=[budget(thresholds=thresholds(("0.5", "notify"), ("0.9", "drain")))])
+    first, last = reached(limits, Standing(charged=(Decimal(91),)))
+    assert told_reached(limits, first, NOW) == (
+        "policy nlp (team nlp): $91.00 of $100.00 a day is spent, 50% is reached"
+    )
+    assert told_reached(limits, last, NOW) == (
+        "policy nlp (team nlp): $91.00 of $100.00 a day is spent, 90% is reached; nothing more is launched, and what "
+        "runs saves a checkpoint and stops until 2026-03-05 00:00 Asia/Tokyo"
+    )
+    rolling = policy(budgets=[budget(window="rolling", thresholds=thresholds(("0.5", "stop_launches")))])
+    (only,) = reached(rolling, Standing(charged=(Decimal(51),)))
+    assert told_reached(rolling, only, NOW).endswith("50% is reached; nothing more is launched")
 
 
 def test_reached_thresholds_in_order_and_the_drain_among_them() -> None:

@@ -147,3 +147,11 @@ def test_neither_a_stop_nor_the_cap_waits_for_a_kept_machine() -> None:
 
 def test_an_expired_quote_is_made_again_at_once() -> None:
     assert back_off_s(Reason.QUOTE_EXPIRED, 3) == 0
+
+
+def test_a_job_drained_for_a_budget_goes_back_to_the_queue_for_nothing() -> None:
+    attempt = ending(signal=Signal.BUDGET)
+    assert end_reason(attempt, build.active_job()) is Reason.BUDGET
+    job = build.active_job(retries_used=build.active_job().spec.retry.max)
+    after = after_attempt(job, attempt, Reason.BUDGET, "budget used up", build.T0)
+    assert (after.state, after.retries_used, after.due_at) == (JobState.RECOVERING, job.retries_used, build.T0)

@@ -1,0 +1,107 @@
+"""Whole jobs under policies: they wait, ask, drain and go on, over both stores."""
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from broker.domain.channel import NOTICES
+from broker.domain.job import Event, JobState, Reason
+from broker.domain.notice import Notice
+from broker.domain.policy import Policy
+from broker.ports import Store
+from tests.controllers.house import House
+
+Build = Callable[..., House]
+
+
+def policy(**rules: Any) -> Policy:
+    return Policy.model_validate({"name": "limits", "team": "default", **rules})
+
+
+def day(limit: str, *thresholds: tuple[str, str]) -> list[dict[str, Any]]:
+    told = [{"at": at, "action": action} for at, action in thresholds]
+    return [{"limit_usd": limit, "per": "day", "window": "rolling", "thresholds": told}]
+
+
+async def test_a_job_waits_for_room_in_the_budget_and_says_so(house: Build, store: Store) -> None:
+    here = house(virtual={"run_s": 1.5, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
+    await store.put_policy(policy(budgets=day("15")))
+    async with here.running():
+        first = await here.submit()
+        await here.state_of(first, JobState.ACTIVE)
+        second = await here.submit()
+        waiting = await here.until(second, lambda job: "waits for policy limits" in job.reason)
+        assert (waiting.state, waiting.attempts) == (JobState.QUEUED, 0)
+        assert "leaves less than the $10.00 it reserves" in waiting.reason
+        await here.state_of(first, JobState.SUCCEEDED)
+        await here.state_of(second, JobState.SUCCEEDED)
+    assert [event.kind for event in await here.events(second)].count("job.waiting") == 1
+
+
+async def test_only_what_there_is_room_for_is_bought(house: Build, store: Store) -> None:
+    here = house()
+    await store.put_policy(policy(max_gpus=0))
+    async with here.running():
+        job = await here.submit()
+        waiting = await here.until(job, lambda found: "policies leave room for 0 GPUs" in found.reason)
+        assert waiting.state is JobState.QUEUED
+        await store.put_policy(policy(max_gpus=1))
+        await here.state_of(job, JobState.SUCCEEDED)
+    (attempt,) = await here.attempts(job)
+    assert attempt.line.offer.gpus * attempt.line.nodes == 1
+
+
+async def test_a_job_that_needs_approval_waits_for_it_and_is_asked_once(house: Build, store: Store) -> None:
+    here = house()
+    await store.put_policy(policy(approval_above_usd="5"))
+    async with here.running():
+        job = await here.submit()
+        waiting = await here.state_of(job, JobState.AWAITING_APPROVAL)
+        assert waiting.reason == "waits for approval: policy limits asks for it above a cap of $5.0000"
+        await store.approve(job, Decimal(10), Event(job_id=job, kind="job.approved", message="approved by ann"))
+        await here.state_of(job, JobState.SUCCEEDED)
+    kinds = [event.kind for event in await here.events(job)]
+    assert (kinds.count("job.awaiting_approval"), kinds.count("job.approved")) == (1, 1)
+
+
+async def test_a_job_that_awaits_approval_can_be_stopped_and_is_freed_with_the_policy(
+    house: Build, store: Store
+) -> None:
+    here = house()
+    await store.put_policy(policy(approval_above_usd="5"))
+    async with here.running():
+        refused, other = await here.submit(), await here.submit()
+        for job in (refused, other):
+            await here.state_of(job, JobState.AWAITING_APPROVAL)
+        await here.stop(refused)
+        await here.state_of(refused, JobState.CANCELLED)
+        await store.delete_policy("default", "limits")
+        await here.state_of(other, JobState.SUCCEEDED)
+    assert "job.approval_waived" in [event.kind for event in await here.events(other)]
+
+
+async def test_a_drained_job_waits_and_goes_on_when_the_budget_allows_it(house: Build, store: Store) -> None:
+    here = house(virtual={"run_s": 3.0, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
+    tight = policy(budgets=day("0.06", ("0.0001", "notify"), ("0.0002", "drain")))
+    await store.put_policy(tight)
+    async with here.running("one", "two"):
+        job = await here.submit(cap_usd="0.05")
+        waiting = await here.until(
+            job, lambda found: found.state is JobState.QUEUED and "nothing is launched" in found.reason
+        )
+        (attempt,) = await here.attempts(job)
+        assert (attempt.reason, waiting.retries_used) == (Reason.BUDGET, 0)
+        assert await here.machines() == []
+        await store.put_policy(policy(budgets=day("100")))
+        done = await here.state_of(job, JobState.SUCCEEDED)
+    assert done.attempts == 2
+    assert [event.kind for event in await here.events(job)].count("job.budget_drain") == 1
+    told = [notice.data["action"] for notice in await notices(store)]
+    assert sorted(told) == ["drain", "notify"]  # once each, though two brokers looked
+
+
+async def notices(store: Store) -> list[Notice]:
+    """What waits to be told about no job."""
+    streams = await store.claim_streams(["log"], busy=[], owner="test", lease_s=60, limit=99, depth=99)
+    found = [one.delivery.notice for stream in streams if stream.name == NOTICES for one in stream.pending]
+    return [notice for notice in found if notice is not None]
