@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -50,10 +51,23 @@ async def postgres_server() -> AsyncIterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@asynccontextmanager
+async def _fresh(server: str) -> AsyncIterator[str]:
+    name = f"test_{uuid.uuid4().hex}"
+    await _administer(server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
+    yield _database(server, name)
+    await _administer(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
 @pytest.fixture
 async def postgres_dsn(postgres_server: str) -> AsyncIterator[str]:
     """The dsn of a fresh, migrated database."""
-    name = f"test_{uuid.uuid4().hex}"
-    await _administer(postgres_server, f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}")
-    yield _database(postgres_server, name)
-    await _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+    async with _fresh(postgres_server) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def second_dsn(postgres_server: str) -> AsyncIterator[str]:
+    """Another one."""
+    async with _fresh(postgres_server) as dsn:
+        yield dsn
