@@ -5,13 +5,14 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from broker.api.problems import of_validation
 from broker.domain.errors import InvalidInput, Problem
@@ -185,6 +186,31 @@ class NotifyConfig(Config):
     """What was spent, told once a day and once a week."""
 
 
+class GuardConfig(Config):
+    """What is watched of prices; see docs/money.md."""
+
+    price_rise_percent: Annotated[Decimal, Field(ge=0, le=1000)] = Decimal(2)
+    """An offer that has become dearer by more since it was quoted is not bought: the job is quoted again."""
+
+
+Days = Annotated[float, Field(ge=0, le=36_500)] | None
+
+
+class RetentionConfig(Config):
+    """For how many days after a job's end what it left is kept, where its spec does not say; null: for ever."""
+
+    artifacts_days: Days = None
+    """The results of finished jobs."""
+    checkpoints_days: Days = 30.0
+    """All other checkpoints: those that a retry or a raised cap goes on from."""
+    logs_days: Days = 90.0
+    """Logs, and what else belongs to an attempt."""
+    data_days: Days = 30.0
+    """A job's own copy of its data set or code, which a retry needs."""
+    uploads_days: Days = 30.0
+    """Uploads, after somebody last sent them; jobs have copies of their own."""
+
+
 class DaemonConfig(Config):
     """Everything that `gpubroker serve` can be told."""
 
@@ -196,7 +222,7 @@ class DaemonConfig(Config):
     """0 takes a free one."""
     grpc: GrpcConfig = GrpcConfig()
     """The same API by gRPC; see docs/grpc.md."""
-    tls: Annotated[TlsConfig | None, Field(validate_default=True)] = None
+    tls: TlsConfig | None = None
     """Certificate of the HTTP and the gRPC API. Without one they listen on loopback only."""
     database_url: str | None = None
     """A PostgreSQL server; without it one is embedded in the home."""
@@ -204,6 +230,12 @@ class DaemonConfig(Config):
     """`file:///…`, `s3://bucket/prefix`, `gs://…` or `az://…`; without it a folder in the home."""
     blob_options: dict[str, str] = Field(default_factory=dict, repr=False)
     """Options for the object store (endpoint, region, …); credentials better come from the environment."""
+    storage_usd_per_gib_month: Annotated[Decimal, Field(ge=0, le=1000)] | None = None
+    """What the blob store costs; absent: by its kind, see docs/money.md."""
+    retention: RetentionConfig = RetentionConfig()
+    """How long what jobs left is kept; see docs/money.md."""
+    guard: GuardConfig = GuardConfig()
+    """What is watched of prices; see docs/money.md."""
     grants: GrantsConfig = GrantsConfig()
     """Credentials that attempts get for the store; see docs/blob-store.md."""
     providers: ProvidersConfig = ProvidersConfig()
@@ -229,19 +261,6 @@ class DaemonConfig(Config):
     @classmethod
     def _expanded(cls, home: Path) -> Path:
         return home.expanduser().absolute()
-
-    @field_validator("tls")
-    @classmethod
-    def _plaintext_stays_here(cls, tls: TlsConfig | None, seen: ValidationInfo) -> TlsConfig | None:
-        """Tokens and specs are not to be read on a network."""
-        of_grpc = seen.data.get("grpc", GrpcConfig())
-        hosts = [seen.data.get("host", LOOPBACK), LOOPBACK if of_grpc.port is None else of_grpc.host or LOOPBACK]
-        open_ones = [host for host in hosts if not _loopback(host)]
-        if tls is None and open_ones:
-            raise ValueError(
-                f"{open_ones[0]} is no loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
-            )
-        return tls
 
     @property
     def grpc_host(self) -> str:
@@ -275,10 +294,22 @@ class DaemonConfig(Config):
         values.update({key: env[name] for key, name in named.items() if env.get(name)})
         values.update({key: value for key, value in overrides.items() if value is not None})
         try:
-            return cls.model_validate(values)
+            config = cls.model_validate(values)
         except ValidationError as e:
             found = of_validation(e, cls, values).problems
             raise InvalidInput(*(Problem(field=p.field, message=f"{p.message} (in {file})") for p in found)) from None
+        if config.tls is None:
+            _refuse_plaintext(config)
+        return config
+
+
+def _refuse_plaintext(config: DaemonConfig) -> None:
+    """Tokens and specs are not to be read on a network. Raises InvalidInput."""
+    hosts = {"host": config.host} | ({} if config.grpc_port is None else {"grpc.host": config.grpc_host})
+    for field, host in hosts.items():
+        if not _loopback(host):
+            message = f"{host} is no loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
+            raise InvalidInput(Problem(field=field, message=message))
 
 
 def _loopback(host: str) -> bool:

@@ -62,12 +62,19 @@ def refused(error: grpc.aio.AioRpcError) -> Refused:
     return Refused(CODES[code], error.details() or "", fields, after)
 
 
+def lost_by_the_client(error: grpc.aio.AioRpcError) -> bool:
+    """grpc.aio loses the server's answer when that comes while it still sends; asked again, it hears it."""
+    return (error.details() or "").startswith("Internal error from Core")
+
+
 def _one(method: F) -> F:
     @functools.wraps(method)
     async def call(*given: Any, **named: Any) -> Any:
         try:
             return await method(*given, **named)
         except grpc.aio.AioRpcError as error:
+            if lost_by_the_client(error):
+                return await call(*given, **named)
             raise refused(error) from None
 
     return cast(F, call)

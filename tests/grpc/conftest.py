@@ -1,0 +1,15 @@
+"""The gRPC door over a store in memory."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.store.memory import MemoryStore
+from tests.doors.house import House, standing
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with standing(MemoryStore(SystemClock()), "grpc", reflects=True) as made:
+        yield made

@@ -1,0 +1,289 @@
+"""What only gRPC has: statuses with details, health, reflection, message caps, cancellation, streams' own rules."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from broker.api.auth import Authenticator
+from broker.api.grpc import jobs as jobs_door
+from broker.api.grpc.refusals import DETAIL_BYTES, status_of
+from broker.api.grpc.server import SERVICES, Taken, serving
+from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact
+from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as artifact_stubs
+from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
+from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
+from broker.api.service import Service
+from broker.clock import SystemClock
+from broker.decide.rate import Rate
+from broker.domain.errors import BlobsUnavailable, InvalidInput, Problem, StoreUnavailable
+from broker.store.memory import MemoryStore
+from tests.api.harness import CSV, memory_blobs
+from tests.api.harness import serving as serving_http
+from tests.api.test_files import admitted, put_checkpoint
+from tests.doors.door import Refused
+from tests.doors.grpc_door import GrpcDoor, refused
+from tests.doors.house import House, parts
+from tests.doors.test_jobs import good
+from trainer.contract import keys
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+async def signed(house: House, *scopes: Any) -> Metadata:
+    return (("authorization", (await house.api.token("ada", *scopes))["Authorization"]),)
+
+
+async def fails(call: Any) -> Refused:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return refused(error.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+async def test_an_outage_says_when_to_ask_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: Any, **__: Any) -> Any:
+        raise StoreUnavailable("the database does not answer")
+
+    stub, me = stubs.JobServiceStub(house.channel), await signed(house)
+    await stub.ListJobs(pb.ListJobsRequest(), metadata=me)
+    monkeypatch.setattr(Service, "jobs", away)
+    told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
+    assert (told.kind, told.text, told.after_s) == ("unavailable", "the database does not answer", 2.0)
+
+
+async def test_a_fault_of_ours_tells_nothing_of_itself(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("secret: hunter2")
+
+    monkeypatch.setattr(Service, "jobs", broken)
+    stub, me = stubs.JobServiceStub(house.channel), await signed(house)
+    told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me))
+    assert (told.kind, told.text) == ("fault", "a fault of the server; its log has the details")
+
+
+async def test_a_token_that_calls_too_often_is_told_when_it_may_again() -> None:
+    async with serving_http(MemoryStore(SystemClock()), memory_blobs()) as api:
+        made = parts(api)
+        slow = Authenticator(api.service.store, SystemClock(), Rate(per_s=0.01, burst=1))
+        async with serving(replace(made, auth=slow), "127.0.0.1", 0) as port, _channel(port) as channel:
+            door = GrpcDoor(channel, (await api.token("ada"))["Authorization"])
+            await door.jobs()
+            with pytest.raises(Refused) as told:
+                await door.jobs()
+            assert told.value.kind == "limited"
+            assert told.value.after_s is not None
+            assert 50 < told.value.after_s <= 100
+
+
+def test_as_many_violations_as_fit_into_metadata_are_told() -> None:
+    many = InvalidInput(*(Problem(field=f"labels.{i}", message="ä" * 900) for i in range(50)))
+    status = status_of(many)
+    assert status.message == "50 things are wrong; see the field violations"
+    assert status.ByteSize() < DETAIL_BYTES + 500
+    assert status_of(BlobsUnavailable("x" * 9000)).ByteSize() < 2000
+
+
+async def test_bytes_that_are_no_message_are_the_callers_fault(house: House) -> None:
+    raw: Any = house.channel.unary_unary("/gpubroker.v1.JobService/GetJob")
+    told = await fails(raw(b"\xff\xff\xff", metadata=await signed(house)))
+    assert (told.kind, set(told.fields)) == ("invalid", {"message"})
+    assert (await fails(raw(b"\xff\xff\xff"))).kind == "unauthenticated"
+    upload: Any = house.channel.stream_unary("/gpubroker.v1.ArtifactService/Upload")
+    assert (await fails(upload(iter([b"\xff"]), metadata=await signed(house)))).kind == "invalid"
+    unknown: Any = house.channel.unary_unary("/gpubroker.v1.JobService/Nothing")
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await unknown(b"", metadata=await signed(house))
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_message_past_the_cap_is_refused(house: House) -> None:
+    stub = stubs.JobServiceStub(house.channel)
+    big = pb.SubmitJobRequest()
+    big.spec.env["A"] = "x" * (4 * 1024**2)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.SubmitJob(big, metadata=await signed(house))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# ------------------------------------------------------------------------------------------- deadlines and cancellation
+
+
+class Stuck:
+    """Stands in for a store's answer that does not come, and knows whether it was given up."""
+
+    def __init__(self) -> None:
+        self.entered, self.left = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, *_: Any, **__: Any) -> Any:
+        self.entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+
+
+async def test_work_ends_with_the_callers_deadline(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck()
+    monkeypatch.setattr(Service, "jobs", stuck)
+    stub = stubs.JobServiceStub(house.channel)
+    told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=await signed(house), timeout=0.2))
+    assert told.kind == "deadline"
+    async with asyncio.timeout(10):
+        await stuck.left.wait()
+
+
+async def test_work_ends_when_the_caller_does(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck()
+    monkeypatch.setattr(Service, "jobs", stuck)
+    call = stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=await signed(house))
+    async with asyncio.timeout(10):
+        waiting = asyncio.ensure_future(call)
+        await stuck.entered.wait()
+        call.cancel()
+        await stuck.left.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_a_stop_ends_followers_within_its_grace() -> None:
+    async with serving_http(MemoryStore(SystemClock()), memory_blobs()) as api:
+        async with serving(parts(api), "127.0.0.1", 0, grace_s=0.1) as port:
+            channel = _channel(port)
+            door = GrpcDoor(channel, (await api.token("ada"))["Authorization"])
+            job, _ = await door.submit(await good(door))
+            stream = door.events(job.id)
+            await anext(stream)
+        with pytest.raises(Refused) as told:
+            async with asyncio.timeout(10):
+                await anext(stream)
+        assert told.value.kind in ("unavailable", "deadline")
+        await channel.close()
+
+
+# --------------------------------------------------------------------------------------------- health and reflection
+
+
+async def test_health_follows_readiness(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = health_pb2_grpc.HealthStub(house.channel)
+    for name in ("", *SERVICES):
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    watch = stub.Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+    await house.api.service.blobs.delete(keys.BROKER_LEASE)
+    answer = await stub.Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert (await fails(stub.Check(health_pb2.HealthCheckRequest(service="other")))).kind == "not_found"
+    unknown = stub.Watch(health_pb2.HealthCheckRequest(service="other"))
+    assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    unknown.cancel()
+
+
+async def test_reflection_lists_the_services_where_it_is_on(house: House) -> None:
+    async def listed(channel: grpc.aio.Channel) -> set[str]:
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        async for answer in stub.ServerReflectionInfo(iter([ask])):
+            return {s.name for s in answer.list_services_response.service}
+        return set()
+
+    assert await listed(house.channel) >= SERVICES
+    async with serving(parts(house.api), "127.0.0.1", 0) as port, _channel(port) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await listed(channel)
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+async def test_an_upload_begins_with_its_header_and_has_one(house: House) -> None:
+    header = artifact.UploadRequest(header=artifact.UploadHeader(name="words.csv"))
+    data = artifact.UploadRequest(data=CSV.encode())
+    stub, me = artifact_stubs.ArtifactServiceStub(house.channel), await signed(house)
+    for parts_sent, field in (([], "header"), ([data], "header"), ([header, header], "data")):
+        told = await fails(stub.Upload(iter(parts_sent), metadata=me))
+        assert (told.kind, set(told.fields)) == ("invalid", {field})
+    assert (await stub.Upload(iter([header, data, data]), metadata=me)).upload.bytes == 2 * len(CSV)
+
+
+async def test_an_upload_that_breaks_off_keeps_nothing(house: House) -> None:
+    sent = asyncio.Event()
+
+    async def endless() -> AsyncIterator[artifact.UploadRequest]:
+        yield artifact.UploadRequest(header=artifact.UploadHeader(name="words.csv"))
+        yield artifact.UploadRequest(data=CSV.encode())
+        sent.set()
+        await asyncio.Event().wait()
+
+    call = artifact_stubs.ArtifactServiceStub(house.channel).Upload(endless(), metadata=await signed(house))
+    waiting = asyncio.ensure_future(call)
+    await sent.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert [info.key for info in await house.api.service.blobs.list("uploads/")] == []
+
+
+async def test_a_download_goes_on_at_an_offset(house: House) -> None:
+    door = GrpcDoor(house.channel, (await signed(house))[0][1])
+    job, _ = await door.submit(await good(door))
+    attempt = await admitted(house.api, job.id)
+    big = bytes(range(251)) * 10_000
+    await put_checkpoint(house.api, job.id, attempt, 1, {"big": big})
+    for offset in (0, 1, 1024**2, len(big) - 1, len(big)):
+        data, sha256 = await door.artifact(job.id, "big", offset=offset)
+        assert data == big[offset:]
+        assert len(sha256) == 64
+    for offset in (-1, len(big) + 1, 2**63 - 1):
+        with pytest.raises(Refused) as told:
+            await door.artifact(job.id, "big", offset=offset)
+        assert set(told.value.fields) == {"offset"}
+
+
+async def test_a_long_piece_of_a_log_comes_in_parts_and_none_is_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_door, "PIECE_CHARACTERS", 100)
+    door = GrpcDoor(house.channel, (await signed(house))[0][1])
+    job, _ = await door.submit(await good(door))
+    attempt = await admitted(house.api, job.id)
+    text = "".join(f"line {i}\n" for i in range(100))
+    await house.api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), text.encode())
+    stream = door.logs(job.id)
+    first: Any = await anext(stream)
+    rest: list[Any] = []
+    while sum(len(p.text) for p in rest) + len(first.text) < len(text):
+        rest.append(await anext(stream))
+    assert first.text + "".join(p.text for p in rest) == text
+    again: Any = await anext(door.logs(job.id, position=first.position))
+    assert again.text == first.text
+    assert rest[-1].position != first.position
+
+
+async def test_logs_and_events_up_to_now_end_though_the_job_goes_on(house: House) -> None:
+    stub, me = stubs.JobServiceStub(house.channel), await signed(house)
+    door = GrpcDoor(house.channel, me[0][1])
+    job, _ = await door.submit(await good(door))
+    events = [e async for e in stub.WatchEvents(pb.WatchEventsRequest(job_id=job.id, follow=False), metadata=me)]
+    assert [e.event.kind for e in events] == ["job.submitted"]
+    assert [p async for p in stub.FollowLogs(pb.FollowLogsRequest(job_id=job.id, follow=False), metadata=me)] == []
+
+
+async def test_a_port_that_is_taken_is_not_shared(house: House) -> None:
+    with pytest.raises(Taken):
+        async with serving(parts(house.api), "127.0.0.1", house.port):
+            pass
+
+
+def _channel(port: int) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
