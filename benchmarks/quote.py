@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from broker.decide.hardware import TABLE
-from broker.decide.quote import quote, summary
+from broker.decide.quote import quote
+from broker.decide.quote_words import summary
 from broker.domain.instance import Caps
 from broker.domain.offer import ModelShape, Offer, Quote, Workload
 from broker.domain.spec import JobSpec

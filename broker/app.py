@@ -22,10 +22,12 @@ from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.service import Service, Settings
 from broker.blobs import GrantSettings, ObstoreBlobs
+from broker.blobs.connect import options_of
+from broker.blobs.price import storage_usd_per_gib_month
 from broker.checks import Checks
 from broker.clock import SystemClock
 from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
-from broker.controllers.context import Context, Rhythm
+from broker.controllers.context import Context, Costs, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
 from broker.controllers.outbox import Keep
@@ -33,6 +35,7 @@ from broker.decide.digest import DigestPlan
 from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
@@ -162,6 +165,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             clock=clock,
             rhythm=rhythm_of(config),
             limits=Limits(**config.limits.model_dump()),
+            costs=costs_of(config),
         )
         slacks = Slacks(box, clock, api_url=config.slack.api_url)
         webhooks = WebhookNotifier(
@@ -232,6 +236,19 @@ def _only_report(home: Path, *, new: bool) -> bool:
 def grants_of(config: DaemonConfig) -> GrantSettings:
     """How credentials for attempts are made."""
     return GrantSettings(**config.grants.model_dump())
+
+
+def costs_of(config: DaemonConfig) -> Costs:
+    """What the operator says of money and of keeping data."""
+    kept, price = config.retention.model_dump(), config.storage_usd_per_gib_month
+    if price is None:
+        price = storage_usd_per_gib_month(config.blobs_url, options_of(config.blobs_url, config.blob_options))
+    return Costs(
+        price_rise=config.guard.price_rise_percent / 100,
+        storage_usd_per_gib_month=price,
+        uploads_days=kept.pop("uploads_days"),
+        retention=Retention(**kept),
+    )
 
 
 def rhythm_of(config: DaemonConfig) -> Rhythm:

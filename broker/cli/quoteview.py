@@ -9,7 +9,7 @@ from rich.text import Text
 from broker.api.models import LineView, QuoteView
 from broker.cli import words
 from broker.cli.output import Output
-from broker.decide.quote import LABELS
+from broker.decide.quote_words import LABELS
 from broker.domain.offer import Drop, ModelShape, Verdict
 from broker.preflight.data import DataReport
 

@@ -9,6 +9,8 @@
 | termination | attempts terminating | destroy until the cloud says absent; settle |
 | billing | all live attempts, no lease | charge by the quantum, raise the cap signal |
 | budgets | policies, no lease | tell thresholds once a window, signal what a budget drains |
+| guard | training attempts, no lease | a forecast past the cap or the deadline, machines that do nothing |
+| retention | jobs with data, by turns | charge for what is kept, delete what is due |
 | sweep | the clouds' listings, no lease | destroy what nobody answers for |
 | deadman | nothing | keep the broker's lease fresh while the database works |
 | outbox | deliveries of channels | tell people and programs, at least once |

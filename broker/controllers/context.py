@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt
+from broker.domain.money import ZERO
+from broker.domain.spec import Retention
 from broker.ports import Blobs, Clock, Provider, Store
 from trainer.contract.rendezvous import Limits
 
@@ -44,6 +47,20 @@ class Rhythm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the operator says of money and of keeping data."""
+
+    price_rise: Decimal = Decimal("0.02")
+    """Share by which an offer may have become dearer since it was quoted, to be bought all the same."""
+    storage_usd_per_gib_month: Decimal = ZERO
+    """Of the blob store."""
+    retention: Retention = field(default_factory=Retention)
+    """Of jobs that say nothing; None in it: for ever."""
+    uploads_days: float | None = None
+    """After which an upload that nobody sent again is deleted; None: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """The house's rooms as seen from a controller; `owner` names this broker process in leases."""
 
@@ -56,6 +73,7 @@ class Context:
     rhythm: Rhythm = field(default_factory=Rhythm)
     limits: Limits = field(default_factory=Limits)
     patience: Patience = field(default_factory=Patience)
+    costs: Costs = field(default_factory=Costs)
 
     def provider_of(self, attempt: Attempt) -> Provider:
         """Raises KeyError when the configuration lost a provider that still has a live attempt."""

@@ -13,6 +13,7 @@ from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
 from broker.controllers.digest import Digest
 from broker.controllers.grants import Granting, Grants
+from broker.controllers.guard import Guard
 from broker.controllers.interruption import Interruption
 from broker.controllers.inventory import Inventory
 from broker.controllers.launch import Launch
@@ -22,6 +23,7 @@ from broker.controllers.look import Looker
 from broker.controllers.loop import Controller, run_forever
 from broker.controllers.outbox import Keep, Outbox
 from broker.controllers.placement import Placement, Troubles
+from broker.controllers.retention import Retention
 from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
 from broker.decide.digest import DigestPlan
@@ -70,6 +72,8 @@ class Fleet:
                 interruption,
                 Termination(context, inventory, launchers),
                 Billing(context, inventory, (looker, launchers, interruption)),
+                Guard(context),
+                Retention(context),
                 Budgets(context),
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),

@@ -115,7 +115,8 @@ class Launch:
         if age_s > self._context.rhythm.quote_ttl_s:
             return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old"
         bought = one.attempt.line.offer
-        change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider))
+        rise = self._context.costs.price_rise
+        change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider), rise)
         return None if change is None else (AttemptEvent.QUOTE_EXPIRED, change)
 
     def _never_mind(self, one: Leased, why: AttemptEvent, words: str) -> Change:

@@ -11,7 +11,7 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.forsale import Offers
-from broker.decide.billing import least_usd, reservation
+from broker.decide.billing import least_usd, out_of_time, reservation, reserved
 from broker.decide.budgets import Applied, Ask, Hold, Refusal, admission, gpu_room, judge
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
@@ -85,6 +85,8 @@ class Placement:
         if job.state is JobState.RECOVERING:
             queued = replace(job, state=next_job_state(job.state, JobEvent.BACK_OFF_OVER), due_at=None)
             return Change(job=(job, queued))
+        if (late := out_of_time(job, self._context.clock.now(), needed_s=self._lead_s)) is not None:
+            return self._too_late(job, late)
         # What it reserves depends on the offer; this much is known before.
         first = judge(Ask(reserve_usd=ZERO, cap_usd=job.cap_usd, approved_usd=job.approved_usd, jobs=1), *seen.of(job))
         if job.state is JobState.AWAITING_APPROVAL:
@@ -92,6 +94,16 @@ class Placement:
         if first is not None:
             return self._refused(job, first)
         return await self._place(job, seen)
+
+    @property
+    def _lead_s(self) -> float:
+        """A machine that has less time is drained as soon as it is bought."""
+        return self._context.rhythm.billing_s + self._context.limits.drain_s
+
+    def _too_late(self, job: Job, reason: str) -> Change:
+        state = next_job_state(job.state, JobEvent.OUT_OF_TIME)
+        rest = replace(job, state=state, reason=reason, finished_at=self._context.clock.now())
+        return Change(job=(job, rest), events=(event(job, "job.failed", reason),))
 
     def _await(self, job: Job, refusal: Refusal | None) -> Change:
         """Nobody has answered yet; the policy may have changed meanwhile."""
@@ -127,6 +139,8 @@ class Placement:
             cap_left=cap_left,
             excluded=seen.excluded,
             caps={name: p.caps for name, p in context.providers.items()},
+            machine_s=job.machine_s,
+            lead_s=self._lead_s,
         )
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:
@@ -144,6 +158,11 @@ class Placement:
         context = self._context
         caps, every_s = context.providers[line.offer.provider].caps, job.spec.checkpoint.every_s
         return least_usd(line, caps, every_s, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
+
+    def _reserved(self, job: Job, line: QuoteLine) -> Decimal:
+        context = self._context
+        caps = context.providers[line.offer.provider].caps
+        return reserved(job, line, caps, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:
@@ -169,7 +188,7 @@ class Placement:
             name=instance_name(self._context.installation, new),
             line=line,
             created_at=self._context.clock.now(),
-            reserved_usd=reservation(job),
+            reserved_usd=self._reserved(job, line),
             resume_from=resume_from,
         )
         active = replace(job, state=next_job_state(job.state, JobEvent.INTENDED), attempts=number, reason="")

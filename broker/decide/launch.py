@@ -11,9 +11,6 @@ from broker.domain.job import Attempt
 from broker.domain.money import show
 from broker.domain.offer import Offer
 
-PRICE_RISE = Decimal("1.02")
-"""Between quote and purchase; more than this is another offer, and the job is quoted again."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchLook:
@@ -59,11 +56,11 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     return AttemptEvent.SETUP_FAILED if look.seen and waited else None
 
 
-def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None) -> str | None:
+def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, price_rise: Decimal) -> str | None:
     """Why an offer is not bought as it was quoted, in one line; None: it still stands, or has become cheaper.
 
     `latest`, `seen_at`: the offer and its provider's newest answer, as this process knows them; another broker, which
-    quoted, may know more.
+    quoted, may know more. `price_rise`: share by which it may have become dearer; more makes it another offer.
     """
     if seen_at is not None and seen_at <= bought.seen_at:
         return None
@@ -71,7 +68,7 @@ def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None) -> s
         return f"{bought.id} is no longer offered"
     if latest.available is False:
         return f"{bought.id} has been sold out since it was quoted"
-    if latest.usd_per_hour > bought.usd_per_hour * PRICE_RISE:
+    if latest.usd_per_hour > bought.usd_per_hour * (1 + price_rise):
         was, now = show(bought.usd_per_hour), show(latest.usd_per_hour)
-        return f"the price of {bought.id} went from {was}/h to {now}/h since it was quoted"
+        return f"the price of {bought.id} went from {was}/h to {now}/h since it was quoted, more than {price_rise:.1%}"
     return None

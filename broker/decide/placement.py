@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from broker.decide.quote import summary
+from broker.decide.quote_words import summary
 from broker.domain.money import show
 from broker.domain.offer import Drop, Quote, QuoteLine
 

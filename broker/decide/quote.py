@@ -35,25 +35,6 @@ Z90 = 1.2816
 SETUP_SPREAD = 1.5
 """P90 / P50 of the set-up [assumed]."""
 UNKNOWN_CAPS = Caps(spot=True)
-LABELS = {
-    Drop.PROVIDER: "of other providers",
-    Drop.ACCELERATOR: "have another accelerator",
-    Drop.REGION: "are in other regions",
-    Drop.GPUS: "have another number of GPUs",
-    Drop.NODES: "join no machines",
-    Drop.SPOT: "excluded by the spot policy",
-    Drop.UNREACHABLE: "cannot reach a blob store or model in a folder of this machine (use a bucket)",
-    Drop.UNSCOPED: "on community hosts, which this blob store has no credentials for",
-    Drop.NO_TRAINER: "lack the trainer",
-    Drop.UNKNOWN_HARDWARE: "of unknown hardware",
-    Drop.MEMORY: "need more memory",
-    Drop.PRICE: "with an impossible price",
-    Drop.HOURLY_LIMIT: "above the hourly limit",
-    Drop.PREEMPTED_TOO_OFTEN: "preempted too often to finish",
-    Drop.CAP: "above the cap",
-    Drop.UNAVAILABLE: "unavailable",
-    Drop.EXCLUDED: "sold out, refused or failed lately",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +85,10 @@ class _Ask:
     nodes: int
     limit: float
     """Dollars an hour, of all nodes."""
+    deadline_s: float
+    """Until the deadline; the P90 must keep it."""
+    duration_s: float
+    """Of machine time; the P50 must keep it."""
     excluded: Mapping[str, str]
     hosts: bool
     """Whole hosts are excluded as well."""
@@ -204,6 +189,8 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
             return Drop.PREEMPTED_TOO_OFTEN, -1
         hours = kind.billed(kind.p50(rate))
     micros = ceil(price * hours * 1e6)
+    if _late_s(ask, offer, kind) > 0:
+        return Drop.DEADLINE, micros
     if micros > ask.cap_micros:
         return Drop.CAP, micros
     if offer.available is False:
@@ -211,6 +198,14 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
     if offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded):
         return Drop.EXCLUDED, micros
     return None, micros
+
+
+def _late_s(ask: _Ask, offer: Offer, kind: _Kind) -> float:
+    """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
+    if ask.deadline_s == ask.duration_s == inf:
+        return 0.0
+    rate, drained_s = preemptions_per_s(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
+    return max(kind.p90(rate) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
 
 def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
@@ -227,6 +222,9 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
             return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
         case Drop.PREEMPTED_TOO_OFTEN:
             return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost / 60:.0f} min"
+        case Drop.DEADLINE:
+            p50, p90, late = kind.p50(rate) / 3600, kind.p90(rate) / 3600, _late_s(ask, offer, kind) / 3600
+            return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
         case Drop.CAP:
             usd = _cost(float(offer.usd_per_hour) * ask.nodes, kind.billed(kind.p50(rate)))
             return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
@@ -360,6 +358,8 @@ def quote(
     cap_left: Decimal,
     excluded: Mapping[str, str],
     caps: Mapping[str, Caps],
+    machine_s: float = 0.0,
+    lead_s: float = 0.0,
 ) -> Quote:
     """Every offer once, kept ones first by expected dollars to finish (a script: by price), ties by offer id.
 
@@ -367,7 +367,8 @@ def quote(
     `scoped_store`: what the blob store grants reaches no more than the attempt's own part.
     `spent`, `cap_left`: dollars of this job. `excluded`: reasons by offer id or host
     key, e.g. sold out a moment ago.
-    `caps`: by provider, for boot and teardown times and what its machines reach.
+    `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
+    job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
     """
     ask = _Ask(
         spec=spec,
@@ -379,19 +380,10 @@ def quote(
         regions=frozenset(spec.resources.regions),
         nodes=spec.resources.nodes,
         limit=inf if spec.resources.max_usd_per_hour is None else float(spec.resources.max_usd_per_hour),
+        deadline_s=inf if spec.deadline is None else (spec.deadline - now).total_seconds() - lead_s,
+        duration_s=inf if spec.max_duration is None else spec.max_duration - machine_s - lead_s,
         excluded=excluded,
         hosts=any(key.startswith(HOST) for key in excluded),
         caps=caps,
     )
     return _quote(ask, offers, now, spent)
-
-
-def summary(quote: Quote) -> str:
-    """One line: `3 of 17 offers kept; dropped: 12 need more memory, 2 above the cap`."""
-    text = f"{quote.kept} of {len(quote.lines)} offers kept"
-    if quote.drops:
-        counted = sorted(quote.drops.items(), key=lambda item: (-item[1], item[0]))
-        text += "; dropped: " + ", ".join(f"{n} {LABELS[drop]}" for drop, n in counted)
-    if quote.unsold_regions:
-        text += f"; no offer is in {', '.join(quote.unsold_regions)}"
-    return text

@@ -18,6 +18,8 @@ from broker.domain.spec import Retention
 from trainer.contract import keys
 
 KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
+RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
+"""What another job that starts from this one needs."""
 MONTH_S = 730 * 3600
 LIVE_S, RESTING_S = 3600.0, 6 * 3600.0
 """Between two looks at a job's objects."""

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import Field, field_validator, model_validator
 
+from broker.domain.idle import IdlePolicy
 from broker.domain.spec import Name, Usd
 from trainer.contract.base import Config, Text
 
@@ -82,6 +83,8 @@ class Policy(Config):
     """Jobs that hold machines at any moment."""
     approval_above_usd: Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)] | None = None
     """A job with a higher cap starts once somebody with the scope `manage` has approved it."""
+    idle: IdlePolicy | None = None
+    """When a machine counts as idle, and what follows, for jobs that do not say it themselves."""
 
     @field_validator("timezone")
     @classmethod
@@ -96,9 +99,9 @@ class Policy(Config):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        rules = (self.max_gpus, self.max_jobs, self.approval_above_usd)
+        rules = (self.max_gpus, self.max_jobs, self.approval_above_usd, self.idle)
         if not self.budgets and all(rule is None for rule in rules):
-            raise ValueError("has no rule; give budgets, max_gpus, max_jobs or approval_above_usd")
+            raise ValueError("has no rule; give budgets, max_gpus, max_jobs, approval_above_usd or idle")
         keys = [(budget.per, budget.window) for budget in self.budgets]
         for per, window in keys:
             if keys.count((per, window)) > 1:

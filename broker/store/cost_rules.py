@@ -17,9 +17,6 @@ from broker.domain.job import (
 from broker.domain.tenancy import AuditEntry, Tenant
 from broker.ports import Note, StorageCharge
 
-RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
-"""What another job that starts from this one needs."""
-
 
 def note_holds(note: Note, job: Job, attempt: Attempt) -> bool:
     """True when the attempt lives, and people were told neither more nor less since it was read."""

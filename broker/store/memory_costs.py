@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from broker.decide.retention import RESUMED_FROM
 from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, StoredKind
 from broker.ports import Note, StorageCharge
@@ -17,7 +18,7 @@ class TenantCosts(Part):
         if row is None:
             return None
         cost_rules.check_rest(row.value)
-        if cost_rules.RESUMED_FROM & set(kinds) and (by := self._starts_from(job_id)):
+        if RESUMED_FROM & set(kinds) and (by := self._starts_from(job_id)):
             raise cost_rules.still_needed(row.value, by)
         new = set(kinds) - row.value.deleted.keys()
         if not new:

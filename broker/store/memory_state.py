@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
-from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, Signal
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry, Signal
 from broker.domain.slack import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
@@ -90,6 +90,8 @@ class State:
             epoch=old.epoch,
             reason=fences.clean(to.reason),
         )
+        if to.state in RESTING_JOB_STATES:
+            row.stored_due_at = self.clock.now()
         self.by_state[old.state].pop(old.id)
         self.by_state[to.state][to.id] = None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from broker.decide.retention import RESUMED_FROM
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job, StoredKind
 from broker.ports import Note, StorageCharge
@@ -19,7 +20,7 @@ class TenantCosts(Part):
                 return None
             job = rows.job(row)
             cost_rules.check_rest(job)
-            if cost_rules.RESUMED_FROM & set(kinds) and (by := await connection.fetch(QUERIES["starts_from"], job_id)):
+            if RESUMED_FROM & set(kinds) and (by := await connection.fetch(QUERIES["starts_from"], job_id)):
                 raise cost_rules.still_needed(job, JobId(by[0]["id"]))
             new = sorted(set(kinds) - job.deleted.keys())
             if not new:

@@ -94,6 +94,8 @@ UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason
     due_at = CASE WHEN u.state IS NULL THEN j.due_at
                   WHEN j.due_at < j.lease_until THEN clock_timestamp()
                   ELSE clock_timestamp() + u.due_in_s * interval '1 second' END,
+    stored_due_at = CASE WHEN u.state IN ('succeeded', 'capped', 'cancelled', 'failed') THEN clock_timestamp()
+                         ELSE j.stored_due_at END,
     spent_usd = j.spent_usd + u.usd, event_seq = j.event_seq + u.events
 FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[],
     $8::double precision[], $9::double precision[], $10::numeric[], $11::bigint[]) AS u (id, state, reason, attempts,

@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.blobs import ObstoreBlobs
 from broker.clock import SystemClock
-from broker.controllers.context import Context, Rhythm
+from broker.controllers.context import Context, Costs, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
 from broker.decide.liveness import Patience
@@ -45,6 +45,7 @@ class House:
     rhythm: Rhythm = QUICK
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
+    costs: Costs = field(default_factory=Costs)
     cloud: type[SimulatedProvider] = SimulatedProvider
     for_sale: Sequence[Offer] | None = None
     """Instead of what the market says."""
@@ -62,7 +63,7 @@ class House:
         context = Context(
             installation=INSTALLATION, owner=owner, store=self.store, blobs=self.blobs,
             providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
-            patience=self.patience,
+            patience=self.patience, costs=self.costs,
         )  # fmt: skip
         return Fleet.build(context, SecretBox(bytes(32)), self._offers, ())
 

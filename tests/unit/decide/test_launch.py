@@ -18,6 +18,8 @@ SET_UP = Caps(spot=True, boot_deadline_s=600, agent_start_s=30)
 BY_ITSELF = Caps(spot=True, boot_deadline_s=600)
 HANDLE = Handle(provider="simulated", id="i-1", name=build.attempt().name)
 
+RISE = Decimal("0.02")
+
 
 def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Observed:
     return Observed(handle=HANDLE, state=state, **changes)
@@ -90,7 +92,7 @@ def test_create_is_repeated_only_after_proven_death_and_absence(look: LaunchLook
 
 def now_sold(**changes: Any) -> str | None:
     """`outdated` against the offer as a later answer shows it."""
-    return outdated(build.offer(), build.offer(seen_at=build.at(30), **changes), build.at(30))
+    return outdated(build.offer(), build.offer(seen_at=build.at(30), **changes), build.at(30), RISE)
 
 
 def test_what_was_quoted_is_bought_while_it_stands() -> None:
@@ -102,10 +104,10 @@ def test_what_was_quoted_is_bought_while_it_stands() -> None:
 def test_what_changed_since_the_quote_is_named_with_both_prices() -> None:
     assert "from $0.3600/h to $0.3673/h" in (now_sold(usd_per_hour=Decimal("0.3673")) or "")
     assert "sold out" in (now_sold(available=False) or "")
-    assert "no longer offered" in (outdated(build.offer(), None, build.at(30)) or "")
-    assert "no longer offered" in (outdated(build.offer(), None, None) or "")
+    assert "no longer offered" in (outdated(build.offer(), None, build.at(30), RISE) or "")
+    assert "no longer offered" in (outdated(build.offer(), None, None, RISE) or "")
 
 
 def test_an_answer_that_is_no_newer_than_the_quote_changes_nothing() -> None:
-    assert outdated(build.offer(), None, build.T0) is None
-    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal(9)), build.T0) is None
+    assert outdated(build.offer(), None, build.T0, RISE) is None
+    assert outdated(build.offer(), build.offer(usd_per_hour=Decimal(9)), build.T0, RISE) is None

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.quote import LABELS, quote, summary
+from broker.decide.quote import quote
+from broker.decide.quote_words import LABELS, summary
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Drop, HostFacts, Offer, QuoteLine, Verdict
 from tests.unit.decide.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.decide.quote import summary
+from broker.decide.quote_words import summary
 from broker.domain.regions import unsold
 from tests.unit.decide.machines import offer, quoted
 

@@ -1,0 +1,135 @@
+"""Time, storage and retention through the real controllers, over both stores."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from broker.controllers.context import Costs
+from broker.controllers.retention import Retention as Keeper
+from broker.domain.errors import InUse
+from broker.domain.job import Event, JobState, LedgerCategory, Reason
+from broker.domain.money import ZERO
+from broker.domain.spec import Retention
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.ports import Upload
+from tests.controllers.house import House
+from trainer.contract import keys
+
+Build = Callable[..., House]
+LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
+
+
+async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(house: Build) -> None:
+    broker = house(virtual=LONG)
+    broker.limits = broker.limits.model_copy(update={"drain_s": 1})
+    async with broker.running():
+        deadline = broker.clock.now() + timedelta(seconds=8)
+        job = await broker.submit(deadline=deadline.isoformat(), resources={"spot": "never"})
+        failed = await broker.state_of(job, JobState.FAILED)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.reason is Reason.OUT_OF_TIME
+        assert failed.reason.startswith("out of time: its deadline")
+        assert attempt.absent_at is not None
+        assert attempt.absent_at <= deadline
+        assert failed.machine_s == pytest.approx(
+            (attempt.absent_at - (attempt.create_sent_at or deadline)).total_seconds()
+        )
+        assert [b for b in await broker.blobs.list(keys.checkpoints(job)) if b.key.endswith(keys.MANIFEST)]
+        kinds = [e.kind for e in await broker.events(job)]
+        assert kinds.index("job.out_of_time") < kinds.index("attempt.draining") < kinds.index("job.failed")
+
+
+async def test_a_job_that_waits_past_its_deadline_fails_with_the_reason(house: Build) -> None:
+    async with house().running() as broker:
+        deadline = broker.clock.now() + timedelta(seconds=4)
+        job = await broker.submit(deadline=deadline.isoformat(), resources={"accelerators": ["b200"]})
+        failed = await broker.state_of(job, JobState.FAILED)
+        assert "its deadline" in failed.reason
+        assert await broker.attempts(job) == []
+
+
+async def kept(broker: House, job: str) -> set[str]:
+    """Kinds of objects that are there."""
+    prefixes = {"checkpoints": f"checkpoints/{job}/", "data": "data/"}
+    found = {kind for kind, prefix in prefixes.items() if await broker.blobs.list(prefix)}
+    attempts = await broker.store.attempts(job)  # type: ignore[arg-type]
+    return found | {"logs" for a in attempts if await broker.blobs.list(f"attempts/{a.id}/")}
+
+
+async def test_what_a_job_leaves_is_charged_for_and_deleted_when_it_is_due(house: Build) -> None:
+    broker = house()
+    broker.costs = Costs(
+        storage_usd_per_gib_month=Decimal(10**12), retention=Retention(checkpoints_days=0, logs_days=0, data_days=9)
+    )
+    async with broker.running():
+        job = await broker.submit()
+        await broker.blobs.put(keys.job_data(job, "0" * 64), b"x" * 1000)
+        done = await broker.state_of(job, JobState.SUCCEEDED)
+        spent = done.spent_usd
+        results = {b.key for b in await broker.blobs.list(keys.checkpoints(job))}
+        keeper = Keeper(broker.fleet("keeper").context)
+        await broker.eventually(lambda: _looked(broker, keeper, job))
+        assert await kept(broker, job) == {"checkpoints", "data"}, "its results, which nothing said to delete"
+        assert {b.key for b in await broker.blobs.list(keys.checkpoints(job))} <= results
+        now = await broker.store.job(job)
+        assert now is not None
+        assert set(now.deleted) == {"checkpoints", "logs"}
+        assert now.spent_usd == spent, "the cap is for machines"
+        storage = [e for e in await broker.store.ledger(job) if e.category is LedgerCategory.STORAGE]
+        assert now.stored is not None
+        assert all(e.attempt_id is None for e in storage)
+        assert sum((e.usd for e in storage), ZERO) == now.stored.charged_usd
+        told = [e for e in await broker.events(job) if e.kind == "job.data_deleted"]
+        assert len(told) == 1
+
+
+async def _looked(broker: House, keeper: Keeper, job: str) -> bool:
+    """Claimed looks that another keeper has begun are waited for; then this one's are made at once."""
+    await keeper.step()
+    now = await broker.store.job(job)  # type: ignore[arg-type]
+    return now is not None and bool(now.deleted) and now.stored is not None and "logs" not in await kept(broker, job)
+
+
+async def test_what_another_job_starts_from_stays_while_that_one_is_not_at_rest(house: Build) -> None:
+    async with house().running() as broker:
+        job = await broker.submit()
+        await broker.state_of(job, JobState.SUCCEEDED)
+        heir = await broker.submit(init_from=f"job/{job}", resources={"accelerators": ["b200"]})
+        event = Event(job_id=job, kind="job.data_deleted", message="deleted")
+        with pytest.raises(InUse, match=heir):
+            await broker.store.delete_data(job, ["artifacts"], event)
+        with pytest.raises(InUse, match="is queued"):
+            await broker.store.delete_data(heir, ["logs"], event)
+        marked = await broker.store.delete_data(job, ["logs", "data"], event)
+        assert marked is not None
+        assert set(marked.deleted) == {"logs", "data"}
+        await broker.stop(heir)
+        await broker.state_of(heir, JobState.CANCELLED)
+        again = await broker.store.delete_data(job, ["logs", "artifacts"], event)
+        assert again is not None
+        assert set(again.deleted) == {"artifacts", "logs", "data"}
+        assert again.deleted["logs"] == marked.deleted["logs"], "the first date stays"
+
+
+async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(house: Build) -> None:
+    broker = house()
+    old, new, lost = ("a" * 64, "b" * 64, "c" * 64)
+    for sha256 in (old, new, lost):
+        await broker.blobs.put(keys.upload(sha256), b"x")
+    broker.costs = Costs(uploads_days=0)
+    fleet = broker.fleet("keeper").context
+    mine = fleet.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="me"))
+    await mine.put_upload("me", Upload(sha256=old, bytes=1, name="a.csv", summary=None))
+    await Keeper(fleet).step()
+    gone = await mine.upload("me", old)
+    assert gone is not None
+    assert gone.gone_at is not None
+    await mine.put_upload("me", Upload(sha256=new, bytes=1, name="b.csv", summary=None))
+    keeper = Keeper(replace(fleet, costs=Costs()))
+    for _ in range(2):
+        keeper._uploads_at = float("-inf")
+        await keeper.step()
+    assert [b.key for b in await broker.blobs.list("uploads/")] == [keys.upload(new)]
