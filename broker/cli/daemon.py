@@ -74,7 +74,7 @@ async def login(
     chosen = connection.find() if url is None else _given(out, url, token)
     if chosen is None:
         raise Unreachable("no daemon is known; start one with `gpubroker serve`, or give a URL")
-    async with AsyncClient(chosen.url, chosen.token) as c:
+    async with AsyncClient(chosen.url, chosen.token, certificate=chosen.certificate) as c:
         me = await c.me()
     if url is not None:
         connection.write(connection.login_file(), chosen)

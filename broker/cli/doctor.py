@@ -58,7 +58,7 @@ async def _daemon(found: connection.Connection | None) -> list[Check]:
         return [
             Check(name="daemon", ok=False, detail="none is known", fix="run `gpubroker serve` or `gpubroker login URL`")
         ]
-    async with AsyncClient(found.url, found.token) as client:
+    async with AsyncClient(found.url, found.token, certificate=found.certificate) as client:
         try:
             health = await client.ready()
         except ClientError as e:

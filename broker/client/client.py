@@ -16,6 +16,7 @@ from broker.client import connection, sse
 from broker.client.channels import ChannelCalls
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Damaged, Unreachable
+from broker.client.policies import PolicyCalls
 from broker.client.slack import SlackCalls
 from broker.client.spending import SpendingCalls
 from broker.client.tenancy import TenancyCalls
@@ -30,11 +31,12 @@ class LogPiece(models.Wire):
     text: str
 
 
-class AsyncClient(ChannelCalls, SlackCalls, SpendingCalls, TenancyCalls):
+class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
 
     `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
-    repeated is safe to repeat. `locate` is asked for the address again before every retry.
+    repeated is safe to repeat. `locate` is asked for the address again before every retry. `certificate`: file of the
+    one that is trusted, of a daemon on this machine.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class AsyncClient(ChannelCalls, SlackCalls, SpendingCalls, TenancyCalls):
         *,
         patience_s: float = 0.0,
         locate: Callable[[], Connection | None] = lambda: None,
+        certificate: str = "",
     ) -> None:
-        self._http = Transport(url, token, patience_s, locate)
+        self._http = Transport(Connection(url=url, token=token, certificate=certificate), patience_s, locate)
 
     @classmethod
     def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
@@ -55,7 +58,13 @@ class AsyncClient(ChannelCalls, SlackCalls, SpendingCalls, TenancyCalls):
         found = connection.find()
         if found is None:
             raise Unreachable("any known address", "none was ever started or logged in to")
-        return cls(found.url, token or found.token, patience_s=patience_s, locate=connection.find)
+        return cls(
+            found.url,
+            token or found.token,
+            patience_s=patience_s,
+            locate=connection.find,
+            certificate=found.certificate,
+        )
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()

@@ -6,7 +6,7 @@ Order: `GPUBROKER_URL` (with `GPUBROKER_TOKEN`), `client.json` of a `GPUBROKER_H
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from broker.config import CLIENT_FILE, default_home
@@ -19,6 +19,8 @@ class Connection:
     url: str
     token: str = field(default="", repr=False)
     source: str = ""
+    certificate: str = ""
+    """File of the daemon's own certificate, which is trusted; empty: what this machine trusts."""
 
 
 def login_file() -> Path:
@@ -39,7 +41,7 @@ def find() -> Connection | None:
     chosen = "GPUBROKER_HOME" in os.environ
     places = (local_file(), login_file()) if chosen else (login_file(), local_file())
     found = next((c for c in map(_read, places) if c is not None), None)
-    return Connection(url=found.url, token=token, source=found.source) if found and token else found
+    return replace(found, token=token) if found and token else found
 
 
 def write(path: Path, connection: Connection) -> None:
@@ -56,6 +58,11 @@ def write(path: Path, connection: Connection) -> None:
 def _read(path: Path) -> Connection | None:
     try:
         data = json.loads(path.read_text())
-        return Connection(url=str(data["url"]).rstrip("/"), token=str(data.get("token", "")), source=str(path))
+        return Connection(
+            url=str(data["url"]).rstrip("/"),
+            token=str(data.get("token", "")),
+            source=str(path),
+            certificate=str(data.get("certificate") or ""),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None

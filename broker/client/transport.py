@@ -1,5 +1,6 @@
 """One request and its retries: what the client's calls and feeds are built on."""
 
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -12,6 +13,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from broker.api.models import Problem
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Unreachable
+from broker.client.trust import trusting
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})
 BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
@@ -23,9 +25,8 @@ class Transport:
     `locate` is asked for the address before every retry: a daemon that was started again may have another port.
     """
 
-    def __init__(self, url: str, token: str, patience_s: float, locate: Callable[[], Connection | None]) -> None:
-        self.url = url.rstrip("/")
-        self._token = token
+    def __init__(self, at: Connection, patience_s: float, locate: Callable[[], Connection | None]) -> None:
+        self._at = at
         self._patience_s = patience_s
         self._locate = locate
         self._session: aiohttp.ClientSession | None = None
@@ -41,15 +42,29 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
+    @property
+    def url(self) -> str:
+        return self._at.url.rstrip("/")
+
+    def _how(self) -> dict[str, Any]:
+        """What every request is sent with. Raises Unreachable."""
+        headers = {"Authorization": f"Bearer {self._at.token}"} if self._at.token else {}
+        if not self._at.certificate:
+            return {"headers": headers}
+        try:
+            return {"headers": headers, "ssl": trusting(self._at.certificate)}
+        except (OSError, ssl.SSLError) as e:
+            raise Unreachable(self.url, f"its certificate {self._at.certificate} cannot be read: {e}") from None
+
     @asynccontextmanager
     async def once(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """One try. Raises ApiError, and Unreachable also when the answer breaks off."""
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        headers |= request.pop("headers", {})
+        how = self._how()
+        how["headers"] |= request.pop("headers", {})
         try:
-            async with self._session.request(method, self.url + path, headers=headers, **request) as response:
+            async with self._session.request(method, self.url + path, **how, **request) as response:
                 if response.status >= 400:
                     raise ApiError(await _problem(response))
                 yield response
@@ -63,9 +78,9 @@ class Transport:
         """A WebSocket. Raises ApiError when the daemon refuses, Unreachable when it goes away."""
         if self._session is None:
             raise RuntimeError("use the client with `async with`")
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        how = self._how()
         try:
-            async with self._session.ws_connect(self.url + path, headers=headers, heartbeat=20.0, **request) as opened:
+            async with self._session.ws_connect(self.url + path, heartbeat=20.0, **how, **request) as opened:
                 yield opened
         except aiohttp.WSServerHandshakeError as e:
             # The handshake's error drops the body, which says why; asked again without an upgrade it is an answer.
@@ -95,7 +110,7 @@ class Transport:
     def _follow(self, _: RetryCallState) -> None:
         found = self._locate()
         if found is not None:
-            self.url, self._token = found.url, found.token
+            self._at = found
 
 
 def passing(error: BaseException) -> bool:

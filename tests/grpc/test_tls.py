@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from broker.client.client import AsyncClient
+from broker.client.errors import Unreachable
 from broker.clock import SystemClock
 from broker.config import DaemonConfig
 from broker.domain.errors import InvalidInput
@@ -151,3 +153,21 @@ async def test_a_port_of_grpc_that_is_taken_is_told_with_its_setting(tmp_path: P
             with pytest.raises(CannotListen, match=r"grpc\.port"):
                 async with listening(second, api.app):
                     pass
+
+
+async def test_the_local_client_trusts_the_daemons_own_certificate_and_no_other(tmp_path: Path) -> None:
+    issue(tmp_path, "broker.example", 1)
+    async with doors(tmp_path) as at:
+        assert at.certificate is not None
+        async with AsyncClient(at.url, certificate=at.certificate) as client:
+            assert (await client.ready()).status == "ok"
+            issue(tmp_path, "broker.example", 2)
+        async with AsyncClient(at.url, certificate=at.certificate) as client:
+            assert (await client.ready()).status == "ok"
+        other = tmp_path / "other"
+        other.mkdir()
+        issue(other, "broker.example", 3)
+        for wrong in (str(other / "cert.pem"), "", str(tmp_path / "none.pem")):
+            async with AsyncClient(at.url, certificate=wrong) as client:
+                with pytest.raises(Unreachable):
+                    await client.ready()
