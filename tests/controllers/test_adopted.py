@@ -12,6 +12,8 @@ from tests.controllers.house import House
 from tests.controllers.rented import Rented, cloud_of, name_of, standing
 
 Build = Callable[..., House]
+SLOW = {"run_s": 4, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100}
+"""Runs until somebody has looked; what has ended before is not adopted."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,7 @@ async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build)
 
 
 async def test_a_second_broker_adopts_what_the_launcher_of_a_dead_one_has_set_up(house: Build) -> None:
-    broker = house(Rented)
+    broker = house(Rented, virtual=SLOW)
     await broker.market.step()
     job = await broker.submit()
     await taken_over(broker, job)
@@ -67,7 +69,7 @@ async def taken_over(broker: House, job: JobId) -> None:
 
 async def test_what_create_makes_sure_of_is_asked_for_of_an_adopted_machine_as_well(house: Build) -> None:
     """As AWS's answer to a shutdown; a cloud that does not say is asked again."""
-    broker = house(Rented)
+    broker = house(Rented, virtual=SLOW)
     await broker.market.step()
     job = await broker.submit()
     await taken_over(broker, job)
@@ -80,7 +82,7 @@ async def test_what_create_makes_sure_of_is_asked_for_of_an_adopted_machine_as_w
 
 
 async def test_an_adopted_machine_that_is_not_what_it_must_be_is_given_back(house: Build) -> None:
-    broker = house(Rented)
+    broker = house(Rented, virtual=SLOW)
     await broker.market.step()
     job = await broker.submit()
     await taken_over(broker, job)
