@@ -25,12 +25,13 @@ from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
 from tests.security.drivers import Driver, ServerFault
+from tests.security.grpc_driver import GrpcDriver
 from tests.security.http_driver import HttpDriver
 from tests.security.world import World, world
 
 STIR_EVERY = 4
 """Calls between two acts of blue."""
-CURSOR = re.compile(r'(?<="next":")[\w-]+(?=")')
+CURSOR = re.compile(r'(?:(?<="next":")|(?<="next": "))[\w-]+(?=")')
 RANDOM = re.compile(
     r"gb_[a-z2-7]{8}_[a-z2-7]{32}"  # tokens
     r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UUIDs
@@ -129,7 +130,7 @@ async def _database(dsn: str, name: str) -> str:
     return own
 
 
-DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (HttpDriver(),)}
+DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (HttpDriver(), GrpcDriver())}
 
 
 def main() -> None:

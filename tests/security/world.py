@@ -11,7 +11,7 @@ import io
 import os
 import tarfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -61,7 +61,10 @@ class World:
     own: Side
     other: Side
     blue: bool
-    acts: int = field(default=0)
+    stack: AsyncExitStack
+    doors: dict[str, Any] = field(default_factory=dict)
+    """What drivers have opened here; closed with the world."""
+    acts: int = 0
 
     def cursor(self, entry: str) -> str:
         """A page that begins a moment after red's first job was made, at `entry`."""
@@ -98,10 +101,10 @@ class World:
 
 @asynccontextmanager
 async def world(store: Store, *, blue: bool) -> AsyncIterator[World]:
-    async with serving(store, memory_blobs(), settings=SETTINGS) as api:
+    async with serving(store, memory_blobs(), settings=SETTINGS) as api, AsyncExitStack() as stack:
         other = await _peopled(api, BLUE, "blue's own") if blue else _made_up(api)
         own = await _peopled(api, RED, "red's own")
-        yield World(api, own, other, blue)
+        yield World(api, own, other, blue, stack)
 
 
 async def _peopled(api: Running, team: str, mark: str) -> Side:

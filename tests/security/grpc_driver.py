@@ -1,0 +1,155 @@
+"""gRPC, asked by its descriptors. A field that this file does not know raises Unplayed."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message_factory import GetMessageClass
+
+from broker.api.grpc.server import FILES, serving
+from tests.doors.house import parts
+from tests.doors.message import write
+from tests.security.drivers import ServerFault, Unplayed
+from tests.security.tried import Tried, Tries
+from tests.security.world import World, data_set
+
+DETAILS = "grpc-status-details-bin"
+PATIENCE_S = 20.0
+READING = ("Get", "List", "Watch", "Follow", "Download")
+TARGETS = ("job_id", "path")
+"""Fields that say what a call is about: every one is asked with every other."""
+REQUIRED: Mapping[str, Mapping[str, Any]] = {
+    "WatchEvents": {"follow": False},
+    "FollowLogs": {"follow": False},
+    "SubmitJob": {"spec": None},
+    "CreateQuote": {"spec": None},
+    "RaiseCap": {"cap_usd": "9"},
+    "DownloadArtifact": {"path": "plan.txt"},
+}
+"""What a call needs; None: the first of those that are tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcAsk:
+    label: str
+    method: Any
+    """Its descriptor."""
+    requests: Sequence[Any]
+    token: str | None
+
+
+class GrpcDriver:
+    name = "grpc"
+
+    def asks(self, world: World) -> list[GrpcAsk]:
+        services = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
+        methods = [method for service in services for method in service.methods]
+        methods.sort(key=lambda method: (not method.name.startswith(READING), method.name == "CancelJob"))
+        return [ask for method in methods for ask in _of(world, method)]
+
+    async def answer(self, world: World, ask: GrpcAsk) -> str:
+        channel = await self._channel(world)
+        path = f"/{ask.method.containing_service.full_name}/{ask.method.name}"
+        sending, answering = ask.method.client_streaming, ask.method.server_streaming
+        kind = f"{'stream' if sending else 'unary'}_{'stream' if answering else 'unary'}"
+        serializers = {
+            "request_serializer": lambda message: message.SerializeToString(),
+            "response_deserializer": GetMessageClass(ask.method.output_type).FromString,
+        }
+        metadata = (("authorization", ask.token),) if ask.token else ()
+        call = getattr(channel, kind)(path, **serializers)(
+            iter(ask.requests) if sending else ask.requests[0], metadata=metadata, timeout=PATIENCE_S
+        )
+        try:
+            found = [message async for message in call] if answering else [await call]
+        except grpc.aio.AioRpcError as error:
+            return _refusal(error)
+        return "\n".join(["OK", *(MessageToJson(message, indent=None, sort_keys=True) for message in found)])
+
+    async def _channel(self, world: World) -> grpc.aio.Channel:
+        if "grpc" not in world.doors:
+            port = await world.stack.enter_async_context(serving(parts(world.api), "127.0.0.1", 0, grace_s=0))
+            channel = await world.stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+            world.doors["grpc"] = channel
+        opened: grpc.aio.Channel = world.doors["grpc"]
+        return opened
+
+
+def _refusal(error: grpc.aio.AioRpcError) -> str:
+    """Raises ServerFault for one that no call may give."""
+    code = error.code()
+    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED):
+        raise ServerFault(f"{code.name} {error.details()}")
+    details = [value for key, value in error.trailing_metadata() or () if key == DETAILS]
+    return "\n".join([code.name, error.details() or "", *map(repr, details)])
+
+
+def _of(world: World, method: Any) -> Iterator[GrpcAsk]:
+    token = world.own.headers["Authorization"]
+    if method.client_streaming:
+        yield from _uploads(world, method, token)
+        return
+    tried = _Fields(world)
+    fields = [field.name for field in method.input_type.fields]
+    needed = {
+        name: tried.of(method, name)[0][1] if value is None else value
+        for name, value in REQUIRED.get(method.name, {}).items()
+    }
+    targets = [name for name in fields if name in TARGETS]
+    for chosen in itertools.product(*(tried.of(method, name) for name in targets)):
+        about = "".join(f" {name}={what}" for name, (what, _) in zip(targets, chosen, strict=True))
+        fixed = {**needed, **{name: value for name, (_, value) in zip(targets, chosen, strict=True)}}
+        turns: list[tuple[str, dict[str, Any]]] = [("", {})]
+        for name in fields:
+            if name not in TARGETS:
+                turns += [(f" {name}={what}", {name: value}) for what, value in tried.of(method, name)]
+        for what, given in turns:
+            request = write(GetMessageClass(method.input_type)(), {**fixed, **given})
+            yield GrpcAsk(label=f"{method.name}{about}{what}", method=method, requests=[request], token=token)
+    empty = GetMessageClass(method.input_type)()
+    yield GrpcAsk(label=f"{method.name} without a token", method=method, requests=[empty], token=None)
+
+
+def _uploads(world: World, method: Any, token: str) -> Iterator[GrpcAsk]:
+    """The only call that takes a stream: of both data sets, promised as either."""
+    request = GetMessageClass(method.input_type)
+    hashes = {"own": world.own.ref.removeprefix("upload:"), "other": world.other.ref.removeprefix("upload:"), "": None}
+    for mark, (promised, sha256) in itertools.product(("red's own", "blue's own"), hashes.items()):
+        head = write(request(), {"header": {"name": "words.csv", "sha256": sha256}})
+        sent = [head, request(data=data_set(mark))]
+        yield GrpcAsk(label=f"{method.name} {mark} promised={promised}", method=method, requests=sent, token=token)
+
+
+class _Fields:
+    """What is tried for each field, as HTTP's for the parameters of these names."""
+
+    def __init__(self, world: World) -> None:
+        here = Tried(world)
+        tried = here.by_name
+        self._values: dict[str, Tries] = {
+            "idempotency_key": tried["Idempotency-Key"],
+            "position": tried["Last-Event-ID"][1:],
+            "spec": here.by_schema["JobSpec"],
+            "cap_usd": [("9", "9"), ("1", "1")],
+            "offset": [("3", 3), ("99", 99)],
+            "resume": [("0", False)],
+            "follow": [("0", False)],
+            "label": [(what, [value]) for what, value in tried["label"]],
+            "state": [(what, [value]) for what, value in tried["state"]],
+            "accelerator": [(what, [value]) for what, value in tried["accelerator"]],
+        }
+        for name in ("since", "until"):
+            self._values[name] = [(what, datetime.fromisoformat(value)) for what, value in tried[name]]
+        for name in ("limit", "after", "attempt"):
+            self._values[name] = [(what, int(value)) for what, value in tried[name]]
+        for name in ("job_id", "path", "owner", "team", "cursor", "provider"):
+            self._values[name] = tried[name]
+
+    def of(self, method: Any, name: str) -> Tries:
+        if name not in self._values:
+            raise Unplayed(f"{method.name} takes {name}: give values to try in grpc_driver.py")
+        return self._values[name]
