@@ -156,9 +156,9 @@ def extended(cap: Decimal) -> Decimal:
 def buttons(job: Job) -> list[Json]:
     """What may be done to a job in its state; each asks before it does it."""
     if job.state is JobState.AWAITING_APPROVAL:
-        cap = show(job.cap_usd)
+        told = f"It may then spend up to {show(job.cap_usd)}."
         return [
-            _button("approve", "Approve", job, f"It may then spend up to {cap}.", style="primary"),
+            _button("approve", "Approve", job, told, value=f"{job.id}:{job.cap_usd}", style="primary"),
             _button("refuse", "Refuse", job, "It will be cancelled.", style="danger"),
         ]
     found = []

@@ -283,6 +283,23 @@ async def test_extending_raises_the_cap_that_was_shown(desk: Desk) -> None:
     assert (entry.actor, entry.token_id) == ("ann", f"slack:{WORKSPACE}/U0ANN")
 
 
+async def test_approving_is_of_what_was_shown(desk: Desk) -> None:
+    job = await desk.job(JobState.AWAITING_APPROVAL)
+    await desk.link("read", "submit", "manage")
+    assert "by now; nothing was changed" in await desk.press(replace(job, cap_usd=Decimal(3)), "approve")
+    assert (await desk.now(job)).state is JobState.AWAITING_APPROVAL
+    assert "approved up to $10.00" in await desk.press(job, "approve")
+    assert (await desk.now(job)).state is JobState.QUEUED
+    assert "awaits no approval" in await desk.press(job, "approve")
+
+
+async def test_refusing_ends_it(desk: Desk) -> None:
+    job = await desk.job(JobState.AWAITING_APPROVAL)
+    await desk.link("manage")
+    assert "is refused" in await desk.press(job, "refuse")
+    assert (await desk.now(job)).stop_requested
+
+
 async def test_cancelling_is_said_once_and_shown(desk: Desk) -> None:
     job = await desk.job()
     await desk.link()

@@ -51,6 +51,7 @@ class SlackActs:
     async def _approve(self, caller: Caller, job: Job, rest: str) -> str:
         require(caller, "manage")
         _still_waits(job)
+        _still_capped(job, *_caps(rest, 1))
         await self._service.policies.approve(caller, job.id, None)
         return f"{job.spec.name} is approved up to {show(job.cap_usd)}"
 
@@ -62,9 +63,8 @@ class SlackActs:
 
     async def _extend(self, caller: Caller, job: Job, rest: str) -> str:
         require(caller, "submit")
-        was, new = _caps(rest)
-        if job.cap_usd != was:
-            raise Conflict(f"the cap of {job.spec.name} is {show(job.cap_usd)} by now; nothing was changed")
+        was, new = _caps(rest, 2)
+        _still_capped(job, was)
         await self._service.raise_cap(caller, job.id, new)
         return f"the cap of {job.spec.name} is {show(new)} now"
 
@@ -154,14 +154,18 @@ def _still_waits(job: Job) -> None:
         raise Conflict(f"{job.spec.name} awaits no approval; it is {job.state.value}")
 
 
-def _caps(text: str) -> tuple[Decimal, Decimal]:
-    """The cap that the button was made at, and the one that it offers. Raises InvalidInput."""
-    was, _, new = text.partition(":")
+def _still_capped(job: Job, was: Decimal) -> None:
+    if job.cap_usd != was:
+        raise Conflict(f"the cap of {job.spec.name} is {show(job.cap_usd)} by now; nothing was changed")
+
+
+def _caps(text: str, count: int) -> list[Decimal]:
+    """The cap that the button was made at, then the one that it offers. Raises InvalidInput."""
     try:
-        caps = Decimal(was), Decimal(new)
+        caps = [Decimal(part) for part in text.split(":")]
     except InvalidOperation:
-        caps = Decimal("NaN"), Decimal("NaN")
-    if not (caps[0].is_finite() and caps[1].is_finite()):
+        caps = []
+    if len(caps) != count or not all(cap.is_finite() for cap in caps):
         raise InvalidInput(Problem(field="value", message="names no caps; look at the job again"))
     return caps
 
