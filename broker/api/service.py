@@ -14,6 +14,7 @@ from broker.api.auth import Caller
 from broker.api.inputs import Inputs
 from broker.api.problems import Conflict, NotFound
 from broker.api.usecases.channels import Channels
+from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
 from broker.decide.quote import quote
@@ -144,6 +145,7 @@ class Service:
         self.check_providers = check_providers
         self.tenancy = Tenancy(store, clock, entropy)
         self.spending = Spending(store, clock)
+        self.policies = Policies(store, clock)
         self.channels = Channels(store, notifiers, box, clock, entropy)
         self._inputs = Inputs()
         self._cheapest_of: dict[object, Decimal | None] = {}

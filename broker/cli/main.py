@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, channel, daemon, jobs, remote, slack, spend, submit, tenancy
+from broker.cli import admin, channel, daemon, jobs, policy, remote, slack, spend, submit, tenancy
 from broker.cli.exits import MEANINGS
 from broker.cli.sweep import sweep
 
@@ -24,6 +24,7 @@ secrets = typer.Typer(help="Secrets that jobs see as environment variables.", no
 slacks = typer.Typer(help="People of Slack.", no_args_is_help=True)
 channels = typer.Typer(help="Where people and programs are told.", no_args_is_help=True)
 notify = typer.Typer(help="Telling people.", no_args_is_help=True)
+policies = typer.Typer(help="What teams, users and the installation may spend.", no_args_is_help=True)
 blobs = typer.Typer(help="The blob store.", no_args_is_help=True)
 
 
@@ -57,6 +58,9 @@ app.command("cancel")(jobs.cancel)
 app.command("cap")(jobs.cap)
 app.command("retry")(jobs.retry)
 app.command("artifacts")(jobs.artifacts)
+app.command("approve")(policy.approve)
+app.command("refuse")(policy.refuse)
+app.command("budget")(policy.budget)
 app.command("spend")(spend.spend)
 app.command("reconcile")(spend.reconcile_file)
 app.command("ssh")(remote.ssh)
@@ -83,6 +87,12 @@ channels.command("enable")(channel.enable)
 channels.command("disable")(channel.disable)
 channels.command("remove")(channel.remove)
 notify.command("test")(channel.try_out)
+policies.command("apply")(policy.apply)
+policies.command("list")(policy.ls)
+policies.command("show")(policy.show)
+policies.command("history")(policy.history)
+policies.command("delete")(policy.delete)
+policies.command("dry-run")(policy.dry_run)
 blobs.command("init")(daemon.blobs_init)
 slacks.command("link")(slack.link)
 slacks.command("ls")(slack.links)
@@ -93,4 +103,5 @@ app.add_typer(secrets, name="secret")
 app.add_typer(slacks, name="slack")
 app.add_typer(channels, name="channel")
 app.add_typer(notify, name="notify")
+app.add_typer(policies, name="policy")
 app.add_typer(blobs, name="blobs")

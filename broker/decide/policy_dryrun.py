@@ -47,9 +47,8 @@ class Other:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """From one window before `since`, so that every budget knows what it had spent then."""
+    """What the ledger tells, up to `now`."""
 
-    since: datetime
     now: datetime
     attempts: Sequence[Past] = ()
     others: Sequence[Other] = ()
@@ -107,9 +106,12 @@ class DryRun:
     """Of it, what the policy would have held back to the end."""
 
 
-def dry_run(policy: Policy, history: History) -> DryRun:
-    """Plays the past under `policy`."""
-    return _Play(policy=policy, history=history).run()
+def dry_run(policy: Policy, since: datetime, history: History) -> DryRun:
+    """Plays the past from `since` under `policy`.
+
+    `history` reaches back by the longest window more, so that every budget knows what it had spent then.
+    """
+    return _Play(policy=policy, since=since, history=history).run()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -135,6 +137,7 @@ class _Live:
 @dataclass(kw_only=True)
 class _Play:
     policy: Policy
+    since: datetime
     history: History
     total: Decimal = ZERO
     """Charged in the replay up to now."""
@@ -159,17 +162,17 @@ class _Play:
         others = [one for one in history.others if self.policy.covers(one.team, one.owner)]
         self._enter(attempts)
         paid = [(at, usd) for one in attempts for at, usd in one.charges] + [(one.at, one.usd) for one in others]
-        at = quarter(min((one.at for one in attempts), default=history.since))
+        at = quarter(min((one.at for one in attempts), default=self.since))
         stored = sorted(others, key=lambda one: one.at)
         while at < history.now:
             while stored and stored[0].at < at + QUARTER:
                 self.total += stored.pop(0).usd
             self._step(at, min(at + QUARTER, history.now))
             at += QUARTER
-        spent = sum((usd for when, usd in paid if when >= quarter(history.since)), ZERO)
+        spent = sum((usd for when, usd in paid if when >= quarter(self.since)), ZERO)
         still = (self._as_held(one, None) for one in self.waiting)
         return DryRun(
-            since=history.since,
+            since=self.since,
             until=history.now,
             launches=self.launches,
             held=(*self.held, *still),
@@ -245,7 +248,7 @@ class _Play:
 
     def _tell(self, at: datetime) -> None:
         """Thresholds once a period, and the drain for as long as its share is spent."""
-        if at < self.history.since:
+        if at < self.since:
             return
         standing = self._standing(at)
         for found in reached(self.policy, standing):
@@ -266,7 +269,7 @@ class _Play:
     def _launch(self, live: _Live, at: datetime) -> None:
         """Starts it, or lets it wait. What was launched before the time in question is taken as it was."""
         refusal = None
-        if at >= self.history.since:
+        if at >= self.since:
             self.launches += live.held_since is None
             refusal = self._refusal(live, at)
         if refusal is not None:
@@ -294,5 +297,5 @@ class _Play:
         return refusal.reason if refusal else None
 
     def _as_held(self, live: _Live, until: datetime | None) -> Held:
-        at = live.held_since or self.history.since
+        at = live.held_since or self.since
         return Held(job_id=live.past.job_id, attempt=live.past.number, at=at, until=until, reason=live.reason)

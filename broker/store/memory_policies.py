@@ -84,7 +84,7 @@ class TenantPolicies(Part):
                 key = at, own[entry.job_id].team, own[entry.job_id].owner
                 stored[key] = stored.get(key, ZERO) + entry.usd
         others = [Other(team=team, owner=owner, at=at, usd=usd) for (at, team, owner), usd in sorted(stored.items())]
-        return History(since=since, now=now, attempts=sorted(attempts, key=lambda one: one.at), others=others)
+        return History(now=now, attempts=sorted(attempts, key=lambda one: one.at), others=others)
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
         row = self._visible(job_id)

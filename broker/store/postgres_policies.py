@@ -82,7 +82,7 @@ class TenantPolicies(Part):
             now = await connection.fetchval(QUERIES["now"])
             attempts = [_past(row) for row in await connection.fetch(QUERIES["past_attempts"], since)]
             others = [Other(**dict(row)) for row in await connection.fetch(QUERIES["past_others"], since)]
-        return History(since=since, now=now, attempts=attempts, others=others)
+        return History(now=now, attempts=attempts, others=others)
 
     async def approve(self, job_id: JobId, up_to_usd: Decimal, event: Event) -> Job | None:
         async with self._pool.transaction("approve") as connection:

@@ -32,24 +32,25 @@ def past(job: str, at: datetime, hours: int = 2, usd: str = "1", **changes: Any)
 
 
 def history(*attempts: Past, others: tuple[Other, ...] = ()) -> History:
-    return History(since=SINCE, now=NOW, attempts=attempts, others=others)
+    return History(now=NOW, attempts=attempts, others=others)
 
 
 def test_a_policy_with_room_changes_nothing() -> None:
-    done = dry_run(policy(max_gpus=8), history(past("a", SINCE), past("b", SINCE + DAY)))
+    done = dry_run(policy(max_gpus=8), SINCE, history(past("a", SINCE), past("b", SINCE + DAY)))
     assert (done.launches, done.held, done.drained, done.asked, done.crossed) == (2, (), (), (), ())
     assert (done.usd_spent, done.usd_not_spent) == (Decimal(4), 0)
     assert (done.since, done.until) == (SINCE, NOW)
 
 
 def test_without_a_past_there_is_nothing_to_say() -> None:
-    done = dry_run(policy(max_gpus=8), history())
+    done = dry_run(policy(max_gpus=8), SINCE, history())
     assert (done.launches, done.usd_spent, done.usd_not_spent) == (0, 0, 0)
 
 
 def test_others_are_not_covered() -> None:
     done = dry_run(
         policy(max_gpus=0),
+        SINCE,
         history(
             past("a", SINCE, team="vision"),
             others=(Other(team="vision", owner="ann", at=SINCE, usd=Decimal(3)),),
@@ -60,19 +61,19 @@ def test_others_are_not_covered() -> None:
 
 def test_a_launch_waits_for_the_one_before_it_and_is_charged_later() -> None:
     first, second = past("a", SINCE, 2), past("b", SINCE + timedelta(hours=1, minutes=5), 2)
-    done = dry_run(policy(max_jobs=1), history(first, second))
+    done = dry_run(policy(max_jobs=1), SINCE, history(first, second))
     assert [(one.job_id, one.attempt, one.at, one.until) for one in done.held] == [("b", 1, second.at, first.ended_at)]
     assert "max_jobs is 1, 1 hold machines" in done.held[0].reason
     assert done.usd_not_spent == 0
 
 
 def test_a_launch_at_the_moment_of_an_end_does_not_wait() -> None:
-    done = dry_run(policy(max_jobs=1), history(past("a", SINCE, 2), past("b", SINCE + timedelta(hours=2))))
+    done = dry_run(policy(max_jobs=1), SINCE, history(past("a", SINCE, 2), past("b", SINCE + timedelta(hours=2))))
     assert (done.launches, done.held) == (2, ())
 
 
 def test_what_waits_to_the_end_is_not_spent() -> None:
-    done = dry_run(policy(max_gpus=0), history(past("a", SINCE), past("a", SINCE + DAY, number=2, usd="5")))
+    done = dry_run(policy(max_gpus=0), SINCE, history(past("a", SINCE), past("a", SINCE + DAY, number=2, usd="5")))
     assert [(one.job_id, one.attempt, one.until) for one in done.held] == [("a", 1, None)]
     assert done.launches == 1  # the second attempt never came up
     assert (done.usd_spent, done.usd_not_spent) == (Decimal(12), Decimal(12))
@@ -81,7 +82,7 @@ def test_what_waits_to_the_end_is_not_spent() -> None:
 def test_a_budget_holds_a_launch_to_the_next_day() -> None:
     rules = policy(budgets=[{"limit_usd": "30", "per": "day"}])
     evening = SINCE + timedelta(hours=20)
-    done = dry_run(rules, history(past("a", SINCE, 12, "1"), past("b", evening, 1, "1")))
+    done = dry_run(rules, SINCE, history(past("a", SINCE, 12, "1"), past("b", evening, 1, "1")))
     assert [(one.job_id, one.until) for one in done.held] == [("b", SINCE + DAY)]
 
 
@@ -91,7 +92,7 @@ def test_the_next_attempt_follows_the_one_that_came_later() -> None:
     one = past("b", SINCE + timedelta(hours=4), 1)
     two = past("b", SINCE + timedelta(hours=5) + gap, 1, number=2)
     late = past("c", SINCE + timedelta(hours=6, minutes=5), 1)
-    done = dry_run(policy(max_jobs=1), history(blocker, one, two, late))
+    done = dry_run(policy(max_jobs=1), SINCE, history(blocker, one, two, late))
     assert [(held.job_id, held.attempt, held.until) for held in done.held] == [
         ("b", 1, SINCE + timedelta(hours=5)),
         # b's second attempt comes at 6:10 as before the hold plus an hour, and c is before it
@@ -102,7 +103,7 @@ def test_the_next_attempt_follows_the_one_that_came_later() -> None:
 def test_a_drained_job_goes_on_in_the_next_period() -> None:
     rules = policy(budgets=[{"limit_usd": "40", "per": "day", "thresholds": [{"at": "0.25", "action": "drain"}]}])
     long = past("a", SINCE, 15, "1")
-    done = dry_run(rules, history(long))
+    done = dry_run(rules, SINCE, history(long))
     assert [(one.job_id, one.attempt, one.at) for one in done.drained] == [("a", 1, SINCE + timedelta(hours=9))]
     assert [(one.at, one.until) for one in done.held] == [(SINCE + timedelta(hours=9), SINCE + DAY)]
     assert [(one.budget, one.share, one.action.value) for one in done.crossed] == [
@@ -113,20 +114,20 @@ def test_a_drained_job_goes_on_in_the_next_period() -> None:
 
 def test_a_job_of_days_is_drained_every_day_and_ends_once() -> None:
     rules = policy(budgets=[{"limit_usd": "40", "per": "day", "thresholds": [{"at": "0.25", "action": "drain"}]}])
-    done = dry_run(rules, history(past("a", SINCE, 30), past("a", SINCE + 2 * DAY, 1, number=2)))
+    done = dry_run(rules, SINCE, history(past("a", SINCE, 30), past("a", SINCE + 2 * DAY, 1, number=2)))
     assert [one.at for one in done.drained] == [SINCE + timedelta(hours=h) for h in (9, 34, 58)]
     assert (done.launches, done.usd_not_spent) == (2, 0)
 
 
 def test_a_threshold_is_told_once_a_period() -> None:
     rules = policy(budgets=[{"limit_usd": "40", "per": "day", "thresholds": [{"at": "0.05", "action": "notify"}]}])
-    done = dry_run(rules, history(*(past(name, SINCE + n * DAY, 3) for n, name in enumerate("abc"))))
+    done = dry_run(rules, SINCE, history(*(past(name, SINCE + n * DAY, 3) for n, name in enumerate("abc"))))
     assert [one.at for one in done.crossed] == [SINCE + n * DAY + timedelta(hours=1) for n in range(3)]
 
 
 def test_approval_is_asked_once_a_job_and_taken_to_come() -> None:
     rules = policy(approval_above_usd="10", max_jobs=1)
-    done = dry_run(rules, history(past("a", SINCE), past("a", SINCE + DAY, number=2), past("b", SINCE + DAY)))
+    done = dry_run(rules, SINCE, history(past("a", SINCE), past("a", SINCE + DAY, number=2), past("b", SINCE + DAY)))
     assert [(one.job_id, one.at) for one in done.asked] == [("a", SINCE), ("b", SINCE + DAY)]
     assert len(done.held) == 1
 
@@ -135,14 +136,14 @@ def test_what_ran_before_counts_and_is_not_judged() -> None:
     rules = policy(budgets=[{"limit_usd": "22", "per": "week", "window": "rolling"}], max_jobs=5)
     before = past("a", SINCE - DAY, 3)
     stored = Other(team="nlp", owner="bob", at=SINCE - DAY, usd=Decimal(1))
-    done = dry_run(rules, history(before, past("b", SINCE), others=(stored,)))
+    done = dry_run(rules, SINCE, history(before, past("b", SINCE), others=(stored,)))
     assert (done.launches, done.usd_spent) == (1, Decimal(2))
     assert [(one.job_id, one.until) for one in done.held] == [("b", SINCE - DAY + timedelta(days=7) + QUARTER)]
 
 
 def test_what_still_runs_holds_its_reservation() -> None:
     running = past("a", SINCE, 2, ended_at=None)
-    done = dry_run(policy(max_jobs=1), history(running, past("b", SINCE + DAY)))
+    done = dry_run(policy(max_jobs=1), SINCE, history(running, past("b", SINCE + DAY)))
     assert [(one.job_id, one.until) for one in done.held] == [("b", None)]
     assert done.usd_not_spent == 2
 
@@ -159,7 +160,7 @@ def test_money_is_neither_made_nor_lost(given_: list[Past]) -> None:
     rules = policy(
         budgets=[{"limit_usd": "45", "per": "day", "thresholds": [{"at": "0.4", "action": "drain"}]}], max_jobs=2
     )
-    done = dry_run(rules, history(*given_))
+    done = dry_run(rules, SINCE, history(*given_))
     assert done.usd_spent == sum(usd for one in given_ for _, usd in one.charges)
     assert 0 <= done.usd_not_spent <= done.usd_spent
     assert done.launches == len(given_)
