@@ -17,7 +17,6 @@ from broker.client.channels import ChannelCalls
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, Damaged, Unreachable
 from broker.client.policies import PolicyCalls
-from broker.client.policies import PolicyCalls
 from broker.client.slack import SlackCalls
 from broker.client.spending import SpendingCalls
 from broker.client.tenancy import TenancyCalls
@@ -32,7 +31,7 @@ class LogPiece(models.Wire):
     text: str
 
 
-class AsyncClient(ChannelCalls, PolicyCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
+class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyCalls):
     """Use with `async with`. Calls raise ApiError when the daemon refuses, Unreachable when nothing answers.
 
     `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
