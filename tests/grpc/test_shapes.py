@@ -17,16 +17,18 @@ from google.protobuf.message import Message
 from pydantic import AwareDatetime, BaseModel
 from pydantic.fields import FieldInfo
 
-from broker.api import files, jobs, models
+from broker.api import files, jobs, models, models_policies
 from broker.api.grpc import artifacts, inputs
 from broker.api.grpc.artifacts import Artifacts
+from broker.api.grpc.budgets import Budgets
 from broker.api.grpc.doorkeeper import MARK
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
 from broker.api.grpc.server import FILES
 from broker.api.http import APIS
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact_pb
-from broker.api.proto.gpubroker.v1 import job_pb2, offer_pb2, quote_pb2, spec_pb2
+from broker.api.proto.gpubroker.v1 import budget_pb2, job_pb2, offer_pb2, quote_pb2, spec_pb2
+from broker.api.proto.gpubroker.v1 import budget_service_pb2 as budgets_pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as job_pb
 from broker.api.proto.gpubroker.v1 import offer_service_pb2 as offers_pb
 from broker.api.proto.gpubroker.v1 import quote_service_pb2 as quotes_pb
@@ -51,12 +53,14 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (job_pb.RetryJobRequest, inputs.RetryQuery, frozenset({"job_id", "idempotency_key"})),
     (job_pb.WatchEventsRequest, inputs.WatchQuery, frozenset({"job_id"})),
     (job_pb.FollowLogsRequest, inputs.FollowQuery, frozenset({"job_id"})),
+    (job_pb.ApproveJobRequest, models_policies.Approval, frozenset({"job_id"})),
+    (budgets_pb.ListBudgetsResponse, models_policies.BudgetList, frozenset()),
     (artifact_pb.UploadHeader, files.UploadQuery, frozenset()),
     (artifact_pb.Upload, models.UploadView, frozenset()),
     (artifact_pb.ListArtifactsResponse, models.ArtifactList, frozenset()),
     (artifact_pb.DownloadArtifactRequest, artifacts.DownloadQuery, frozenset({"job_id"})),
 )
-HANDLERS = (Jobs, Quotes, Offers, Providers, Artifacts)
+HANDLERS = (Jobs, Quotes, Offers, Providers, Artifacts, Budgets)
 ONLY_MESSAGES = {"JobEnd", "LogPiece"}
 """What HTTP has as a stream's own frame."""
 INTEGERS = (FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64)
@@ -73,7 +77,7 @@ def test_every_message_is_a_model_or_the_frame_of_a_call() -> None:
     reached: set[str] = set()
     for message, _, _ in PAIRS:
         _reach(message.DESCRIPTOR, reached)
-    pool = {m.name for file in (*FILES, job_pb2, offer_pb2, quote_pb2, spec_pb2) for m in _messages(file)}
+    pool = {m.name for file in (*FILES, budget_pb2, job_pb2, offer_pb2, quote_pb2, spec_pb2) for m in _messages(file)}
     assert {n for n in pool - reached if not n.endswith(("Request", "Response"))} == ONLY_MESSAGES
 
 
@@ -90,7 +94,8 @@ BY_GRPC = {
     "cancel_job": "CancelJob", "retry_job": "RetryJob", "raise_cap": "RaiseCap", "get_ledger": "GetLedger",
     "list_offers": "ListOffers", "list_providers": "ListProviders", "check_providers": "CheckProviders",
     "job_events": "WatchEvents", "job_logs": "FollowLogs", "upload": "Upload", "list_artifacts": "ListArtifacts",
-    "get_artifact": "DownloadArtifact",
+    "get_artifact": "DownloadArtifact", "list_budgets": "ListBudgets", "approve_job": "ApproveJob",
+    "refuse_job": "RefuseJob",
 }  # fmt: skip
 SHARED = ("/v1/quotes", "/v1/jobs", "/v1/offers", "/v1/providers", "/v1/uploads", "/v1/budgets")
 

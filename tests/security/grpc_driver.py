@@ -135,6 +135,7 @@ class _Fields:
             "position": tried["Last-Event-ID"][1:],
             "spec": here.by_schema["JobSpec"],
             "cap_usd": [("9", "9"), ("1", "1")],
+            "up_to_usd": [("60", "60")],
             "offset": [("3", 3), ("99", 99)],
             "resume": [("0", False)],
             "follow": [("0", False)],

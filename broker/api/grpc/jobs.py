@@ -8,6 +8,7 @@ from broker.api.grpc import inputs
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.doorkeeper import Call, scope
 from broker.api.jobs import JobsQuery, job_filter
+from broker.api.models_policies import Approval
 from broker.api.proto.gpubroker.v1 import job_pb2 as job
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
@@ -58,6 +59,17 @@ class Jobs(stubs.JobServiceServicer):
     async def RaiseCap(self, request: pb.RaiseCapRequest, call: Call) -> pb.RaiseCapResponse:
         wanted, change = inputs.job_id(request), parse(request, models.CapChange)
         return pb.RaiseCapResponse(job=_job(await self._service.raise_cap(call.caller, wanted, change.cap_usd)))
+
+    @scope("manage")
+    async def ApproveJob(self, request: pb.ApproveJobRequest, call: Call) -> pb.ApproveJobResponse:
+        wanted, given = inputs.job_id(request), parse(request, Approval)
+        return pb.ApproveJobResponse(
+            job=_job(await self._service.policies.approve(call.caller, wanted, given.up_to_usd))
+        )
+
+    @scope("manage")
+    async def RefuseJob(self, request: pb.RefuseJobRequest, call: Call) -> pb.RefuseJobResponse:
+        return pb.RefuseJobResponse(job=_job(await self._service.policies.refuse(call.caller, inputs.job_id(request))))
 
     @scope("read")
     async def GetLedger(self, request: pb.GetLedgerRequest, call: Call) -> pb.GetLedgerResponse:

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from broker.api.auth import Authenticator
 from broker.api.content import Content
 from broker.api.grpc.artifacts import Artifacts
+from broker.api.grpc.budgets import Budgets
 from broker.api.grpc.doorkeeper import Doorkeeper
 from broker.api.grpc.health import Health
 from broker.api.grpc.jobs import Jobs
@@ -19,6 +20,8 @@ from broker.api.metrics import Metrics
 from broker.api.proto.gpubroker.v1 import (
     artifact_service_pb2,
     artifact_service_pb2_grpc,
+    budget_service_pb2,
+    budget_service_pb2_grpc,
     job_service_pb2,
     job_service_pb2_grpc,
     offer_service_pb2,
@@ -31,7 +34,14 @@ from broker.api.proto.gpubroker.v1 import (
 from broker.api.readiness import Readiness
 from broker.api.service import Service
 
-FILES = (artifact_service_pb2, job_service_pb2, offer_service_pb2, provider_service_pb2, quote_service_pb2)
+FILES = (
+    artifact_service_pb2,
+    budget_service_pb2,
+    job_service_pb2,
+    offer_service_pb2,
+    provider_service_pb2,
+    quote_service_pb2,
+)
 SERVICES = frozenset(service.full_name for file in FILES for service in file.DESCRIPTOR.services_by_name.values())
 HEALTH = "grpc.health.v1.Health"
 
@@ -88,6 +98,7 @@ async def serving(
     quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(Quotes(parts.service), server)
     offer_service_pb2_grpc.add_OfferServiceServicer_to_server(Offers(parts.service), server)
     provider_service_pb2_grpc.add_ProviderServiceServicer_to_server(Providers(parts.service), server)
+    budget_service_pb2_grpc.add_BudgetServiceServicer_to_server(Budgets(parts.service), server)
     artifact_service_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(parts.content), server)
     health_pb2_grpc.add_HealthServicer_to_server(Health(parts.readiness, SERVICES), server)
     if reflects:

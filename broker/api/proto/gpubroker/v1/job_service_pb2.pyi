@@ -111,6 +111,32 @@ class RaiseCapResponse(_message.Message):
     job: _job_pb2.Job
     def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ...) -> None: ...
 
+class ApproveJobRequest(_message.Message):
+    __slots__ = ("job_id", "up_to_usd")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    UP_TO_USD_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    up_to_usd: str
+    def __init__(self, job_id: _Optional[str] = ..., up_to_usd: _Optional[str] = ...) -> None: ...
+
+class ApproveJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.Job
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ...) -> None: ...
+
+class RefuseJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class RefuseJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.Job
+    def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ...) -> None: ...
+
 class GetLedgerRequest(_message.Message):
     __slots__ = ("job_id",)
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

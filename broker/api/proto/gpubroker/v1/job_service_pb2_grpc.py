@@ -65,6 +65,16 @@ class JobServiceStub(object):
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.RaiseCapRequest.SerializeToString,
                 response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.RaiseCapResponse.FromString,
                 _registered_method=True)
+        self.ApproveJob = channel.unary_unary(
+                '/gpubroker.v1.JobService/ApproveJob',
+                request_serializer=gpubroker_dot_v1_dot_job__service__pb2.ApproveJobRequest.SerializeToString,
+                response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.ApproveJobResponse.FromString,
+                _registered_method=True)
+        self.RefuseJob = channel.unary_unary(
+                '/gpubroker.v1.JobService/RefuseJob',
+                request_serializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobRequest.SerializeToString,
+                response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobResponse.FromString,
+                _registered_method=True)
         self.GetLedger = channel.unary_unary(
                 '/gpubroker.v1.JobService/GetLedger',
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetLedgerRequest.SerializeToString,
@@ -128,6 +138,20 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ApproveJob(self, request, context):
+        """Approves a job's cap, once for as long as the cap is no higher; a job that awaits it is queued. Scope: manage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RefuseJob(self, request, context):
+        """Refuses a job that awaits approval: it is cancelled. Scope: manage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetLedger(self, request, context):
         """Every reservation, charge, release and adjustment of a job. Scope: read.
         """
@@ -181,6 +205,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.RaiseCap,
                     request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.RaiseCapRequest.FromString,
                     response_serializer=gpubroker_dot_v1_dot_job__service__pb2.RaiseCapResponse.SerializeToString,
+            ),
+            'ApproveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApproveJob,
+                    request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.ApproveJobRequest.FromString,
+                    response_serializer=gpubroker_dot_v1_dot_job__service__pb2.ApproveJobResponse.SerializeToString,
+            ),
+            'RefuseJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RefuseJob,
+                    request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobRequest.FromString,
+                    response_serializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobResponse.SerializeToString,
             ),
             'GetLedger': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLedger,
@@ -361,6 +395,60 @@ class JobService(object):
             '/gpubroker.v1.JobService/RaiseCap',
             gpubroker_dot_v1_dot_job__service__pb2.RaiseCapRequest.SerializeToString,
             gpubroker_dot_v1_dot_job__service__pb2.RaiseCapResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApproveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpubroker.v1.JobService/ApproveJob',
+            gpubroker_dot_v1_dot_job__service__pb2.ApproveJobRequest.SerializeToString,
+            gpubroker_dot_v1_dot_job__service__pb2.ApproveJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RefuseJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpubroker.v1.JobService/RefuseJob',
+            gpubroker_dot_v1_dot_job__service__pb2.RefuseJobRequest.SerializeToString,
+            gpubroker_dot_v1_dot_job__service__pb2.RefuseJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

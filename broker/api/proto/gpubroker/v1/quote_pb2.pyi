@@ -63,7 +63,7 @@ DROP_EXCLUDED: Drop
 DROP_DEADLINE: Drop
 
 class Quote(_message.Message):
-    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at")
+    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions")
     class DropsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Quote(_message.Message):
     CHEAPEST_USD_FIELD_NUMBER: _ClassVar[int]
     MADE_AT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    UNSOLD_REGIONS_FIELD_NUMBER: _ClassVar[int]
     check: _struct_pb2.Struct
     lines: _containers.RepeatedCompositeFieldContainer[QuoteLine]
     kept: int
@@ -87,7 +88,8 @@ class Quote(_message.Message):
     cheapest_usd: str
     made_at: _timestamp_pb2.Timestamp
     expires_at: _timestamp_pb2.Timestamp
-    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    unsold_regions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsold_regions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class QuoteLine(_message.Message):
     __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes")

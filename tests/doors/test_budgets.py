@@ -1,0 +1,55 @@
+"""Budgets and approvals through either door."""
+
+from decimal import Decimal
+
+import pytest
+
+from broker.api.models_policies import StandingView
+from broker.domain.policy import Policy
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from tests.doors.door import Refused
+from tests.doors.house import KINDS, House
+from tests.doors.test_jobs import good
+
+POLICY = {
+    "name": "limit", "team": DEFAULT_TEAM, "timezone": "Europe/Berlin", "max_gpus": 8, "approval_above_usd": "4.00",
+    "budgets": [
+        {"limit_usd": "100", "per": "month", "thresholds": [{"at": "0.8", "action": "require_approval"}]},
+        {"limit_usd": "20", "per": "day", "window": "rolling"},
+    ],
+}  # fmt: skip
+
+
+async def test_budgets_stand_the_same_at_both_doors(both: House) -> None:
+    rows = both.api.service.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="ada"))
+    await rows.put_policy(Policy.model_validate(POLICY))
+    by_http, by_grpc = [(await (await both.door(kind=kind)).budgets()).items for kind in KINDS]
+    assert [_still(one) for one in by_http] == [_still(one) for one in by_grpc]
+    (standing,) = by_grpc
+    assert (standing.name, standing.user, standing.max_gpus, standing.max_jobs) == ("limit", None, 8, None)
+    month, day = standing.budgets
+    assert (month.limit_usd, month.per, month.window) == (Decimal(100), "month", "calendar")
+    assert [(t.at, t.action, t.reached) for t in month.thresholds] == [(Decimal("0.8"), "require_approval", False)]
+    assert (day.window, day.until, day.committed_usd) == ("rolling", None, Decimal(0))
+
+
+def _still(standing: StandingView) -> str:
+    """Without the moments of windows that roll."""
+    return standing.model_dump_json(exclude={"budgets": {"__all__": {"since"}}})
+
+
+async def test_a_job_is_approved_by_one_who_may(house: House) -> None:
+    ada, boss = await house.door(), await house.door("boss", "read", "manage")
+    job, _ = await ada.submit(await good(ada))
+    with pytest.raises(Refused) as refused:
+        await ada.approve(job.id)
+    assert refused.value.kind == "forbidden"
+    assert (await boss.approve(job.id, "60")).id == job.id
+    with pytest.raises(Refused) as refused:
+        await boss.approve(job.id, "-1")
+    assert set(refused.value.fields) == {"up_to_usd"}
+    with pytest.raises(Refused) as refused:
+        await boss.refuse(job.id)
+    assert refused.value.kind == "conflict"
+    events = [e async for e in ada.events(job.id, follow=False)]
+    assert [getattr(e, "kind", "") for e in events] == ["job.submitted", "job.approved"]
