@@ -279,7 +279,12 @@ def _service(
         notifiers=notifiers,
         check_providers=partial(_check_providers, context.providers),
         reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
-        settings=Settings(upload_bytes=config.upload_max_bytes, lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s)),
+        settings=Settings(
+            upload_bytes=config.upload_max_bytes,
+            lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
+            storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
+            lead_s=config.rhythm.billing_s + config.limits.drain_s,
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from broker.api.auth import Caller
 from broker.api.problems import Corrupt, NotFound, TooLarge
 from broker.api.service import Service
+from broker.api.usecases.costs import check_kept, last_checkpoint
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
@@ -80,6 +81,7 @@ class Content:
     async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
         """(folder key, manifest) of the job's last committed checkpoint; None while there is none."""
         job = await self._service.job(caller, wanted)
+        check_kept(job, last_checkpoint(job))
         for key in await self._manifests(caller, job):
             raw = await self._blobs.get(key)
             manifest = None if raw is None else _parse(raw)
@@ -120,6 +122,7 @@ class Content:
 
     async def log(self, caller: Caller, job: Job, number: int | None) -> bytes:
         """The text of an attempt (the latest by default) up to now. Raises NotFound."""
+        check_kept(job, "logs")
         attempt = await self.attempt(caller, job, number)
         chunks = await self._chunks(attempt.id) if attempt else []
         texts = [await self._blobs.get(chunk.key) for chunk in chunks]

@@ -76,7 +76,7 @@ def _last_seq(call: Call, after: int) -> int:
 LOG_MEDIA = (sse.MEDIA_TYPE, "text/plain")
 
 
-@api.op("GET", "/v1/jobs/{job_id}/logs", scope="read", errors=(404,), media=LOG_MEDIA, headers=("Last-Event-ID",))
+@api.op("GET", "/v1/jobs/{job_id}/logs", scope="read", errors=(404, 410), media=LOG_MEDIA, headers=("Last-Event-ID",))
 async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamResponse:
     """What the program wrote: server-sent events `{attempt, node, text}`, or plain text."""
     service, content = call.request.app[SERVICE], call.request.app[CONTENT]

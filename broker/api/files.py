@@ -43,7 +43,7 @@ async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Resp
     return views.upload(stored)
 
 
-@api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404,))
+@api.op("GET", "/v1/jobs/{job_id}/artifacts", scope="read", errors=(404, 410))
 async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
     """The files of the job's last committed checkpoint; of a finished job, its results."""
     found = await call.request.app[CONTENT].manifest(call.caller, job_id)
@@ -54,7 +54,7 @@ async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
     return models.ArtifactList(step=manifest.step, complete=manifest.complete, items=items)
 
 
-@api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 502), media=(OCTETS,))
+@api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 410, 502), media=(OCTETS,))
 async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.StreamResponse:
     """One file, checked against its hash before the first byte is sent."""
     file, data = await call.request.app[CONTENT].artifact(call.caller, job_id, path)

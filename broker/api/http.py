@@ -6,7 +6,7 @@ from time import perf_counter
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api import admin, channels, feeds, files, jobs, policies, shell, slack, spending, tenancy
+from broker.api import admin, channels, costs, feeds, files, jobs, policies, shell, slack, spending, tenancy
 from broker.api.auth import Authenticator, Forbidden, Unauthenticated
 from broker.api.content import Content
 from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
 APIS: tuple[Api, ...] = (
     jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api, slack.api, channels.api, policies.api,
+    costs.api,
 )  # fmt: skip
 BODY_BYTES = 4 * 1024**2
 """Of a JSON body; uploads are streamed under their own limit."""

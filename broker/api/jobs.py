@@ -92,7 +92,7 @@ async def get_job(call: Call, job_id: JobRef) -> models.JobDetail:
     """A job with its attempts, live progress and money."""
     service = call.request.app[SERVICE]
     job = await service.job(call.caller, job_id)
-    return views.job_detail(job, await service.attempts(call.caller, job))
+    return views.job_detail(job, await service.attempts(call.caller, job), service.settings.storage_usd_per_gib_month)
 
 
 @api.op("POST", "/v1/jobs/{job_id}/cancel", scope="submit", status=202, errors=(404, 409))
@@ -101,7 +101,9 @@ async def cancel_job(call: Call, job_id: JobRef) -> models.JobView:
     return views.job(await call.request.app[SERVICE].cancel(call.caller, job_id))
 
 
-@api.op("POST", "/v1/jobs/{job_id}/retry", scope="submit", status=202, errors=(404, 409), headers=("Idempotency-Key",))
+@api.op(
+    "POST", "/v1/jobs/{job_id}/retry", scope="submit", status=202, errors=(404, 409, 410), headers=("Idempotency-Key",)
+)
 async def retry_job(call: Call, job_id: JobRef, query: RetryQuery) -> models.JobView:
     """Run a job that is at rest again, as a new job linked to it."""
     resume = query.resume == "1"
@@ -109,7 +111,7 @@ async def retry_job(call: Call, job_id: JobRef, query: RetryQuery) -> models.Job
     return _accepted(call, job, created)
 
 
-@api.op("PATCH", "/v1/jobs/{job_id}", scope="submit", errors=(404, 409))
+@api.op("PATCH", "/v1/jobs/{job_id}", scope="submit", errors=(404, 409, 410))
 async def raise_cap(call: Call, job_id: JobRef, body: models.CapChange) -> models.JobView:
     """Raise the cap; a capped job goes on."""
     return views.job(await call.request.app[SERVICE].raise_cap(call.caller, job_id, body.cap_usd))

@@ -4,10 +4,13 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, Field
 
+from broker.api.models_costs import ForecastView, StorageView
+from broker.api.wire import Wire
+from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
-from broker.domain.job import AttemptState, JobState, LedgerKind, Reason
+from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
 from broker.domain.offer import Drop, Verdict
 from broker.domain.spec import EnvName, JobSpec, Name, Usd
 from broker.domain.tenancy import Scope
@@ -15,12 +18,6 @@ from trainer.contract.base import Config, Text
 from trainer.contract.rendezvous import Beat, Final
 
 NO_CAP = Decimal(1_000_000)
-
-
-class Wire(BaseModel):
-    """An answer: made from the domain's objects; a key from a newer server is ignored by an older client."""
-
-    model_config = ConfigDict(frozen=True, from_attributes=True, extra="ignore", use_attribute_docstrings=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -216,6 +213,8 @@ class JobView(Wire):
     retries_used: int
     stop_requested: bool
     retry_of: JobId | None
+    forecast: ForecastView | None = None
+    """Of a job that runs; null: nothing is known yet."""
 
 
 class AttemptView(Wire):
@@ -238,6 +237,13 @@ class AttemptView(Wire):
     ended_at: datetime | None
     reserved_usd: Decimal
     charged_usd: Decimal
+    """Machines and traffic."""
+    traffic_usd: Decimal = Decimal(0)
+    """The part of it that is for traffic."""
+    usd_per_hour: Decimal | None = None
+    """Of one machine, as last read back; `offer` holds what was bought."""
+    idle: IdleKind | None = None
+    """Why it counts as idle; null: it works, or may."""
     resume_from: tuple[str, ...]
     """Keys of the manifests offered for resuming, newest first."""
     beat: Beat | None
@@ -251,6 +257,8 @@ class JobDetail(JobView):
     spec: JobSpec
     reserved_usd: Decimal
     """Still held for the live attempt."""
+    storage: StorageView | None = None
+    """null: nobody has looked yet."""
     runs: tuple[AttemptView, ...]
     """Attempts in the order of their numbers; the last one's `beat` is the live progress."""
 
@@ -286,10 +294,13 @@ class EventList(Wire):
 
 
 class LedgerLine(Wire):
-    attempt_id: AttemptId
+    attempt_id: AttemptId | None
+    """null: storage, which outlives attempts."""
     kind: LedgerKind
     usd: Decimal
     note: str
+    category: LedgerCategory = LedgerCategory.COMPUTE
+    """The cap covers compute and egress."""
 
 
 class LedgerList(Wire):
@@ -380,4 +391,4 @@ class Health(Wire):
     """`checks`: the parts of /readyz; a part that is not well makes it a 503 problem instead."""
 
     status: Literal["ok"]
-    checks: dict[str, str] = {}
+    checks: dict[str, str] = Field(default_factory=dict)

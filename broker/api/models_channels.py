@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from broker.api.models import Wire
+from broker.api.wire import Wire
 from broker.domain.spec import Name
 from trainer.contract.base import Config, Text
 

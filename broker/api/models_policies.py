@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from broker.api.models import Wire
+from broker.api.wire import Wire
 from broker.domain.ids import JobId
 from broker.domain.policy import Action, Period, Policy, Window
 from broker.domain.spec import Usd

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from broker.api.models import Wire
+from broker.api.wire import Wire
 from broker.domain.spec import Name
 from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text

@@ -3,7 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 
-from broker.api.models import Wire
+from broker.api.wire import Wire
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.spending import SpendBy
 

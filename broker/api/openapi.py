@@ -23,13 +23,14 @@ from broker.domain.errors import Problem as Fault
 from broker.domain.tenancy import Scope
 
 JSON = "application/json"
-ANONYMOUS = Caller(owner="", scopes=frozenset(), token_id="")
+ANONYMOUS = Caller(team="", owner="", scopes=frozenset(), token_id="")
 TEXT: dict[int, str] = {
     400: "The body is not JSON.",
     401: "No valid bearer token.",
     403: "The token lacks the scope.",
     404: "It does not exist, or is another team's.",
     409: "The state does not allow this, or the idempotency key was used with another body.",
+    410: "It was there, and was deleted; the answer says when.",
     413: "Too many bytes.",
     415: "Another content type is needed.",
     422: "Something in the input is wrong; `errors` names each place and the fix.",

@@ -59,6 +59,10 @@ class RateLimited(TooMany):
         self.after_s = after_s
 
 
+class Deleted(GpubrokerError):
+    """It was there, and was deleted: the message says when."""
+
+
 class Corrupt(GpubrokerError):
     """The blob store holds other bytes than the manifest says."""
 
@@ -67,6 +71,7 @@ STATUS: Mapping[type[GpubrokerError], int] = {
     InvalidInput: 422,
     NotFound: 404,
     Conflict: 409,
+    Deleted: 410,
     IdempotencyConflict: 409,
     InUse: 409,
     OverBudget: 409,

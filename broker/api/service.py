@@ -14,6 +14,7 @@ from broker.api.auth import Caller
 from broker.api.inputs import Inputs
 from broker.api.problems import Conflict, NotFound
 from broker.api.usecases.channels import Channels
+from broker.api.usecases.costs import Costs, check_data, check_time, last_checkpoint
 from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
@@ -89,6 +90,10 @@ class Settings:
     poll_s: float = 2.0
     """Followers look again at least so often."""
     heartbeat_s: float = 15.0
+    storage_usd_per_gib_month: Decimal = ZERO
+    """What the blob store costs."""
+    lead_s: float = 0.0
+    """A machine with less time than this is drained as soon as it is bought."""
     lease_stale_s: float = 90.0
     """/readyz: a broker's lease that did not change for so long is nobody's."""
 
@@ -146,6 +151,7 @@ class Service:
         self.tenancy = Tenancy(store, clock, entropy)
         self.spending = Spending(store, clock)
         self.policies = Policies(store, clock)
+        self.costs = Costs(store)
         self.channels = Channels(store, notifiers, box, clock, entropy)
         self._inputs = Inputs()
         self._cheapest_of: dict[object, Decimal | None] = {}
@@ -182,14 +188,19 @@ class Service:
         return settled, upload, checked
 
     async def _origin(self, caller: Caller, origin: JobId) -> list[Problem]:
-        if await self.rows(caller).job(origin) is None:
+        job = await self.rows(caller).job(origin)
+        if job is None:
             return [Problem(field="init_from", message=f"no job {origin}; gpubroker ls lists yours")]
-        if not await self._committed(origin):
-            return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
+        if not await self._committed(job):
+            when = job.deleted.get(last_checkpoint(job))
+            why = f"had its checkpoints deleted on {when:%Y-%m-%d}" if when else "has no committed checkpoint"
+            return [Problem(field="init_from", message=f"job {origin} {why}; leave it out")]
         return []
 
-    async def _committed(self, job: JobId) -> bool:
-        found = await self.blobs.list(keys.checkpoints(job))
+    async def _committed(self, job: Job) -> bool:
+        if last_checkpoint(job) in job.deleted:
+            return False
+        found = await self.blobs.list(keys.checkpoints(job.id))
         return any(info.key.endswith("/" + keys.MANIFEST) for info in found)
 
     def _quote(self, spec: JobSpec, checked: Checked, excluded: Mapping[str, str], cap: Decimal) -> Quote:
@@ -204,6 +215,7 @@ class Service:
             cap_left=cap,
             excluded=excluded,
             caps=self.market.caps(),
+            lead_s=self.settings.lead_s,
         )
 
     def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
@@ -225,6 +237,7 @@ class Service:
         """
         asked = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         spec, upload, checked = await self._check(caller, spec)
+        check_time(spec, self.clock.now(), self.settings.lead_s)
         cheapest = self._cheapest(spec, checked)
         if cheapest is not None and cheapest > spec.cap_usd:
             raise InvalidInput(
@@ -270,8 +283,11 @@ class Service:
         origin = await self.job(caller, origin_id)
         if origin.state not in RESTING_JOB_STATES:
             raise Conflict(f"job {origin_id} is {origin.state}; cancel it first, or wait for its end")
+        check_data(origin)
         spec = origin.spec.model_copy(update={"cap_usd": origin.cap_usd})
-        if resume and origin.state is not JobState.SUCCEEDED and await self._committed(origin_id):
+        if spec.deadline is not None and spec.deadline <= self.clock.now():
+            spec = spec.model_copy(update={"deadline": None})
+        if resume and origin.state is not JobState.SUCCEEDED and await self._committed(origin):
             spec = spec.model_copy(update={"init_from": f"job/{origin_id}"})
         job = self._job(origin.team, origin.owner, spec, origin.workload, origin_id)
         sha256 = self._inputs.reference(spec)
@@ -327,6 +343,8 @@ class Service:
         job = await self.job(caller, wanted)
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"job {wanted} is {job.state}; retry it with a higher cap instead")
+        if job.state is JobState.CAPPED:
+            check_data(job)
         if cap_usd <= job.cap_usd:
             raise InvalidInput(
                 Problem(

@@ -1,11 +1,15 @@
 """From the domain's objects to what goes over the wire."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from broker.api import models
+from broker.api.models_costs import ForecastView, StorageView
 from broker.api.service import Checked
-from broker.domain.job import Attempt, Event, Job
+from broker.decide.billing import price_now
+from broker.decide.retention import month_usd
+from broker.domain.job import Attempt, Event, Job, JobState
 from broker.domain.money import ZERO
 from broker.domain.offer import Quote
 from broker.ports import Upload
@@ -32,13 +36,34 @@ def _job_fields(row: Job) -> dict[str, Any]:
         "retries_used": row.retries_used,
         "stop_requested": row.stop_requested,
         "retry_of": row.retry_of,
+        "forecast": _forecast(row),
     }
 
 
-def job_detail(row: Job, attempts: Sequence[Attempt]) -> models.JobDetail:
+def _forecast(row: Job) -> ForecastView | None:
+    known = row.state is JobState.ACTIVE and row.forecast is not None
+    return ForecastView.model_validate(row.forecast) if known else None
+
+
+def storage(row: Job, usd_per_gib_month: Decimal) -> StorageView | None:
+    if row.stored is None:
+        return None
+    return StorageView(
+        bytes=row.stored.bytes,
+        usd=row.stored.charged_usd,
+        usd_per_month=month_usd(row.stored.bytes, usd_per_gib_month),
+        deleted=dict(row.deleted),
+    )
+
+
+def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal = ZERO) -> models.JobDetail:
     held = sum((max(ZERO, a.reserved_usd - a.charged_usd) for a in attempts if a.live), ZERO)
     return models.JobDetail.model_construct(
-        **_job_fields(row), spec=row.spec, reserved_usd=held, runs=tuple(attempt(a) for a in attempts)
+        **_job_fields(row),
+        spec=row.spec,
+        reserved_usd=held,
+        storage=storage(row, usd_per_gib_month),
+        runs=tuple(attempt(a) for a in attempts),
     )
 
 
@@ -60,6 +85,9 @@ def attempt(row: Attempt) -> models.AttemptView:
         ended_at=row.ended_at,
         reserved_usd=row.reserved_usd,
         charged_usd=row.charged_usd,
+        traffic_usd=row.traffic_usd,
+        usd_per_hour=price_now(row),
+        idle=row.idle,
         resume_from=row.resume_from,
         beat=row.beat,
         final=row.final,

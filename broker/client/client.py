@@ -12,6 +12,7 @@ from urllib.parse import quote as escape
 import aiohttp
 
 from broker.api import models
+from broker.api.wire import Wire
 from broker.client import connection, sse
 from broker.client.channels import ChannelCalls
 from broker.client.connection import Connection
@@ -23,7 +24,7 @@ from broker.client.tenancy import TenancyCalls
 from broker.client.transport import Transport, plain
 
 
-class LogPiece(models.Wire):
+class LogPiece(Wire):
     """Some text of one attempt, as its node wrote it."""
 
     attempt: int

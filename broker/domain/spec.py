@@ -28,10 +28,13 @@ Days = Annotated[float, Field(ge=0, le=36_500)]
 
 
 def _instant(value: Any) -> Any:
-    """Numbers would be taken for seconds since 1970."""
-    if isinstance(value, datetime | str):
+    """A number would be taken for seconds since 1970, and YAML knows no times."""
+    if isinstance(value, datetime):
         return value
-    raise ValueError("is no time; write it as 2026-01-31T12:00:00Z")
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{value!r} is no time; write it as 2026-01-31T12:00:00Z") from None
 
 
 Instant = Annotated[AwareDatetime, BeforeValidator(_instant)]

@@ -8,7 +8,7 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from broker.api.auth import Forbidden, Unauthenticated
-from broker.api.problems import Conflict, Corrupt, NotFound, RateLimited, TooLarge, TooMany
+from broker.api.problems import Conflict, Corrupt, Deleted, NotFound, RateLimited, TooLarge, TooMany
 from broker.domain.errors import (
     BlobsUnavailable,
     Gone,
@@ -35,6 +35,7 @@ CODES: Mapping[type[GpubrokerError], grpc.StatusCode] = {
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     Conflict: grpc.StatusCode.FAILED_PRECONDITION,
+    Deleted: grpc.StatusCode.NOT_FOUND,
     IdempotencyConflict: grpc.StatusCode.ALREADY_EXISTS,
     InUse: grpc.StatusCode.FAILED_PRECONDITION,
     OverBudget: grpc.StatusCode.FAILED_PRECONDITION,

@@ -1,0 +1,109 @@
+"""What a job keeps: shown, deleted, and then answered for as what it is."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from broker.domain.ids import JobId
+from broker.domain.job import Event, JobState, Stored
+from broker.ports import AuditFilter, Change, StorageCharge
+from tests.api.harness import Running, spec
+from tests.api.test_jobs import submitted
+
+
+async def rested(api: Running, me: dict[str, str], state: JobState, **changes: Any) -> str:
+    """The id of a job at rest that never ran."""
+    name = (await submitted(api, me, **changes))["id"]
+    store = api.service.store
+    (job,) = [j for j in await store.claim_jobs([JobState.QUEUED], owner="t", lease_s=60, limit=99) if j.id == name]
+    if state is JobState.CANCELLED:
+        await store.request_stop(job.id, Event(job_id=job.id, kind="job.stop_requested", message="stop"))
+    to = replace(job, state=state, finished_at=api.service.clock.now())
+    assert await store.apply([Change(job=(job, to))]) == [True]
+    return str(name)
+
+
+async def test_what_is_kept_is_shown_with_what_it_costs(api: Running) -> None:
+    api.service.settings = replace(api.service.settings, storage_usd_per_gib_month=Decimal("0.023"))
+    me = await api.token("ada")
+    name = await rested(api, me, JobState.FAILED)
+    assert (await api.call("GET", f"/v1/jobs/{name}", me, 200))["storage"] is None
+    stored = Stored(
+        bytes=10 * 2**30, accrued_usd=Decimal("0.5000001"), charged_usd=Decimal("0.500001"), to=api.service.clock.now()
+    )
+    charge = StorageCharge(job_id=JobId(name), read=None, to=stored, usd=stored.charged_usd, due_in_s=60)
+    assert await api.service.store.charge_storage(charge)
+    assert not await api.service.store.charge_storage(charge), "another broker was first"
+    shown = (await api.call("GET", f"/v1/jobs/{name}", me, 200))["storage"]
+    assert shown == {"bytes": 10 * 2**30, "usd": "0.500001", "usd_per_month": "0.230000", "deleted": {}}
+    (line,) = (await api.call("GET", f"/v1/jobs/{name}/ledger", me, 200))["items"]
+    assert (line["category"], line["attempt_id"], line["usd"]) == ("storage", None, "0.500001")
+
+
+async def test_deleted_data_is_gone_with_its_date(api: Running) -> None:
+    me = await api.token("ada")
+    name = await rested(api, me, JobState.FAILED)
+    marked = await api.call("DELETE", f"/v1/jobs/{name}/data?kind=logs&kind=checkpoints", me, 202)
+    assert marked["state"] == "failed"
+    for path in ("artifacts", "artifacts/adapter.safetensors", "logs?follow=0"):
+        gone = await api.call("GET", f"/v1/jobs/{name}/{path}", me, 410)
+        assert " were deleted on 20" in gone["detail"]
+    again = await api.call("POST", f"/v1/jobs/{name}/retry", me, 202)
+    assert again["retry_of"] == name, "its data is there; it begins anew"
+    detail = await api.call("GET", f"/v1/jobs/{again['id']}", me, 200)
+    assert detail["spec"]["init_from"] is None
+    await api.call("DELETE", f"/v1/jobs/{name}/data", me, 202)
+    gone = await api.call("POST", f"/v1/jobs/{name}/retry", me, 410)
+    assert "submit its spec anew" in gone["detail"]
+    kinds = [e["kind"] for e in (await api.call("GET", f"/v1/jobs/{name}/events?follow=0", me, 200))["items"]]
+    assert kinds == ["job.submitted", "job.data_deleted", "job.data_deleted"]
+    audit = await api.service.store.audit(AuditFilter(action="job.delete_data"))
+    assert [(entry.actor, entry.target) for entry in audit] == [("ada", name)] * 2
+
+
+async def test_a_capped_job_without_its_data_cannot_go_on(api: Running) -> None:
+    me = await api.token("ada")
+    name = await rested(api, me, JobState.CAPPED)
+    await api.call("DELETE", f"/v1/jobs/{name}/data?kind=data", me, 202)
+    await api.call("PATCH", f"/v1/jobs/{name}", me, 410, json={"cap_usd": "50"})
+
+
+async def test_what_is_needed_cannot_be_deleted(api: Running) -> None:
+    me, other = await api.token("ada"), await api.token("bob", team="others")
+    name = (await submitted(api, me))["id"]
+    refused = await api.call("DELETE", f"/v1/jobs/{name}/data", me, 409)
+    assert refused["detail"] == f"job {name} is queued; cancel it first, or wait for its end"
+    await api.call("DELETE", f"/v1/jobs/{name}/data", other, 404)
+    await api.call("DELETE", f"/v1/jobs/{name}/data?kind=everything", me, 422)
+
+
+async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> None:
+    api.service.settings = replace(api.service.settings, lead_s=135.0)
+    me = await api.token("ada")
+    ref, now = (await api.upload(me))["ref"], api.service.clock.now()
+    for changes, words in (
+        ({"deadline": (now + timedelta(seconds=100)).isoformat()}, "and 135 s are needed to checkpoint and stop"),
+        ({"deadline": (now - timedelta(seconds=100)).isoformat()}, "is past"),
+        ({"deadline": "2026-01-31T12:00:00"}, "timezone"),
+        ({"deadline": 1_800_000_000}, "is no time; write it as"),
+        ({"max_duration": 100}, "100 s, and 135 s are needed"),
+        ({"idle": {"action": "explode"}}, "notify"),
+        ({"retention": {"logs_days": -1}}, "logs_days"),
+    ):
+        refused = await api.call("POST", "/v1/jobs", me, 422, json=spec(ref, **changes))
+        assert words in str(refused), refused
+
+
+async def test_a_retry_leaves_a_deadline_that_is_past_behind(api: Running) -> None:
+    me = await api.token("ada")
+    soon = (api.service.clock.now() + timedelta(seconds=1)).isoformat()
+    name = await rested(api, me, JobState.FAILED, deadline=soon)
+    store = api.service.store
+    job = await store.job(JobId(name))
+    assert job is not None
+    assert job.spec.deadline is not None
+    while api.service.clock.now() <= job.spec.deadline:
+        await api.service.clock.sleep(0.05)
+    again = await api.call("POST", f"/v1/jobs/{name}/retry", me, 202)
+    assert (await api.call("GET", f"/v1/jobs/{again['id']}", me, 200))["spec"]["deadline"] is None
