@@ -10,7 +10,7 @@ from broker.api.problems import RateLimited
 from broker.decide.rate import Bucket, Rate, take
 from broker.domain.errors import GpubrokerError
 from broker.domain.ids import base32
-from broker.domain.tenancy import DEFAULT_TEAM, Scope, Tenant
+from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Clock, Store, Token
 
 FORM = re.compile(r"Bearer (gb_[a-z2-7]{8}_[a-z2-7]{32})", re.IGNORECASE)
@@ -30,7 +30,7 @@ class Forbidden(GpubrokerError):
 class Caller:
     """Who asks."""
 
-    team: str = DEFAULT_TEAM
+    team: str
     owner: str
     scopes: frozenset[str]
     token_id: str

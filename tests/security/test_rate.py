@@ -1,0 +1,40 @@
+"""One token has one rate, whichever door it comes through."""
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from broker.api.auth import Authenticator
+from broker.api.context import AUTH
+from broker.api.grpc.server import serving as serving_grpc
+from broker.api.proto.gpubroker.v1 import offer_service_pb2, offer_service_pb2_grpc
+from broker.clock import SystemClock
+from broker.decide.rate import Rate
+from broker.store.memory import MemoryStore
+from tests.api.harness import memory_blobs, serving
+from tests.conformance.samples import ManualClock
+from tests.doors.house import parts
+
+
+async def test_both_doors_take_from_one_bucket() -> None:
+    clock = ManualClock()
+    async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
+        auth: Authenticator = api.app[AUTH]
+        auth._clock, auth._rate = clock, Rate(per_s=0.25, burst=2)
+        ada = await api.token("ada", "read")
+        async with (
+            serving_grpc(parts(api), "127.0.0.1", 0, grace_s=0) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            offers = offer_service_pb2_grpc.OfferServiceStub(channel)
+            metadata = (("authorization", ada["Authorization"]),)
+            await api.call("GET", "/v1/offers", ada, 200)
+            await offers.ListOffers(offer_service_pb2.ListOffersRequest(), metadata=metadata)
+            await api.call("GET", "/v1/offers", ada, 429)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await offers.ListOffers(offer_service_pb2.ListOffersRequest(), metadata=metadata)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    (details,) = [value for key, value in refused.value.trailing_metadata() or () if key == "grpc-status-details-bin"]
+    wait = error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(wait) for detail in status_pb2.Status.FromString(details).details)
+    assert wait.retry_delay.ToSeconds() == 4
