@@ -220,4 +220,4 @@ def _told(error: BaseException) -> str:
         return error.os_error.strerror or type(error.os_error).__name__
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "it closed the connection without an answer"
-    return type(error).__name__
+    return (isinstance(error, OSError) and error.strerror) or type(error).__name__
