@@ -1,0 +1,49 @@
+"""The program in docs/grpc.md does what it says."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.api.service import Settings
+from broker.clock import SystemClock
+from broker.domain.job import JobState
+from broker.ports import JobFilter
+from broker.store.memory import MemoryStore
+from tests.api.test_feeds import happens
+from tests.doors.house import House, standing
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    """With room for the example's data set."""
+    async with standing(MemoryStore(SystemClock()), "grpc", settings=Settings(poll_s=0.02)) as made:
+        yield made
+
+
+async def test_the_example_submits_and_watches_to_the_end(house: House, tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "grpc.md").read_text(), re.DOTALL)
+    home = tmp_path / ".local" / "state" / "gpubroker"
+    home.mkdir(parents=True)
+    token = (await house.api.token("ada"))["Authorization"].removeprefix("Bearer ")
+    (home / "client.json").write_text(json.dumps({"grpc": f"127.0.0.1:{house.port}", "token": token}))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cwd=ROOT, env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        first = (await process.stdout.readline()).decode()
+        assert "devils-dictionary submitted" in first, first + (await process.stdout.read()).decode()
+        (job,) = await house.api.service.store.jobs(JobFilter())
+        await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+        rest = (await process.stdout.read()).decode()
+        assert await process.wait() == 0, rest
+    assert rest.split("\n") == ["job.failed", "state: JOB_STATE_FAILED", "", ""]
