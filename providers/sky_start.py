@@ -58,6 +58,8 @@ def started_by_us(original: Replacement) -> Replacement:
         if not ours():
             return original(self, handle, task, dryrun)
         way = way_in(handle)
+        if not way:
+            raise RuntimeError("gpubroker: SkyPilot has no address of what it launched")
         env = task_lib.get_plaintext_envs_and_secrets(task.envs_and_secrets)
         env["SKYPILOT_NODE_IPS"] = "\n".join(handle.cached_internal_ips)
         scripts = {"start.sh": _start_script(), "setup.sh": task.setup, "run.sh": task.run}

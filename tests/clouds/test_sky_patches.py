@@ -68,3 +68,35 @@ async def test_placement_groups_of_machines_that_are_gone_are_deleted(aws: tuple
     made.groups |= {theirs: [], gone: [], full: ["i-1"], "somebody-elses": []}
     [one] = await bootstrapped(tmp_path, url, ONE)
     assert set(made.groups) == {theirs, full, "somebody-elses", one}
+
+
+READY = """
+from sky.provision.common import ProvisionRecord
+from providers.sky_start import ready, started_by_us
+
+def left(record):
+    done = ready(record).runtime_metadata
+    return (done.has_ray, done.has_skylet, done.has_job_queue, done.runtime_setup_done, done.setup_done)
+
+execute = started_by_us(lambda *given: given)
+print(left(ProvisionRecord("aws", "r", None, "c", "i", [], [])))
+try:
+    print(execute("self", "handle", "task", True))
+except RuntimeError as e:
+    print(e)
+"""
+"""Of a launch, what SkyPilot sets up on its machines, and who starts its task."""
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, "(True, True, True, False, False)\n('self', 'handle', 'task', True)\n"),
+        ({PIN: "{}"}, "(False, False, False, True, True)\ngpubroker: SkyPilot has no address of what it launched\n"),
+    ],
+    ids=["of-others", "ours"],
+)
+def test_only_our_launches_do_without_skypilots_runtime(env: dict[str, str], expected: str, tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", READY], env={**home, **env}, capture_output=True, text=True)
+    assert done.stdout == expected, done.stderr
