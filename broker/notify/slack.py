@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 REFRESH_S = 30.0
 TRUST_S = 5.0
-"""What this process did so lately, nobody else has done since: less than the outbox's lease."""
+"""A thread that this process left so lately, nobody else has written to since: less than the outbox's lease."""
 TRUSTED = 4096
 LOOK_BACK = timedelta(minutes=5)
 """Clocks of ours and Slack's differ by less."""
@@ -50,7 +50,7 @@ class SlackNotifier:
         self._api_url = api_url
         self._session: aiohttp.ClientSession | None = None
         self._clients: dict[str, tuple[bytes | None, str, SlackClient]] = {}
-        self._last: OrderedDict[tuple[str, str], _Last] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
 
     def check(self, config: Mapping[str, object], secrets: Mapping[str, str]) -> Settings:
         return check(config, secrets)
@@ -78,11 +78,10 @@ class SlackNotifier:
     async def deliver(
         self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
     ) -> State | None:
-        name = (channel.id, delivery.stream)
-        last = self._last.pop(name, None)
-        # Notices have two senders, the outbox and whoever tests the channel: for them, looking is the only way.
-        sure = snapshot is not None and last is not None and last.excludes(delivery, state, self._clock.monotonic())
-        thread = _Thread(self.client(channel), self._curve, channel, dict(state or {}), sure)
+        name, now = (channel.id, delivery.stream), self._clock.monotonic()
+        seen = self._seen.pop(name, None)
+        replies = seen.replies if seen is not None and seen.state == state and now - seen.at < TRUST_S else None
+        thread = _Thread(self.client(channel), self._curve, channel, dict(state or {}), replies)
         try:
             if snapshot is None:
                 await thread.notice(delivery)
@@ -91,9 +90,11 @@ class SlackNotifier:
         except NotifyError as e:
             e.state = thread.state or None
             raise
-        self._last[name] = _Last(id=delivery.id, state=thread.state or None, at=self._clock.monotonic())
-        while len(self._last) > TRUSTED:
-            self._last.popitem(last=False)
+        if thread.replies is not None:
+            now = self._clock.monotonic()
+            self._seen[name] = _Seen(replies=thread.replies, state=thread.state or None, at=now)
+        while len(self._seen) > TRUSTED:
+            self._seen.popitem(last=False)
         return thread.state or None
 
     async def close(self) -> None:
@@ -102,33 +103,31 @@ class SlackNotifier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Last:
-    """What this process did last for a stream, with a known outcome."""
+class _Seen:
+    """A thread as this process left it."""
 
-    id: str
+    replies: set[str]
     state: State | None
     at: float
-
-    def excludes(self, delivery: Delivery, state: State | None, now: float) -> bool:
-        """True when nothing of `delivery` can be in Slack already."""
-        return delivery.id != self.id and state == self.state and now - self.at < TRUST_S
 
 
 @dataclass
 class _Thread:
-    """One delivery. `state`: {"ts": the root, "shown": its digest, "plot": number of the event whose plot is there}."""
+    """One delivery. `state`: {"ts": the root, "shown": its digest}."""
 
     client: SlackClient
     curve: Curve
     channel: Channel
     state: dict[str, object]
-    sure: bool
-    """Nothing of this delivery can be in Slack already."""
+    replies: set[str] | None
+    """Ours in the thread that this delivery or a later one could repeat; None: to be looked up."""
 
     async def notice(self, delivery: Delivery) -> None:
+        """Its stream has two senders, the outbox and whoever tests the channel: looking is the only way to know."""
         if delivery.notice is not None:
-            said = slack_replies.notice(delivery.notice)
-            await self._say(said, delivery.id, _since(delivery.notice.at), thread=None)
+            key = {"channel": self.channel.id, "id": delivery.id}
+            if await self.client.find(key, since=_since(delivery.notice.at)) is None:
+                await self.client.post(slack_replies.notice(delivery.notice), key=key)
 
     async def job(self, delivery: Delivery, snapshot: Snapshot) -> None:
         if delivery.refresh and ("ts" not in self.state or self.client.busy):
@@ -138,7 +137,7 @@ class _Thread:
         except Missing:  # somebody deleted it: people who look for the job find it again
             self.state.clear()
             if not delivery.refresh:
-                self.sure = False
+                self.replies = None
                 with contextlib.suppress(Missing):
                     await self._told(delivery, snapshot)
 
@@ -157,7 +156,7 @@ class _Thread:
         found = await self.client.find(key, since=since)
         if found is None:
             found = await self.client.post(shown, key=key)
-            self.state["shown"], self.sure = shown.digest, True
+            self.state["shown"], self.replies = shown.digest, set()
         self.state["ts"] = found
         return found
 
@@ -165,24 +164,31 @@ class _Thread:
         if event.kind not in slack_replies.ENDS:
             said = slack_replies.reply(event, snapshot, delivery.folded)
             if said is not None:
-                await self._say(said, delivery.id, _since(event.at), thread=thread)
+                await self._say(said, delivery.id, event, thread)
             return
         losses = await self._losses(snapshot.job)
         picture = plot.png(losses, _heldout(snapshot), _resumed(snapshot)) if len(losses) > 1 else None
-        await self._say(ended(snapshot, () if picture else losses), delivery.id, _since(event.at), thread=thread)
-        if picture is not None and self.state.get("plot") != event.seq:
+        await self._say(ended(snapshot, () if picture else losses), delivery.id, event, thread)
+        if picture is not None:
             await self._upload(picture, snapshot.job, event, thread)
-            self.state["plot"] = event.seq
 
-    async def _say(self, said: Message, name: str, since: float, *, thread: str | None) -> None:
-        key = {"channel": self.channel.id, "id": name}
-        if self.sure or await self.client.find(key, since=since, thread=thread) is None:
-            await self.client.post(said, key=key, thread=thread)
+    async def _say(self, said: Message, name: str, event: Event, thread: str) -> None:
+        told = await self._told_since(event, thread)
+        if name not in told:
+            await self.client.post(said, key={"channel": self.channel.id, "id": name}, thread=thread)
+            told.add(name)
 
     async def _upload(self, picture: bytes, job: Job, event: Event, thread: str) -> None:
-        name = f"loss-{job.id}-{event.seq}.png"
-        if self.sure or not await self.client.has_file(name, since=_since(event.at), thread=thread):
+        name, told = f"loss-{job.id}-{event.seq}.png", await self._told_since(event, thread)
+        if name not in told:
             await self.client.upload(name, picture, title=f"loss of {job.spec.name}", thread=thread)
+            told.add(name)
+
+    async def _told_since(self, event: Event, thread: str) -> set[str]:
+        """Looked up once for all that waits: whoever held the stream before may have told more than it wrote down."""
+        if self.replies is None:
+            self.replies = await self.client.thread(thread, since=_since(event.at))
+        return self.replies
 
     async def _losses(self, job: Job) -> Losses:
         """Empty where there are none; a summary does not wait for the blob store."""

@@ -131,19 +131,23 @@ class SlackClient:
         """True when so much was updated lately that a mere refresh should wait."""
         return self._updates.share(self._clock.monotonic()) < KEPT_FOR_EVENTS
 
-    async def find(self, key: Mapping[str, str], *, since: float, thread: str | None = None) -> str | None:
-        """The `ts` of our message with this key, posted after `since` (Unix time); in a thread, or outside of any."""
-        async for message in self._messages(since, thread):
+    async def find(self, key: Mapping[str, str], *, since: float) -> str | None:
+        """The `ts` of our message with this key, posted after `since` (Unix time), outside of any thread."""
+        async for message in self._messages(since, None):
             metadata = message.get("metadata") or {}
             if metadata.get("event_type") == EVENT_TYPE and metadata.get("event_payload") == key:
                 return str(message["ts"])
         return None
 
-    async def has_file(self, name: str, *, since: float, thread: str) -> bool:
-        async for message in self._messages(since, thread):
-            if any(file.get("name") == name for file in message.get("files") or ()):
-                return True
-        return False
+    async def thread(self, root: str, *, since: float) -> set[str]:
+        """What our replies since then are known by: the `id` of their key, the names of their files."""
+        found: set[str] = set()
+        async for message in self._messages(since, root):
+            metadata = message.get("metadata") or {}
+            if metadata.get("event_type") == EVENT_TYPE:
+                found.add(str((metadata.get("event_payload") or {}).get("id")))
+            found.update(str(file.get("name")) for file in message.get("files") or ())
+        return found
 
     async def _messages(self, since: float, thread: str | None) -> AsyncIterator[Mapping[str, Any]]:
         cursor: str | None = None

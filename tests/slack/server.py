@@ -76,6 +76,8 @@ class Slack:
     """`500`: Slack answers with a page of HTML; `reset`: connections are cut; `hang`: no answer comes."""
     lose: set[str] = field(default_factory=set)
     """Methods whose next call is carried out, and its answer lost."""
+    stall: str = ""
+    """A method whose next call is carried out and never answered; `stalled` tells when."""
     refuse: dict[str, str] = field(default_factory=dict)
     """Method -> the error of every call."""
 
@@ -86,6 +88,7 @@ class Slack:
         self.files: dict[str, dict[str, Any]] = {}
         self.responses: dict[str, list[dict[str, Any]]] = {}
         self.sockets = Sockets()
+        self.stalled = asyncio.Event()
         self._ts = itertools.count(1)
         self._ids = itertools.count(1)
 
@@ -118,6 +121,10 @@ class Slack:
             if refused.body["error"] == "ratelimited":
                 after = str(refused.body.pop("after", 1))
                 return web.json_response(refused.body, status=429, headers={"Retry-After": after})
+        if method == self.stall:
+            self.stall = ""
+            self.stalled.set()
+            await asyncio.Event().wait()
         if method in self.lose:
             self.lose.discard(method)
             return _cut(request)

@@ -1,0 +1,161 @@
+"""The real outbox over the real client: an hour without Slack, brokers that die, and Slack's own limits."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import pytest
+
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.outbox import LEASE_S, Outbox
+from broker.decide.curve import Losses
+from broker.domain.ids import Installation
+from broker.domain.job import Event, Job
+from broker.notify.slack import REFRESH_S, SlackNotifier
+from broker.store.memory import MemoryStore
+from tests.conformance.samples import ManualClock, make_event, make_job
+from tests.slack.conftest import BOX, Clock, channel
+from tests.slack.server import Slack, slack
+
+
+class Waiting(ManualClock):
+    """The time of another clock; sleeping is waiting for the loop."""
+
+    def __init__(self, of: Clock) -> None:
+        self._of = of
+
+    @property
+    def time(self) -> datetime:  # type: ignore[override]
+        return self._of.time
+
+
+@dataclass
+class Desk:
+    there: Slack
+    time: Clock
+    curve: Losses = ()
+    brokers: list[tuple[Outbox, SlackNotifier]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore(Waiting(self.time))
+        self.new_broker()
+
+    def new_broker(self) -> None:
+        """After a kill of the one before: nothing of it is left but what it wrote."""
+        notifier = SlackNotifier(BOX, self.time, self._losses, api_url=f"{self.there.url}/api/")
+        context = Context(
+            installation=Installation("test"), owner=f"b{len(self.brokers)}", store=self.store, blobs=None,  # type: ignore[arg-type]
+            providers={}, clock=Waiting(self.time), rhythm=Rhythm(poll_s=0.005),
+        )  # fmt: skip
+        self.brokers.append((Outbox(context, [notifier], jitter=lambda: 0.0), notifier))
+
+    async def _losses(self, job: Job) -> Losses:
+        return self.curve
+
+    async def job(self) -> Job:
+        job = make_job()
+        await self.store.submit(job, key=None, body_sha256="", events=[make_event(job, "job.submitted")])
+        return job
+
+    async def say(self, job: Job, message: str, kind: str = "attempt.preempted") -> None:
+        now = await self.store.job(job.id)
+        assert now is not None
+        await self.store.raise_cap(job.id, now.cap_usd + 1, Event(job_id=job.id, kind=kind, message=message))
+
+    async def live(self, seconds: float, *, step_s: float = 5.0) -> None:
+        end = self.time.monotonic() + seconds
+        while self.time.monotonic() < end:
+            while await self.brokers[-1][0].step():
+                pass
+            self.time.time += timedelta(seconds=step_s)
+
+    async def all_told(self) -> None:
+        """Nothing waits any more, and refreshes had their time."""
+        async with asyncio.timeout(60):
+            while any(one.waiting for one in await self.store.channels() if one.channel.kind == "slack"):
+                await self.live(5)
+            await self.live(2 * REFRESH_S)
+
+    def told(self, job: Job) -> list[str]:
+        (root,) = [m for m in self.there.messages() if m["metadata"]["event_payload"].get("job") == job.id]
+        return [m["text"].rsplit(" ", 1)[-1] for m in self.there.messages(thread=root["ts"])]
+
+    def roots(self) -> str:
+        return json.dumps([m["blocks"] for m in self.there.messages()])
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    time = Clock()
+    async with slack(now=time.monotonic) as there:
+        made = Desk(there, time)
+        await made.store.add_channel(channel(created_at=time.now()))
+        yield made
+        for outbox, notifier in made.brokers:
+            await outbox.close()
+            await notifier.close()
+
+
+async def test_an_hour_without_slack(desk: Desk) -> None:
+    """Everything is told afterwards, in order, at Slack's pace, and each root is brought up to date once."""
+    jobs = [await desk.job() for _ in range(3)]
+    await desk.all_told()
+    for minute in range(60):
+        desk.there.down = ("500", "reset")[minute % 2]
+        if minute % 5 == 0:
+            for job in jobs:
+                await desk.say(job, f"minute {minute}")
+        await desk.live(60, step_s=30)
+    desk.there.down = ""
+    desk.there.limits.enforced = True
+    asked = len(desk.there.calls)
+    await desk.all_told()
+    told = [str(minute) for minute in range(0, 60, 5)]
+    assert [desk.told(job) for job in jobs] == [told] * 3
+    assert desk.roots().count("of $22.00") == 3
+    methods = [method for method, _ in desk.there.calls[asked:]]
+    assert methods.count("chat.postMessage") == 3 * len(told)
+    assert methods.count("chat.update") == 3
+
+
+@pytest.mark.parametrize("after", ["chat.postMessage", "chat.update", "files.completeUploadExternal"])
+async def test_a_broker_that_dies_after_a_call_tells_nothing_twice(desk: Desk, after: str) -> None:
+    """Slack has carried it out; nobody has written that down, and another broker comes when the lease has ended."""
+    desk.curve = ((1, 4.0), (2, 3.0))
+    job = await desk.job()
+    if after == "chat.update":
+        await desk.all_told()
+    for number in range(3):
+        desk.there.stall = after
+        kind = "job.failed" if after.startswith("files") else "attempt.preempted"
+        await desk.say(job, f"number {number}", kind)
+        working = asyncio.create_task(desk.live(1))
+        await asyncio.wait_for(desk.there.stalled.wait(), 10)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await desk.brokers[-1][0].close()
+        desk.there.stalled.clear()
+        desk.new_broker()
+        await desk.live(LEASE_S)
+        await desk.all_told()
+    told = desk.told(job)
+    if after.startswith("files"):
+        assert len([text for text in told if text]) == 3
+        assert told.count("") == 3, "a picture each"
+    else:
+        assert told == ["0", "1", "2"]
+
+
+async def test_a_busy_hour_stays_within_slacks_limits(desk: Desk) -> None:
+    """Limits are enforced to the letter; nothing is refused more than now and then, and all is told."""
+    desk.there.limits.enforced = True
+    jobs = [await desk.job() for _ in range(20)]
+    for number in range(3):
+        for job in jobs:
+            await desk.say(job, f"n {number}")
+        await desk.live(120)
+    await desk.all_told()
+    assert [desk.told(job) for job in jobs] == [["0", "1", "2"]] * 20
+    assert desk.roots().count("of $13.00") == 20
