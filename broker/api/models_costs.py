@@ -23,6 +23,13 @@ class ForecastView(Wire):
     """It will miss its deadline, or its `max_duration`."""
 
 
+class DeletedView(Wire):
+    """A kind of data that is gone."""
+
+    what: StoredKindView
+    at: datetime
+
+
 class StorageView(Wire):
     """What a job keeps in the blob store; charged beside its cap."""
 
@@ -31,5 +38,5 @@ class StorageView(Wire):
     """Charged so far."""
     usd_per_month: Decimal
     """What it costs as it is now."""
-    deleted: dict[StoredKindView, datetime]
-    """Kinds of data that were deleted, and when."""
+    deleted: tuple[DeletedView, ...]
+    """What was deleted, by its kind."""

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from broker.api import models
-from broker.api.models_costs import ForecastView, StorageView
+from broker.api.models_costs import DeletedView, ForecastView, StorageView
 from broker.api.service import Checked
 from broker.decide.billing import price_now
 from broker.decide.retention import month_usd
@@ -52,7 +52,7 @@ def storage(row: Job, usd_per_gib_month: Decimal) -> StorageView | None:
         bytes=row.stored.bytes,
         usd=row.stored.charged_usd,
         usd_per_month=month_usd(row.stored.bytes, usd_per_gib_month),
-        deleted=dict(row.deleted),
+        deleted=tuple(DeletedView(what=what, at=at) for what, at in sorted(row.deleted.items())),
     )
 
 

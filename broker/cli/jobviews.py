@@ -8,6 +8,7 @@ from rich.text import Text
 from broker.api.models import JobDetail, JobView
 from broker.cli import words
 from broker.cli.progress import view
+from broker.cli.rm import kept
 from broker.domain.job import JobState
 
 COLOURS = {
@@ -22,15 +23,32 @@ COLOURS = {
 def table(jobs: Iterable[JobView]) -> Table:
     """Newest first, as they come."""
     shown = Table()
-    for name in ("job", "name", "state", "attempts", "spent", "cap", "age", "why"):
-        shown.add_column(name, justify="right" if name in ("attempts", "spent", "cap") else "left")
+    for name in ("job", "name", "state", "attempts", "spent", "cap", "forecast", "age", "why"):
+        shown.add_column(name, justify="right" if name in ("attempts", "spent", "cap", "forecast") else "left")
     for job in jobs:
         state = Text(job.state.value, style=COLOURS.get(job.state, ""))
         spent, cap = words.money(job.spent_usd), words.money(job.cap_usd)
         shown.add_row(
-            job.id, job.name, state, str(job.attempts), spent, cap, words.ago(job.created_at), Text(job.reason)
-        )
+            job.id, job.name, state, str(job.attempts), spent, cap, forecast(job), words.ago(job.created_at),
+            Text(job.reason),
+        )  # fmt: skip
     return shown
+
+
+def forecast(job: JobView) -> Text:
+    """Expected dollars at its end; red when they, or its time, do not suffice."""
+    made = job.forecast
+    if made is None:
+        return Text("–")
+    return Text(words.money(made.usd), style="red" if made.over_cap or made.late else "")
+
+
+def foreseen(job: JobView) -> str:
+    made = job.forecast
+    if made is None:
+        return ""
+    notes = "; above the cap" * made.over_cap + "; too late" * made.late
+    return f"{words.money(made.usd)} by {made.finish_at:%Y-%m-%d %H:%M} UTC (P50){notes}"
 
 
 def detail(job: JobDetail) -> Table:
@@ -52,6 +70,8 @@ def detail(job: JobDetail) -> Table:
         ),
         ("labels", ", ".join(f"{k}:{v}" for k, v in job.labels.items())),
         ("progress", now.line() if job.runs else ""),
+        ("forecast", foreseen(job)),
+        ("storage", kept(job.storage) if job.storage else ""),
     ]
     for name, text in facts:
         if text:

@@ -7,6 +7,7 @@ import typer
 
 from broker.cli import admin, channel, daemon, jobs, policy, remote, slack, spend, submit, tenancy
 from broker.cli.exits import MEANINGS
+from broker.cli.rm import rm
 from broker.cli.sweep import sweep
 
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
@@ -58,6 +59,7 @@ app.command("cancel")(jobs.cancel)
 app.command("cap")(jobs.cap)
 app.command("retry")(jobs.retry)
 app.command("artifacts")(jobs.artifacts)
+app.command("rm")(rm)
 app.command("approve")(policy.approve)
 app.command("refuse")(policy.refuse)
 app.command("budget")(policy.budget)

@@ -35,6 +35,8 @@ class View:
     cap: Decimal
     left_s: float | None = None
     """Seconds of training left at the present speed."""
+    warnings: tuple[str, ...] = ()
+    """Of the forecast, and of a machine that does nothing."""
 
     def line(self) -> str:
         """`training · step 12/45 · loss 3.210 · 812 tokens/s · $0.0312 of $0.50 · where`."""
@@ -49,7 +51,8 @@ class View:
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
         parts.append(f"{words.money(self.spent)} of {words.money(self.cap)}")
-        return parts if self.left_s is None else [*parts, f"{words.duration(self.left_s)} left"]
+        left = [] if self.left_s is None else [f"{words.duration(self.left_s)} left"]
+        return [*parts, *left, *self.warnings]
 
 
 def view(job: JobDetail) -> View:
@@ -67,7 +70,18 @@ def view(job: JobDetail) -> View:
         spent=job.spent_usd,
         cap=job.cap_usd,
         left_s=_left(job, beat),
+        warnings=_warnings(job),
     )
+
+
+def _warnings(job: JobDetail) -> tuple[str, ...]:
+    made, idle = job.forecast, job.runs[-1].idle if job.runs and job.state is JobState.ACTIVE else None
+    found = [] if idle is None else [f"idle ({idle})"]
+    if made is not None and made.over_cap:
+        found.append(f"{words.money(made.usd)} expected, above the cap")
+    if made is not None and made.late:
+        found.append(f"too late: {made.finish_at:%Y-%m-%d %H:%M} UTC expected")
+    return tuple(found)
 
 
 def _left(job: JobDetail, beat: Beat | None) -> float | None:

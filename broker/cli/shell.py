@@ -85,7 +85,7 @@ def of_client(error: errors.ClientError) -> CliError:
     match problem.status:
         case 401 | 403:
             return Unauthorised(f"{text}; set GPUBROKER_TOKEN or run `gpubroker login URL`")
-        case 404:
+        case 404 | 410:
             return NotFound(f"{text}; `gpubroker ls` shows what there is" if "job" in text else text)
         case 400 | 405 | 409 | 413 | 415 | 422 | 428:
             return BadInput(text, problems=pairs)

@@ -89,6 +89,7 @@ class Client:
     job = _call(AsyncClient.job)
     jobs = _call(AsyncClient.jobs)
     cancel = _call(AsyncClient.cancel)
+    delete_data = _call(AsyncClient.delete_data)
     retry = _call(AsyncClient.retry)
     raise_cap = _call(AsyncClient.raise_cap)
     ledger = _call(AsyncClient.ledger)

@@ -12,6 +12,7 @@ from urllib.parse import quote as escape
 import aiohttp
 
 from broker.api import models
+from broker.api.models_costs import StoredKindView
 from broker.api.wire import Wire
 from broker.client import connection, sse
 from broker.client.channels import ChannelCalls
@@ -129,6 +130,11 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     async def raise_cap(self, job: str, cap_usd: Decimal) -> models.JobView:
         return await self._call("PATCH", _job(job), models.JobView, json={"cap_usd": str(cap_usd)})
+
+    async def delete_data(self, job: str, kinds: Sequence[StoredKindView] = ()) -> models.JobDetail:
+        """What a job at rest keeps; none named: everything."""
+        params = [("kind", kind) for kind in kinds]
+        return await self._call("DELETE", f"{_job(job)}/data", models.JobDetail, params=params)
 
     async def ledger(self, job: str) -> models.LedgerList:
         return await self._call("GET", f"{_job(job)}/ledger", models.LedgerList)

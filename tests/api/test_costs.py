@@ -36,7 +36,7 @@ async def test_what_is_kept_is_shown_with_what_it_costs(api: Running) -> None:
     assert await api.service.store.charge_storage(charge)
     assert not await api.service.store.charge_storage(charge), "another broker was first"
     shown = (await api.call("GET", f"/v1/jobs/{name}", me, 200))["storage"]
-    assert shown == {"bytes": 10 * 2**30, "usd": "0.500001", "usd_per_month": "0.230000", "deleted": {}}
+    assert shown == {"bytes": 10 * 2**30, "usd": "0.500001", "usd_per_month": "0.230000", "deleted": []}
     (line,) = (await api.call("GET", f"/v1/jobs/{name}/ledger", me, 200))["items"]
     assert (line["category"], line["attempt_id"], line["usd"]) == ("storage", None, "0.500001")
 

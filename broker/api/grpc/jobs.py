@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 from broker.api import models, views
 from broker.api.content import Content, LogPiece, Position
+from broker.api.costs import DataQuery
 from broker.api.grpc import inputs
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.doorkeeper import Call, scope
@@ -14,6 +15,7 @@ from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
 from broker.api.service import Service
 from broker.api.usecases.feeds import follow_events
+from broker.decide.retention import KINDS
 from broker.domain.job import Event, Job
 from broker.domain.spec import JobSpec
 
@@ -35,8 +37,7 @@ class Jobs(stubs.JobServiceServicer):
     @scope("read")
     async def GetJob(self, request: pb.GetJobRequest, call: Call) -> pb.GetJobResponse:
         row = await self._service.job(call.caller, inputs.job_id(request))
-        detail = views.job_detail(row, await self._service.attempts(call.caller, row))
-        return pb.GetJobResponse(job=fill(job.JobDetail(), detail))
+        return pb.GetJobResponse(job=await self._detail(call, row))
 
     @scope("read")
     async def ListJobs(self, request: pb.ListJobsRequest, call: Call) -> pb.ListJobsResponse:
@@ -70,6 +71,17 @@ class Jobs(stubs.JobServiceServicer):
     @scope("manage")
     async def RefuseJob(self, request: pb.RefuseJobRequest, call: Call) -> pb.RefuseJobResponse:
         return pb.RefuseJobResponse(job=_job(await self._service.policies.refuse(call.caller, inputs.job_id(request))))
+
+    @scope("submit")
+    async def DeleteJobData(self, request: pb.DeleteJobDataRequest, call: Call) -> pb.DeleteJobDataResponse:
+        wanted, query = inputs.job_id(request), parse(request, DataQuery)
+        row = await self._service.costs.delete_data(call.caller, wanted, query.kind or KINDS)
+        return pb.DeleteJobDataResponse(job=await self._detail(call, row))
+
+    async def _detail(self, call: Call, row: Job) -> job.JobDetail:
+        price = self._service.settings.storage_usd_per_gib_month
+        detail = views.job_detail(row, await self._service.attempts(call.caller, row), price)
+        return fill(job.JobDetail(), detail)
 
     @scope("read")
     async def GetLedger(self, request: pb.GetLedgerRequest, call: Call) -> pb.GetLedgerResponse:

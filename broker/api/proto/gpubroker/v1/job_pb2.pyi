@@ -25,6 +25,21 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_CANCELLED: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
 
+class StoredKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STORED_KIND_UNSPECIFIED: _ClassVar[StoredKind]
+    STORED_KIND_ARTIFACTS: _ClassVar[StoredKind]
+    STORED_KIND_CHECKPOINTS: _ClassVar[StoredKind]
+    STORED_KIND_LOGS: _ClassVar[StoredKind]
+    STORED_KIND_DATA: _ClassVar[StoredKind]
+
+class IdleKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    IDLE_KIND_UNSPECIFIED: _ClassVar[IdleKind]
+    IDLE_KIND_GPU: _ClassVar[IdleKind]
+    IDLE_KIND_NO_PROGRESS: _ClassVar[IdleKind]
+    IDLE_KIND_DOWNLOAD: _ClassVar[IdleKind]
+
 class AttemptState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ATTEMPT_STATE_UNSPECIFIED: _ClassVar[AttemptState]
@@ -82,6 +97,13 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_INFRASTRUCTURE: _ClassVar[Outcome]
     OUTCOME_DEADMAN: _ClassVar[Outcome]
 
+class LedgerCategory(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEDGER_CATEGORY_UNSPECIFIED: _ClassVar[LedgerCategory]
+    LEDGER_CATEGORY_COMPUTE: _ClassVar[LedgerCategory]
+    LEDGER_CATEGORY_STORAGE: _ClassVar[LedgerCategory]
+    LEDGER_CATEGORY_EGRESS: _ClassVar[LedgerCategory]
+
 class LedgerKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEDGER_KIND_UNSPECIFIED: _ClassVar[LedgerKind]
@@ -98,6 +120,15 @@ JOB_STATE_SUCCEEDED: JobState
 JOB_STATE_CAPPED: JobState
 JOB_STATE_CANCELLED: JobState
 JOB_STATE_FAILED: JobState
+STORED_KIND_UNSPECIFIED: StoredKind
+STORED_KIND_ARTIFACTS: StoredKind
+STORED_KIND_CHECKPOINTS: StoredKind
+STORED_KIND_LOGS: StoredKind
+STORED_KIND_DATA: StoredKind
+IDLE_KIND_UNSPECIFIED: IdleKind
+IDLE_KIND_GPU: IdleKind
+IDLE_KIND_NO_PROGRESS: IdleKind
+IDLE_KIND_DOWNLOAD: IdleKind
 ATTEMPT_STATE_UNSPECIFIED: AttemptState
 ATTEMPT_STATE_INTENDED: AttemptState
 ATTEMPT_STATE_LAUNCHING: AttemptState
@@ -143,6 +174,10 @@ OUTCOME_DATA: Outcome
 OUTCOME_OOM: Outcome
 OUTCOME_INFRASTRUCTURE: Outcome
 OUTCOME_DEADMAN: Outcome
+LEDGER_CATEGORY_UNSPECIFIED: LedgerCategory
+LEDGER_CATEGORY_COMPUTE: LedgerCategory
+LEDGER_CATEGORY_STORAGE: LedgerCategory
+LEDGER_CATEGORY_EGRESS: LedgerCategory
 LEDGER_KIND_UNSPECIFIED: LedgerKind
 LEDGER_KIND_RESERVATION: LedgerKind
 LEDGER_KIND_CHARGE: LedgerKind
@@ -150,7 +185,7 @@ LEDGER_KIND_RELEASE: LedgerKind
 LEDGER_KIND_ADJUSTMENT: LedgerKind
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "team")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "team", "forecast")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +208,7 @@ class Job(_message.Message):
     STOP_REQUESTED_FIELD_NUMBER: _ClassVar[int]
     RETRY_OF_FIELD_NUMBER: _ClassVar[int]
     TEAM_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -188,10 +224,11 @@ class Job(_message.Message):
     stop_requested: bool
     retry_of: str
     team: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ...) -> None: ...
+    forecast: Forecast
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class JobDetail(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team", "forecast", "storage")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +254,8 @@ class JobDetail(_message.Message):
     RESERVED_USD_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     TEAM_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -235,10 +274,46 @@ class JobDetail(_message.Message):
     reserved_usd: str
     runs: _containers.RepeatedCompositeFieldContainer[Attempt]
     team: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ...) -> None: ...
+    forecast: Forecast
+    storage: Storage
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ...) -> None: ...
+
+class Forecast(_message.Message):
+    __slots__ = ("usd", "finish_at", "step_s", "over_cap", "late")
+    USD_FIELD_NUMBER: _ClassVar[int]
+    FINISH_AT_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    OVER_CAP_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    usd: str
+    finish_at: _timestamp_pb2.Timestamp
+    step_s: float
+    over_cap: bool
+    late: bool
+    def __init__(self, usd: _Optional[str] = ..., finish_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., step_s: _Optional[float] = ..., over_cap: bool = ..., late: bool = ...) -> None: ...
+
+class Storage(_message.Message):
+    __slots__ = ("bytes", "usd", "usd_per_month", "deleted")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    USD_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_MONTH_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    usd: str
+    usd_per_month: str
+    deleted: _containers.RepeatedCompositeFieldContainer[Deleted]
+    def __init__(self, bytes: _Optional[int] = ..., usd: _Optional[str] = ..., usd_per_month: _Optional[str] = ..., deleted: _Optional[_Iterable[_Union[Deleted, _Mapping]]] = ...) -> None: ...
+
+class Deleted(_message.Message):
+    __slots__ = ("what", "at")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    what: StoredKind
+    at: _timestamp_pb2.Timestamp
+    def __init__(self, what: _Optional[_Union[StoredKind, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final")
+    __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final", "traffic_usd", "usd_per_hour", "idle")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +333,9 @@ class Attempt(_message.Message):
     RESUME_FROM_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_USD_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     instance: str
@@ -277,7 +355,10 @@ class Attempt(_message.Message):
     resume_from: _containers.RepeatedScalarFieldContainer[str]
     beat: Beat
     final: Final
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ...) -> None: ...
+    traffic_usd: str
+    usd_per_hour: str
+    idle: IdleKind
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., traffic_usd: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., idle: _Optional[_Union[IdleKind, str]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s", "received_bytes", "sent_bytes", "network_bytes")
@@ -388,13 +469,15 @@ class Event(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., attempt_id: _Optional[str] = ..., data: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("attempt_id", "kind", "usd", "note")
+    __slots__ = ("attempt_id", "kind", "usd", "note", "category")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     USD_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    CATEGORY_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     kind: LedgerKind
     usd: str
     note: str
-    def __init__(self, attempt_id: _Optional[str] = ..., kind: _Optional[_Union[LedgerKind, str]] = ..., usd: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+    category: LedgerCategory
+    def __init__(self, attempt_id: _Optional[str] = ..., kind: _Optional[_Union[LedgerKind, str]] = ..., usd: _Optional[str] = ..., note: _Optional[str] = ..., category: _Optional[_Union[LedgerCategory, str]] = ...) -> None: ...

@@ -137,6 +137,20 @@ class RefuseJobResponse(_message.Message):
     job: _job_pb2.Job
     def __init__(self, job: _Optional[_Union[_job_pb2.Job, _Mapping]] = ...) -> None: ...
 
+class DeleteJobDataRequest(_message.Message):
+    __slots__ = ("job_id", "kind")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    kind: _containers.RepeatedScalarFieldContainer[_job_pb2.StoredKind]
+    def __init__(self, job_id: _Optional[str] = ..., kind: _Optional[_Iterable[_Union[_job_pb2.StoredKind, str]]] = ...) -> None: ...
+
+class DeleteJobDataResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: _job_pb2.JobDetail
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobDetail, _Mapping]] = ...) -> None: ...
+
 class GetLedgerRequest(_message.Message):
     __slots__ = ("job_id",)
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

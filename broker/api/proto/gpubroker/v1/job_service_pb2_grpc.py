@@ -75,6 +75,11 @@ class JobServiceStub(object):
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobRequest.SerializeToString,
                 response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobResponse.FromString,
                 _registered_method=True)
+        self.DeleteJobData = channel.unary_unary(
+                '/gpubroker.v1.JobService/DeleteJobData',
+                request_serializer=gpubroker_dot_v1_dot_job__service__pb2.DeleteJobDataRequest.SerializeToString,
+                response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.DeleteJobDataResponse.FromString,
+                _registered_method=True)
         self.GetLedger = channel.unary_unary(
                 '/gpubroker.v1.JobService/GetLedger',
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetLedgerRequest.SerializeToString,
@@ -152,6 +157,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJobData(self, request, context):
+        """Deletes what a job at rest keeps; its objects follow within minutes. Scope: submit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetLedger(self, request, context):
         """Every reservation, charge, release and adjustment of a job. Scope: read.
         """
@@ -215,6 +227,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.RefuseJob,
                     request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobRequest.FromString,
                     response_serializer=gpubroker_dot_v1_dot_job__service__pb2.RefuseJobResponse.SerializeToString,
+            ),
+            'DeleteJobData': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJobData,
+                    request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.DeleteJobDataRequest.FromString,
+                    response_serializer=gpubroker_dot_v1_dot_job__service__pb2.DeleteJobDataResponse.SerializeToString,
             ),
             'GetLedger': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLedger,
@@ -449,6 +466,33 @@ class JobService(object):
             '/gpubroker.v1.JobService/RefuseJob',
             gpubroker_dot_v1_dot_job__service__pb2.RefuseJobRequest.SerializeToString,
             gpubroker_dot_v1_dot_job__service__pb2.RefuseJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJobData(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpubroker.v1.JobService/DeleteJobData',
+            gpubroker_dot_v1_dot_job__service__pb2.DeleteJobDataRequest.SerializeToString,
+            gpubroker_dot_v1_dot_job__service__pb2.DeleteJobDataResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,67 @@
+"""`gpubroker rm`: delete what a job keeps."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from broker.api.models import JobDetail
+from broker.api.models_costs import StorageView, StoredKindView
+from broker.cli import words
+from broker.cli.exits import BadInput, Refused
+from broker.cli.find import job_id
+from broker.cli.output import Output
+from broker.cli.shell import JobArgument, Json, client, command, interruptible
+
+
+class Kind(StrEnum):
+    """What a job keeps."""
+
+    ARTIFACTS = "artifacts"
+    CHECKPOINTS = "checkpoints"
+    LOGS = "logs"
+    DATA = "data"
+
+
+@command
+async def rm(
+    job: JobArgument,
+    data: Annotated[bool, typer.Option("--data", help="What it keeps in the blob store. A job itself stays.")] = False,
+    kind: Annotated[list[Kind] | None, typer.Option("--kind", "-k", help="Repeat; default: all of them.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a job's data: results, checkpoints, logs and its copy of the data set. What it costs is shown first."""
+    out = Output(as_json=as_json)
+    if not data:
+        raise BadInput("say what to remove: --data; jobs themselves stay, as their ledgers do")
+    kinds: tuple[StoredKindView, ...] = tuple(one.value for one in kind or Kind)
+    async with client() as c:
+        detail = await c.job(await job_id(c, job))
+        out.say(f"{detail.name} ({detail.id}) {kept(detail.storage)}")
+        _confirm(out, detail, kinds, yes=yes)
+        after = await c.delete_data(detail.id, kinds)
+    out.document(after)
+    out.say(f"deleted: {', '.join(kinds)}; the objects follow within minutes")
+
+
+def kept(storage: StorageView | None) -> str:
+    """What is kept, what that costs, and what it has cost."""
+    if storage is None:
+        return "keeps data that nobody has measured yet"
+    text = f"keeps {words.size(storage.bytes)}, {words.money(storage.usd_per_month)} a month"
+    text += f", {words.money(storage.usd)} so far"
+    gone = ", ".join(f"{one.what} on {one.at:%Y-%m-%d}" for one in storage.deleted)
+    return text + (f"; deleted already: {gone}" if gone else "")
+
+
+def _confirm(out: Output, detail: JobDetail, kinds: tuple[StoredKindView, ...], *, yes: bool) -> None:
+    """Raises Refused when the person says no, BadInput when there is nobody to ask."""
+    if yes or out.as_json:
+        return
+    if not out.asks:
+        raise BadInput("there is nobody to ask for confirmation; add -y to delete without a question")
+    with interruptible():
+        agreed = typer.confirm(f"Delete its {', '.join(kinds)}? They cannot be brought back", default=False)
+    if not agreed:
+        raise Refused("nothing was deleted")

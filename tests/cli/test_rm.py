@@ -1,0 +1,66 @@
+"""`gpubroker rm --data`: the cost first, then the question; and a forecast where people look."""
+
+from asyncio import to_thread
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from broker.api.models_costs import ForecastView
+from broker.cli import jobviews, progress
+from broker.cli.exits import Exit
+from broker.client.client import AsyncClient
+from broker.domain.job import JobState, Stored
+from broker.ports import StorageCharge
+from tests.cli.conftest import Shell
+from tests.cli.test_jobs import end, submitted
+
+
+async def test_what_it_costs_is_shown_and_nothing_goes_without_an_answer(shell: Shell) -> None:
+    shell.api.service.settings = replace(shell.api.service.settings, storage_usd_per_gib_month=Decimal("0.023"))
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "rm", "--data", job, "-y")
+    assert ran.code == Exit.BAD_INPUT
+    assert "cancel it first" in ran.err
+    await end(shell, job, JobState.FAILED)
+    stored = Stored(bytes=10 * 2**30, accrued_usd=Decimal("0.5"), charged_usd=Decimal("0.5"), to=datetime.now(UTC))
+    charge = StorageCharge(job_id=job, read=None, to=stored, usd=stored.charged_usd, due_in_s=60)
+    assert await shell.api.service.store.charge_storage(charge)
+    ran = await to_thread(shell.run, "rm", job)
+    assert ran.code == Exit.BAD_INPUT
+    ran = await to_thread(shell.run, "rm", "--data", job)
+    assert ran.code == Exit.BAD_INPUT
+    assert "keeps 10.0 GiB, $0.2300 a month, $0.5000 so far" in ran.out
+    assert "add -y" in ran.err
+    kept = await shell.api.service.store.job(job)
+    assert kept is not None
+    assert not kept.deleted
+    ran = await to_thread(shell.run, "rm", "--data", job, "-k", "logs", "-y", "--json")
+    assert ran.code == 0, ran.err
+    assert [one["what"] for one in ran.document["storage"]["deleted"]] == ["logs"]
+    ran = await to_thread(shell.run, "logs", job)
+    assert ran.code == Exit.NOT_FOUND
+    assert "were deleted on 20" in ran.err
+    ran = await to_thread(shell.run, "get", job)
+    assert "deleted already: logs on 20" in ran.out
+
+
+async def test_a_forecast_is_seen_in_the_list_and_while_watching(shell: Shell) -> None:
+    job = await submitted(shell)
+    async with AsyncClient(shell.api.url, await _token(shell)) as client:
+        detail = await client.job(job)
+    assert jobviews.forecast(detail).plain == "–"
+    assert not jobviews.foreseen(detail)
+    made = ForecastView(
+        usd=Decimal("7.5"), finish_at=datetime(2026, 3, 1, tzinfo=UTC) + timedelta(hours=1), step_s=1.0, over_cap=True,
+        late=True,
+    )  # fmt: skip
+    over = detail.model_copy(update={"forecast": made})
+    assert jobviews.forecast(over).style == "red"
+    assert jobviews.foreseen(over) == "$7.5000 by 2026-03-01 01:00 UTC (P50); above the cap; too late"
+    line = progress.view(over).line()
+    assert "$7.5000 expected, above the cap" in line
+    assert "too late: 2026-03-01 01:00 UTC expected" in line
+
+
+async def _token(shell: Shell) -> str:
+    return (await shell.api.token("local"))["Authorization"].removeprefix("Bearer ")
