@@ -21,7 +21,7 @@ from broker.domain.job import Attempt, Event, Job, JobState
 from broker.domain.offer import Offer, Workload
 from broker.domain.spec import JobSpec
 from broker.market.market import Market, MarketRhythm
-from broker.ports import Blobs, Store
+from broker.ports import Blobs, Notifier, Store
 from broker.secrets import SecretBox
 from providers.sim_config import SimulatedConfig
 from providers.sim_virtual import VirtualBody
@@ -32,6 +32,7 @@ INSTALLATION = Installation("test")
 QUICK = Rhythm(
     poll_s=0.02, look_s=0.05, list_s=0.02, billing_s=0.05, sweep_s=0.1, deadman_s=1, lease_s=2, replace_s=0.2
 )  # fmt: skip
+BOX = SecretBox(bytes(32))
 WORKLOAD = Workload(shape=None, method="script")
 
 
@@ -47,6 +48,7 @@ class House:
     limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
     costs: Costs = field(default_factory=Costs)
     cloud: type[SimulatedProvider] = SimulatedProvider
+    notifiers: Sequence[Notifier] = ()
     for_sale: Sequence[Offer] | None = None
     """Instead of what the market says."""
 
@@ -65,7 +67,7 @@ class House:
             providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
             patience=self.patience, costs=self.costs,
         )  # fmt: skip
-        return Fleet.build(context, SecretBox(bytes(32)), self._offers, ())
+        return Fleet.build(context, BOX, self._offers, self.notifiers)
 
     def _offers(self) -> Sequence[Offer]:
         return self.market.offers() if self.for_sale is None else self.for_sale
