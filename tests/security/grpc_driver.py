@@ -19,6 +19,7 @@ from tests.security.world import World, data_set
 
 DETAILS = "grpc-status-details-bin"
 PATIENCE_S = 20.0
+LAST = ("CancelJob", "RefuseJob", "DeleteJobData")
 READING = ("Get", "List", "Watch", "Follow", "Download")
 TARGETS = ("job_id", "path")
 """Fields that say what a call is about: every one is asked with every other."""
@@ -48,7 +49,7 @@ class GrpcDriver:
     def asks(self, world: World) -> list[GrpcAsk]:
         services = [service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()]
         methods = [method for service in services for method in service.methods]
-        methods.sort(key=lambda method: (not method.name.startswith(READING), method.name == "CancelJob"))
+        methods.sort(key=lambda method: (not method.name.startswith(READING), method.name in LAST))
         return [ask for method in methods for ask in _of(world, method)]
 
     async def answer(self, world: World, ask: GrpcAsk) -> str:
@@ -136,6 +137,7 @@ class _Fields:
             "spec": here.by_schema["JobSpec"],
             "cap_usd": [("9", "9"), ("1", "1")],
             "up_to_usd": [("60", "60")],
+            "kind": [(what, [value]) for what, value in tried["kind"]],
             "offset": [("3", 3), ("99", 99)],
             "resume": [("0", False)],
             "follow": [("0", False)],

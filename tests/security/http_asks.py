@@ -13,7 +13,10 @@ from broker.api.openapi import document
 from tests.security.tried import Tried
 from tests.security.world import World
 
-LAST = ("cancel_job", "delete_token", "delete_secret", "delete_channel", "unlink_slack_user", "delete_policy")
+LAST = (
+    "cancel_job", "refuse_job", "delete_data", "delete_token",
+    "delete_secret", "delete_channel", "unlink_slack_user", "delete_policy",
+)  # fmt: skip
 """They take away what others look at."""
 
 

@@ -51,6 +51,8 @@ class Tried:
             "action": [("submit", "job.submit"), ("tokens", "token"), ("teams", "team")],
             "target": [(what, side.jobs["running"]) for side, what in sides] + [("BLUE_ONLY", "BLUE_ONLY")],
             "by": [(way, way) for way in ("user", "team", "cloud", "gpu", "day", "month")],
+            "kind": [("logs", "logs"), ("data", "data")],
+            "days": [("1", "1"), ("30", "30")],
             "zone": [("Berlin", "Europe/Berlin")],
             "workspace": [("one", "T1")],
             "Idempotency-Key": [("own", "queued"), ("shared", "shared")],
@@ -61,6 +63,9 @@ class Tried:
             ("delete_secret", "name"): [("KEY", "KEY"), ("BLUE_ONLY", "BLUE_ONLY")],
             ("upload", "name"): [("words", "words.csv"), ("code", "code.tar")],
             ("list_audit", "cursor"): [("any", world.cursor(str(uuid4())))],
+            ("apply_policy", "name"): [("limit", "limit")],
+            ("delete_policy", "name"): [("limit", "limit"), ("none", "none")],
+            ("get_policy_history", "name"): [("limit", "limit"), ("none", "none")],
             ("unlink_slack_user", "user"): [("U1", "U1"), ("U2", "U2")],
         }
 
@@ -86,6 +91,7 @@ def _bodies(world: World, jobs: Tries) -> dict[str, Tries]:
     own, other = world.own, world.other
     hook = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hook.invalid/"}}
     token, link, teams = {"owner": PERSON, "scopes": ["read"]}, {"user": "U2", "owner": PERSON}, (RED, BLUE, "green")
+    policy = {"name": "limit", "team": RED, "max_jobs": 40, "budgets": [{"limit_usd": "30", "per": "day"}]}
     specs: list[tuple[str, Any]] = [
         (" own data", spec(own.ref)),
         (" other's data", spec(other.ref)),
@@ -98,6 +104,8 @@ def _bodies(world: World, jobs: Tries) -> dict[str, Tries]:
     return {
         "JobSpec": specs,
         "QuoteSpec": specs,
+        "Policy": [(" own", policy), *((f" of {team}", {**policy, "team": team}) for team in (None, BLUE, "green"))],
+        "Approval": [(" its cap", {}), (" more", {"up_to_usd": "70"})],
         "CapChange": [(" to 9", {"cap_usd": "9"}), (" to 1", {"cap_usd": "1"})],
         "SecretValue": [(" to x", {"value": "x"})],
         "TokenRequest": [
