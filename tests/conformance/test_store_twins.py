@@ -11,18 +11,26 @@ import asyncpg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.domain.errors import StoreError
+from broker.domain.errors import OverBudget, StoreError
 from broker.domain.ids import job_id
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
+from broker.domain.policy import Policy
 from broker.ports import Change, Charge, JobFilter, Lane, Leased, Store
 from broker.store.postgres import PostgresStore
 from tests.conformance.conftest import House, memory_house, shift_time
 from tests.conformance.samples import HOUR, START, admission, in_state, make_event, make_job
 
-EMPTY = "SET session_replication_role = replica; TRUNCATE jobs, attempts, price_changes, ledger, events, streams, deliveries, audit"
+EMPTY = (
+    "SET session_replication_role = replica; TRUNCATE jobs, attempts, price_changes, ledger, events, streams, "
+    "deliveries, audit, policies, policy_versions, policy_told, usage"
+)
 ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.INTENDED]
 JOB_STATES = [JobState.QUEUED, JobState.RECOVERING, JobState.CAPPED, JobState.FAILED]
 
+LIMITS: list[dict[str, Any]] = [
+    {"max_jobs": 1}, {"max_gpus": 2}, {"approval_above_usd": 5},
+    *({"budgets": [{"limit_usd": limit, "per": "month", "window": "rolling"}]} for limit in ("9.52", "19", "30")),
+]  # fmt: skip
 number = st.integers(0, 2)
 moves = st.lists(st.tuples(number, st.sampled_from(ATTEMPT_STATES)), max_size=3)
 after = st.sampled_from([0.0, HOUR])
@@ -41,6 +49,9 @@ operation = st.one_of(
     st.tuples(st.just("stop"), number),
     st.tuples(st.just("raise_cap"), number, st.sampled_from([9, 11, 12])),
     st.tuples(st.just("pass_time"), st.just(2 * HOUR)),
+    st.tuples(st.just("limit"), st.sampled_from(LIMITS)),
+    st.tuples(st.just("unlimit")),
+    st.tuples(st.just("approve"), number, st.sampled_from([5, 20])),
 )
 
 
@@ -68,7 +79,7 @@ class Player:
         act: Callable[..., Awaitable[Any]] = getattr(self, name)
         try:
             return await act(*arguments)
-        except StoreError as error:
+        except (StoreError, OverBudget) as error:
             return type(error).__name__
 
     def _job(self, which: int) -> Job:
@@ -156,6 +167,17 @@ class Player:
         job = self._job(which)
         return plain(await self.store.raise_cap(job.id, Decimal(cap), make_event(job, "job.cap_raised")))
 
+    async def limit(self, rules: dict[str, Any]) -> Any:
+        kept = await self.store.put_policy(Policy.model_validate({"name": "limits", "team": "default", **rules}))
+        return kept.version
+
+    async def unlimit(self) -> Any:
+        return await self.store.delete_policy("default", "limits")
+
+    async def approve(self, which: int, usd: int) -> Any:
+        job = self._job(which)
+        return plain(await self.store.approve(job.id, Decimal(usd), make_event(job, "job.approved")))
+
     async def pass_time(self, seconds: float) -> Any:
         await self.house.pass_time(seconds)
 
@@ -169,7 +191,7 @@ class Player:
                 [replace(event, at=None) for event in await self.store.events(job.id, after=0, limit=99)],
             )
             for job in sorted(jobs, key=lambda job: job.id)
-        ], await self.store.counts()
+        ], await self.store.counts(), [(one.policy, one.standing) for one in (await self.store.budgets())[1]]
 
 
 def plain(row: Any) -> Any:
