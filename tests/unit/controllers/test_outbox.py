@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.controllers.context import Context, Rhythm
-from broker.controllers.outbox import TRIM_S, Keep, Outbox
+from broker.controllers.outbox import AT_ONCE, LEASE_S, TRIM_S, Keep, Outbox
 from broker.decide.outbox import DISABLE_AFTER, GIVE_UP_AFTER
 from broker.domain.channel import Channel, Delivery, Snapshot
 from broker.domain.errors import ChannelRefused, NotDelivered, RetryAfter, Undeliverable
@@ -191,17 +191,31 @@ async def test_a_pause_is_obeyed_by_the_whole_channel_and_no_failure(desk: Desk)
     def busy(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
         raise RetryAfter("429", 30)
 
-    first, second = await desk.job("a", "b"), await desk.job("a")
+    first, *others = [await desk.job("a", "b") for _ in range(3 * AT_ONCE)]
     desk.notifier.act = busy
     await desk.run()
     asked = len(desk.notifier.calls)
-    assert asked <= 2
+    assert asked <= AT_ONCE
     desk.notifier.act = up
     await desk.live(29)
     assert len(desk.notifier.calls) == asked
     await desk.live(3)
-    assert (desk.notifier.heard(first), desk.notifier.heard(second)) == (["a", "b"], ["a"])
+    assert [desk.notifier.heard(job) for job in (first, *others)] == [["a", "b"]] * (3 * AT_ONCE)
     assert (await desk.status()).channel.failures == 0
+
+
+async def test_a_round_ends_before_its_lease_however_slow_the_channel(desk: Desk) -> None:
+    def slow(channel: Channel, delivery: Delivery, state: State | None) -> State | None:
+        desk.clock.time += timedelta(seconds=10)
+        return state
+
+    desk.notifier.act = slow
+    job = await desk.job(*(f"e{n}" for n in range(20)))
+    began = desk.clock.time
+    await desk.outbox.step()
+    assert (desk.clock.time - began).total_seconds() < LEASE_S
+    await desk.run()
+    assert desk.notifier.heard(job) == [f"e{n}" for n in range(20)]
 
 
 async def test_what_is_never_taken_is_left_out_and_counted(desk: Desk) -> None:
