@@ -55,7 +55,7 @@ async def get_policy_history(call: Call, name: Name, query: WhoseQuery) -> wire.
     return wire.PolicyHistory(items=tuple(wire.PolicyVersionView.model_validate(one) for one in found))
 
 
-@api.op("POST", "/v1/policies/dry-run", scope="manage")
+@api.op("POST", "/v1/policy-dry-run", scope="manage")
 async def dry_run_policy(call: Call, query: DryRunQuery, body: Policy) -> wire.DryRunView:
     """What a policy would have done to what the ledger says has happened; nothing is changed."""
     done = await call.request.app[SERVICE].policies.dry_run(call.caller, body, query.days)

@@ -30,7 +30,7 @@ class PolicyCalls(Calls):
     async def dry_run_policy(self, policy: Mapping[str, Any], *, days: int = 30) -> wire.DryRunView:
         """What it would have done in the last `days`."""
         params = plain({"days": days})
-        return await self._call("POST", "/v1/policies/dry-run", wire.DryRunView, json=policy, params=params)
+        return await self._call("POST", "/v1/policy-dry-run", wire.DryRunView, json=policy, params=params)
 
     async def budgets(self) -> wire.BudgetList:
         """What is spent and held now, by policy."""

@@ -23,7 +23,7 @@ async def test_a_policy_is_made_changed_listed_and_deleted(api: Running) -> None
     await api.call("PUT", "/v1/policies/limits", mia, 200, json=policy(max_gpus=2))
     listed = await api.call("GET", "/v1/policies", bob, 200)
     assert [(one["version"], one["policy"]["max_gpus"]) for one in listed["items"]] == [(2, 2)]
-    for method, path in (("PUT", "/v1/policies/limits"), ("POST", "/v1/policies/dry-run")):
+    for method, path in (("PUT", "/v1/policies/limits"), ("POST", "/v1/policy-dry-run")):
         await api.call(method, path, bob, 403, json=policy(max_gpus=1))
     await api.call("DELETE", "/v1/policies/limits", bob, 403)
     await api.call("DELETE", "/v1/policies/limits", mia, 204)
@@ -120,7 +120,7 @@ async def test_a_dry_run_tells_what_would_have_been(api: Running) -> None:
     attempt, job = await running(store)
     charge = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=datetime.now(UTC), usd=Decimal("2.5"))
     assert await store.charge([charge]) == [True]
-    done = await api.call("POST", "/v1/policies/dry-run?days=90", ada, 200, json=policy(max_gpus=8))
+    done = await api.call("POST", "/v1/policy-dry-run?days=90", ada, 200, json=policy(max_gpus=8))
     assert (done["launches"] in (0, 1), Decimal(done["usd_spent"]), Decimal(done["usd_not_spent"])) == (
         True,
         Decimal("2.5"),
