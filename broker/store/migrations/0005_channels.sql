@@ -94,7 +94,7 @@ CREATE FUNCTION channel_wants(patterns text[], kind text) RETURNS boolean LANGUA
 $$;
 
 -- Streams are locked in one order (fan-out, claim and settlement alike).
-CREATE FUNCTION fan_out_events() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION fan_out_events() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     WITH told AS MATERIALIZED (
         SELECT c.id AS channel_id, n.job_id, n.seq
@@ -115,7 +115,7 @@ END $$;
 CREATE TRIGGER fan_out AFTER INSERT ON events REFERENCING NEW TABLE AS written
     FOR EACH STATEMENT EXECUTE FUNCTION fan_out_events();
 
-CREATE FUNCTION fan_out_notices() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION fan_out_notices() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     WITH told AS MATERIALIZED (
         SELECT c.id AS channel_id, n.id AS notice_id
@@ -134,6 +134,16 @@ BEGIN
 END $$;
 CREATE TRIGGER fan_out AFTER INSERT ON notices REFERENCING NEW TABLE AS written
     FOR EACH STATEMENT EXECUTE FUNCTION fan_out_notices();
+
+-- What runs with the house's rights looks into no schema that others may write to, temporary ones least of all.
+DO $$
+DECLARE
+    target text;
+BEGIN
+    FOREACH target IN ARRAY ARRAY['fan_out_events', 'fan_out_notices'] LOOP
+        EXECUTE format('ALTER FUNCTION %I() SET search_path = pg_catalog, %I, pg_temp', target, current_schema());
+    END LOOP;
+END $$;
 
 CALL gpubroker_protect('channels', 'SELECT, INSERT, UPDATE (events, config, sealed, enabled, reason, failures, '
     'not_before), DELETE');
