@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.api.context import AUTH
+from broker.api.service import LATELY
 from broker.decide.rate import Rate
 from tests.api.harness import Running, spec
 from tests.conformance.samples import ManualClock
@@ -155,3 +156,17 @@ async def test_a_token_that_calls_too_fast_is_told_when_to_come_back(api: Runnin
     clock.time += timedelta(seconds=2)
     await api.call("GET", "/v1/me", ada, 200)
     await api.call("GET", "/v1/me", ada, 429)
+
+
+async def test_why_an_offer_is_left_alone_is_told_to_operators_only(api: Running) -> None:
+    """The words are a cloud's about some team's machine."""
+    offer = api.market.items[0].id
+    await api.service.store.block_offer(offer, "gb-test-abcdefghijklm never came up", for_s=60)
+    reasons = []
+    for who in (await api.token("mia", team="red"), await api.token("root", "admin")):
+        body = spec((await api.upload(who))["ref"])
+        quote = await api.call("POST", "/v1/quotes?limit=1000", who, 200, json=body)
+        (line,) = [line for line in quote["lines"] if line["offer"]["id"] == offer]
+        assert line["drop"] == "excluded"
+        reasons.append(line["reason"])
+    assert reasons == [LATELY, "gb-test-abcdefghijklm never came up"]
