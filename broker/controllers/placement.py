@@ -127,7 +127,7 @@ class Placement:
         resume_from = await self._resume_from(job)
         applied, now = seen.of(job)
         room = gpu_room(applied)
-        offers = self._offers() if room is None else [one for one in self._offers() if one.gpus <= room]
+        offers = self._offers() if room is None else [one for one in self._offers() if one.gpus <= room[0]]
         made = quote(
             job.spec,
             workload_left(job, resume_from),
@@ -145,7 +145,7 @@ class Placement:
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:
             if room is not None:  # what no policy lets through speaks of the cap no more than of the market
-                return self._wait(job, f"{choice.reason}; policies leave room for {max(0, room)} GPUs", capped=False)
+                return self._wait(job, f"{choice.reason}; {room[1]}", capped=False)
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
         change = self._admit(job, choice.line, choice.reason, made, resume_from)
         if change.admit is not None:

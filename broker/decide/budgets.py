@@ -121,10 +121,14 @@ def judge(ask: Ask, applied: Sequence[Applied], now: datetime) -> Refusal | None
     return None
 
 
-def gpu_room(applied: Sequence[Applied]) -> int | None:
-    """GPUs that one more attempt may have at the most; None: any number."""
-    left = [one.policy.max_gpus - one.standing.gpus for one in applied if one.policy.max_gpus is not None]
-    return min(left, default=None)
+def gpu_room(applied: Sequence[Applied]) -> tuple[int, str] | None:
+    """GPUs that one more attempt may have at the most, and whose limit that is, for people; None: any number."""
+    left = [(most - one.standing.gpus, one.policy) for one in applied if (most := one.policy.max_gpus) is not None]
+    if not left:
+        return None
+    room, policy = min(left, key=lambda found: found[0])
+    held = _own(policy, f", of which {max(0, room)} are free")
+    return room, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held}"
 
 
 def reached(policy: Policy, standing: Standing) -> Iterator[Reached]:

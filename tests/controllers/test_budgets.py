@@ -43,7 +43,9 @@ async def test_only_what_there_is_room_for_is_bought(house: Build, store: Store)
     await store.put_policy(policy(max_gpus=0))
     async with here.running():
         job = await here.submit()
-        waiting = await here.until(job, lambda found: "policies leave room for 0 GPUs" in found.reason)
+        waiting = await here.until(
+            job, lambda found: "max_gpus of policy limits is 0, of which 0 are free" in found.reason
+        )
         assert waiting.state is JobState.QUEUED
         await store.put_policy(policy(max_gpus=1))
         await here.state_of(job, JobState.SUCCEEDED)

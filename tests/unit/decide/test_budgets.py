@@ -198,7 +198,9 @@ def test_a_budget_that_is_used_up_is_known_before_a_price_is() -> None:
 def test_the_tightest_policy_says_how_many_gpus_there_is_room_for() -> None:
     assert gpu_room([]) is None
     assert gpu_room([applied(policy(max_jobs=1))]) is None
-    assert gpu_room([applied(policy(max_gpus=8), gpus=3), applied(policy(max_gpus=4), gpus=3)]) == 1
+    wide, tight = applied(policy(max_gpus=8), gpus=3), applied(policy(max_gpus=4), gpus=3)
+    assert gpu_room([wide, tight]) == (1, "max_gpus of policy nlp is 4, of which 1 are free")
+    assert gpu_room([applied(policy(max_gpus=4, team=None), gpus=9)]) == (-5, "max_gpus of policy nlp is 4")
 
 
 def test_an_attempt_asks_for_all_its_machines() -> None:
