@@ -7,6 +7,7 @@ AWS for and keeps in `aws/az_mappings-<account>.csv`. Zones of `vms.csv` are ids
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,16 @@ class AwsCloud:
             gpus=kind.gpus if kind else None,
             gpu_memory_bytes=kind.gpu_memory_bytes if kind else None,
             spot=spot,
-            # Of a spot machine EC2 does not tell the price, and the market's moves on after the purchase.
-            usd_per_hour=None if spot else self._offers.price(region, machine["InstanceType"]),
+            usd_per_hour=self._price(region, machine, spot=spot),
+            price_moves=spot,
         )
+
+    def _price(self, region: str, machine: Mapping[str, Any], *, spot: bool) -> Decimal | None:
+        """Of a spot machine EC2 does not tell it; what is billed is the market's price, which moves on."""
+        if not spot:
+            return self._offers.price(region, machine["InstanceType"])
+        zone = machine.get("Placement", {}).get("AvailabilityZone")
+        return None if zone is None else self._offers.spot_price(region, machine["InstanceType"], zone)
 
     async def destroy(self, handle: Handle) -> None:
         if not handle.region:

@@ -62,6 +62,11 @@ class AwsOffers:
         alone = self._market.on_demand.last(kind, {}).get(region)
         return None if alone is None else _with_disk(alone, self._market.disk.last("gp3", {}).get(region))
 
+    def spot_price(self, region: str, kind: str, zone: str) -> Decimal | None:
+        """What such a spot machine costs by now with its disk, likewise."""
+        alone = self._market.spot.last(region, {}).get((kind, zone))
+        return None if alone is None else _with_disk(alone, self._market.disk.last("gp3", {}).get(region))
+
     async def _known(self, region: str) -> _Region:
         market = self._market
         kinds, zones, spot = await asyncio.gather(
@@ -136,6 +141,7 @@ class AwsOffers:
             usd_per_hour=_with_disk(price, disk),
             on_demand_usd_per_hour=None if listed is None else _with_disk(listed, disk),
             billing_minimum_s=MINIMUM_S,
+            price_moves=zone is not None,
             available=True if score >= LIKELY else None,
             trust="secure",
             facts=_facts(machine, disk, region.egress_usd_per_gib),

@@ -229,8 +229,8 @@ async def test_machines_are_listed_by_our_tag_in_all_regions_with_what_was_bough
     assert second.usd_per_hour is None
 
 
-async def test_only_a_machine_on_demand_is_listed_with_its_price(world: World) -> None:
-    """A spot market that rises after the purchase is no other machine than the one that was bought."""
+async def test_a_spot_machine_is_listed_with_the_price_of_now(world: World) -> None:
+    """It is what AWS bills; a market that rises after the purchase is no other machine than the one that was bought."""
     cloud = world.open()
     found, _ = await offers(cloud)
     bought = found["aws/aws/us-east-1/g6e.xlarge/spot/us-east-1b"]
@@ -239,9 +239,10 @@ async def test_only_a_machine_on_demand_is_listed_with_its_price(world: World) -
     world.front.spot[("g6e.xlarge", f"{EAST}b")] = "0.99"
     world.clock.advance(30)
     await offers(cloud)
-    ours = {spot: None, plain: Decimal("1.861")}
+    ours = {spot: Decimal("0.99"), plain: Decimal("1.861")}
     seen = {one.handle.id: one for one in await cloud.list() if one.handle.id in ours}
     assert {machine: one.usd_per_hour for machine, one in seen.items()} == ours
+    assert (seen[spot].price_moves, seen[plain].price_moves, bought.price_moves) == (True, False, True)
     assert mismatch(bought, (seen[spot],)) is None
 
 
