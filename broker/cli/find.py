@@ -1,4 +1,4 @@
-"""Which job a person means: its id, the start of it, its name, or `last`."""
+"""Which job a person means: its id, the start of it, its name, or `last`, the newest of one's own."""
 
 import re
 
@@ -14,9 +14,10 @@ async def job_id(client: AsyncClient, said: str) -> str:
     if FULL.fullmatch(said):
         return said
     if said == "last":
-        newest = (await client.jobs(limit=1)).items
+        me = await client.me()
+        newest = (await client.jobs(team=me.team, owner=me.owner, limit=1)).items
         if not newest:
-            raise NotFound("there is no job yet; `gpubroker submit SPEC.yaml` makes one")
+            raise NotFound("you have no job yet; `gpubroker submit SPEC.yaml` makes one")
         return newest[0].id
     jobs = (await client.jobs(limit=LOOKED_AT)).items
     found = [j.id for j in jobs if j.id.startswith(said)] or [j.id for j in jobs if j.name == said]

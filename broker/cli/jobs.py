@@ -35,6 +35,8 @@ async def ls(
         list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Repeat: all of them.")
     ] = None,
     state: Annotated[list[JobState] | None, typer.Option("--state", "-s", help="Repeat: any of them.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Who submitted them; all of the team without it.")] = None,
+    team: Annotated[str | None, typer.Option(help="Of this team; for admins, who see all without it.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 with a zone: 2026-01-31T12:00:00Z.")
     ] = None,
@@ -42,12 +44,18 @@ async def ls(
     cursor: Annotated[str | None, typer.Option(help="`next` of the page before.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List your team's jobs, newest first."""
     out = Output(as_json=as_json)
     labels = [_label(text) for text in label or []]
     async with client() as c:
         page = await c.jobs(
-            labels=labels, states=[s.value for s in state or []], since=since, limit=limit, cursor=cursor
+            labels=labels,
+            states=[s.value for s in state or []],
+            team=team,
+            owner=owner,
+            since=since,
+            limit=limit,
+            cursor=cursor,
         )
     out.document(page)
     if page.items:

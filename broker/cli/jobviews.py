@@ -21,16 +21,18 @@ COLOURS = {
 
 
 def table(jobs: Iterable[JobView]) -> Table:
-    """Newest first, as they come."""
-    shown = Table()
-    for name in ("job", "name", "state", "attempts", "spent", "cap", "forecast", "age", "why"):
+    """Newest first, as they come; of whom, where it is not all the same person."""
+    jobs, shown = list(jobs), Table()
+    whose = {f"{job.team}/{job.owner}" for job in jobs}
+    owners = ("owner",) if len(whose) > 1 else ()
+    for name in ("job", "name", *owners, "state", "attempts", "spent", "cap", "forecast", "age", "why"):
         shown.add_column(name, justify="right" if name in ("attempts", "spent", "cap", "forecast") else "left")
     for job in jobs:
         state = Text(job.state.value, style=COLOURS.get(job.state, ""))
         spent, cap = words.money(job.spent_usd), words.money(job.cap_usd)
         shown.add_row(
-            job.id, job.name, state, str(job.attempts), spent, cap, forecast(job), words.ago(job.created_at),
-            Text(job.reason),
+            job.id, job.name, *(f"{job.team}/{job.owner}" for _ in owners), state, str(job.attempts), spent, cap,
+            forecast(job), words.ago(job.created_at), Text(job.reason),
         )  # fmt: skip
     return shown
 

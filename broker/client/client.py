@@ -112,12 +112,15 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         *,
         states: Sequence[str] = (),
         labels: Sequence[str] = (),
+        team: str | None = None,
+        owner: str | None = None,
         since: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> models.JobPage:
-        """Newest first. `labels` as `key:value`; `since` in ISO 8601."""
-        params = {"state": states, "label": labels, "since": since, "limit": limit, "cursor": cursor}
+        """Newest first. `labels` as `key:value`; `team` for admins; `since` in ISO 8601."""
+        whose = {"team": team, "owner": owner}
+        params = {"state": states, "label": labels, **whose, "since": since, "limit": limit, "cursor": cursor}
         return await self._call("GET", "/v1/jobs", models.JobPage, params=plain(params))
 
     async def cancel(self, job: str) -> models.JobView:

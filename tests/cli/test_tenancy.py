@@ -40,3 +40,19 @@ async def test_the_audit_tells_who_did_what(shell: Shell) -> None:
     assert "secret.set" in table.out
     assert "hf_verysecret" not in shown.out + table.out
     assert (await to_thread(shell.run, "audit", "--since", "yesterday")).code == Exit.BAD_INPUT
+
+
+async def test_last_is_the_newest_of_one_s_own(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = (await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", "--json")).document["id"]
+    assert "owner" not in (await to_thread(shell.run, "ls")).out
+    made = (await to_thread(shell.run, "token", "new", "bob", "--json")).document
+    with monkeypatch.context() as bobs:
+        bobs.setenv("GPUBROKER_TOKEN", made["token"])
+        assert "you have no job yet" in (await to_thread(shell.run, "get", "last")).err
+        theirs = (await to_thread(shell.run, "submit", shell.spec(), "-y", "-d", "--json")).document["id"]
+        assert (await to_thread(shell.run, "get", "last", "--json")).document["id"] == theirs
+    assert (await to_thread(shell.run, "get", "last", "--json")).document["id"] == mine
+    listed = await to_thread(shell.run, "ls")
+    assert "default/bob" in listed.out
+    only = (await to_thread(shell.run, "ls", "--owner", "bob", "--json")).document["items"]
+    assert [job["id"] for job in only] == [theirs]
