@@ -58,6 +58,13 @@ STREAMED: dict[str, dict[str, Any]] = {
 """What an answer that is no model looks like, by content type; of a stream, each event."""
 
 
+BYTES = {"type": "string"}
+SENT: dict[str, dict[str, Any]] = {
+    "application/x-www-form-urlencoded": {"type": "object", "additionalProperties": {"type": "string"}}
+}
+"""What a body that a handler reads itself looks like, by content type; else BYTES."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One request, authenticated."""
@@ -269,7 +276,7 @@ def _operation(o: Operation, refs: dict[Any, Any], schemas: dict[str, Any]) -> d
     if o.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": refs[o.body, "validation"]}}}
     elif o.upload is not None:
-        described["requestBody"] = {"required": True, "content": {o.upload: {"schema": {"type": "string"}}}}
+        described["requestBody"] = {"required": True, "content": {o.upload: {"schema": SENT.get(o.upload, BYTES)}}}
     return described
 
 
