@@ -11,11 +11,8 @@ from pydantic import BaseModel
 from broker.api import models
 from broker.api.grpc.codec import plain
 from broker.api.models_policies import BudgetList
-from broker.api.models_policies import BudgetList
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2 as artifact
 from broker.api.proto.gpubroker.v1 import artifact_service_pb2_grpc as artifact_stubs
-from broker.api.proto.gpubroker.v1 import budget_service_pb2 as budget_pb
-from broker.api.proto.gpubroker.v1 import budget_service_pb2_grpc as budget_stubs
 from broker.api.proto.gpubroker.v1 import budget_service_pb2 as budget_pb
 from broker.api.proto.gpubroker.v1 import budget_service_pb2_grpc as budget_stubs
 from broker.api.proto.gpubroker.v1 import job_service_pb2 as job_pb
@@ -107,7 +104,6 @@ class GrpcDoor:
         self._metadata = (("authorization", authorization),)
         self._jobs = job_stubs.JobServiceStub(channel)
         self._budgets = budget_stubs.BudgetServiceStub(channel)
-        self._budgets = budget_stubs.BudgetServiceStub(channel)
         self._quotes = quote_service_pb2_grpc.QuoteServiceStub(channel)
         self._offers = offer_service_pb2_grpc.OfferServiceStub(channel)
         self._providers = provider_service_pb2_grpc.ProviderServiceStub(channel)
@@ -165,20 +161,6 @@ class GrpcDoor:
     async def raise_cap(self, job: str, cap_usd: str) -> models.JobView:
         answer = await self._call(self._jobs.RaiseCap, job_pb.RaiseCapRequest(job_id=job, cap_usd=cap_usd))
         return view(answer.job, models.JobView)
-
-    @_one
-    async def approve(self, job: str, up_to_usd: str | None = None) -> models.JobView:
-        request = job_pb.ApproveJobRequest(job_id=job, up_to_usd=up_to_usd)
-        return view((await self._call(self._jobs.ApproveJob, request)).job, models.JobView)
-
-    @_one
-    async def refuse(self, job: str) -> models.JobView:
-        answer = await self._call(self._jobs.RefuseJob, job_pb.RefuseJobRequest(job_id=job))
-        return view(answer.job, models.JobView)
-
-    @_one
-    async def budgets(self) -> BudgetList:
-        return view(await self._call(self._budgets.ListBudgets, budget_pb.ListBudgetsRequest()), BudgetList)
 
     @_one
     async def approve(self, job: str, up_to_usd: str | None = None) -> models.JobView:

@@ -11,7 +11,6 @@ import aiohttp
 
 from broker.api import models
 from broker.api.models_policies import BudgetList
-from broker.api.models_policies import BudgetList
 from tests.doors.door import End, Kind, Piece, Refused
 
 KINDS: dict[int, Kind] = {
@@ -86,19 +85,6 @@ class HttpDoor:
     async def raise_cap(self, job: str, cap_usd: str) -> models.JobView:
         body = {"cap_usd": cap_usd}
         view: models.JobView = await self._json("PATCH", f"/v1/jobs/{job}", models.JobView, json=body)
-        return view
-
-    async def approve(self, job: str, up_to_usd: str | None = None) -> models.JobView:
-        body = {} if up_to_usd is None else {"up_to_usd": up_to_usd}
-        view: models.JobView = await self._json("POST", f"/v1/jobs/{job}/approve", models.JobView, json=body)
-        return view
-
-    async def refuse(self, job: str) -> models.JobView:
-        view: models.JobView = await self._json("POST", f"/v1/jobs/{job}/refuse", models.JobView)
-        return view
-
-    async def budgets(self) -> BudgetList:
-        view: BudgetList = await self._json("GET", "/v1/budgets", BudgetList)
         return view
 
     async def approve(self, job: str, up_to_usd: str | None = None) -> models.JobView:
