@@ -27,7 +27,7 @@ enabled = false
 # A spec can fit its schema and name an upload that does not exist; uploads need a readable data set; a cap must rise.
 # The grammar of an integer in a query is ours, so "1.0" or "+1" is taken.
 [[operations]]
-include-name-regex = "POST /v1/(quotes|jobs|uploads|channels)|PATCH .*|GET /v1/jobs(/.*/(events|logs))?$"
+include-name-regex = "POST /v1/(quotes|jobs|uploads|channels|slack(/users)?)|PATCH .*|GET /v1/jobs(/.*/(events|logs))?$"
 checks.positive_data_acceptance.enabled = false
 # A policy needs a rule, a timezone that there is, and the name of its address.
 [[operations]]
