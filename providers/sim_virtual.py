@@ -52,6 +52,8 @@ class _Instance:
     saves_at: float = math.inf
     saved: CheckpointRef | None = None
     desired: Desired = field(default_factory=Desired)
+    sent: int = 0
+    """Bytes of its checkpoints."""
     over: bool = False
 
 
@@ -218,6 +220,7 @@ class VirtualBody:
             loss=self._loss(step),
             tokens_per_s=self._config.tokens_per_s * instance.speed,
             checkpoint=instance.saved,
+            sent_bytes=instance.sent,
         )
         await self._blobs.put(keys.beat(instance.attempt, 0), beat.model_dump_json().encode())
 
@@ -234,7 +237,9 @@ class VirtualBody:
             complete=complete,
         )
         # A put whose reply was lost may be repeated: the bytes are the same.
-        await self._blobs.put(folder + keys.MANIFEST, manifest.model_dump_json().encode())
+        data = manifest.model_dump_json().encode()
+        await self._blobs.put(folder + keys.MANIFEST, data)
+        instance.sent += len(data)
         instance.saved = CheckpointRef(manifest=folder + keys.MANIFEST, step=step)
 
     async def _finish(self, instance: _Instance, outcome: Outcome, step: int, message: str = "") -> None:
@@ -253,6 +258,8 @@ class VirtualBody:
             heldout_loss_before=self._loss(0) if completed else None,
             heldout_loss_after=self._loss(step) if completed else None,
             tokens_per_s=self._config.tokens_per_s * instance.speed,
+            boot=instance.boot,
+            sent_bytes=instance.sent,
         )
         with contextlib.suppress(AlreadyExists):
             await self._blobs.put(keys.final(instance.attempt), final.model_dump_json().encode(), if_absent=True)

@@ -1,6 +1,6 @@
 """Time, storage and retention through the real controllers, over both stores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -9,12 +9,16 @@ import pytest
 
 from broker.controllers.context import Costs
 from broker.controllers.retention import Retention as Keeper
+from broker.decide.billing import accrued, traffic_cost
 from broker.domain.errors import InUse
-from broker.domain.job import Event, JobState, LedgerCategory, Reason
+from broker.domain.instance import Observed
+from broker.domain.job import Event, JobState, LedgerCategory, LedgerKind, Reason, Traffic
 from broker.domain.money import ZERO
+from broker.domain.offer import HostFacts
 from broker.domain.spec import Retention
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from broker.ports import Upload
+from providers.simulated import SimulatedProvider
 from tests.controllers.house import House
 from trainer.contract import keys
 
@@ -133,3 +137,47 @@ async def test_uploads_that_nobody_sends_again_are_deleted_and_kept_otherwise(ho
         keeper._uploads_at = float("-inf")
         await keeper.step()
     assert [b.key for b in await broker.blobs.list("uploads/")] == [keys.upload(new)]
+
+
+class Moving(SimulatedProvider):
+    """A cloud that asks a little more at each listing, from its third on."""
+
+    listings = 0
+
+    async def list(self) -> Sequence[Observed]:
+        self.listings += 1
+        price = Decimal("0.9") + Decimal("0.01") * max(0, self.listings - 3)
+        return [replace(seen, usd_per_hour=price, price_moves=True) for seen in await super().list()]
+
+
+async def test_a_price_that_moves_is_charged_as_it_is_read_back(house: Build) -> None:
+    broker = house(cloud=Moving)
+    async with broker.running():
+        job = await broker.submit(resources={"spot": "only"})
+        done = await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        rises = [change.usd_per_hour for change in attempt.prices]
+        assert len(rises) > 1
+        assert rises == sorted(rises)
+        assert attempt.absent_at is not None
+        assert done.spent_usd == attempt.charged_usd >= accrued(attempt, attempt.absent_at)
+        assert accrued(attempt, attempt.absent_at) > accrued(replace(attempt, prices=()), attempt.absent_at)
+
+
+async def test_what_a_machine_sends_is_charged_inside_of_the_cap(house: Build) -> None:
+    broker = house()
+    facts = HostFacts(egress_usd_per_gib=Decimal(1000))
+    async with broker.running():
+        broker.for_sale = [replace(offer, facts=facts) for offer in broker.market.offers()]
+        job = await broker.submit()
+        done = await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        assert attempt.final is not None
+        assert attempt.final.sent_bytes > 0
+        sent = traffic_cost(attempt.line.offer, Traffic(sent=attempt.final.sent_bytes))
+        assert attempt.traffic_usd == sent > 0
+        by_category = dict.fromkeys(LedgerCategory, ZERO)
+        for entry in await broker.store.ledger(job):
+            by_category[entry.category] += entry.usd if entry.kind is LedgerKind.CHARGE else ZERO
+        assert by_category[LedgerCategory.EGRESS] == sent
+        assert sum(by_category.values(), ZERO) == done.spent_usd == attempt.charged_usd
