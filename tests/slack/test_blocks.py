@@ -4,16 +4,18 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import broker
 from broker.domain.channel import Snapshot
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
 from broker.domain.notice import Notice
 from broker.notify.slack_blocks import Message, buttons, ended, extended, root
-from broker.notify.slack_replies import lost, notice, reply
+from broker.notify.slack_replies import ENDS, SILENT, TITLES, lost, notice, reply
 from broker.notify.slack_text import code, escape, line
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.blockkit import faults
@@ -231,3 +233,11 @@ def test_the_end_tells_the_whole_story() -> None:
     for fact in ("succeeded", "1 attempt, 0 preempted; 45 steps", "1 h 00 min", "$0.5000 spent of $10.00",
                  "held-out loss 4.425 → 3.932", "█▁", "gpubroker artifacts"):  # fmt: skip
         assert fact in said
+
+
+def test_every_kind_of_event_has_its_words() -> None:
+    rooms = [Path(broker.__file__).parent / room for room in ("controllers", "api")]
+    sources = "".join(file.read_text() for room in rooms for file in room.rglob("*.py"))
+    written = set(re.findall(r'"((?:job|attempt)\.[a-z_]+)"', sources))
+    assert written > {"job.submitted", "attempt.intended"}
+    assert written - set(TITLES) - SILENT - ENDS == set()
