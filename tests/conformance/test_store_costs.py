@@ -1,0 +1,177 @@
+"""What every store does with prices, traffic, signals, notes of the guard, and what jobs keep."""
+
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from broker.domain.errors import InUse, StoreError
+from broker.domain.job import (
+    AttemptState,
+    Forecast,
+    JobState,
+    LedgerCategory,
+    PriceChange,
+    Signal,
+    Stored,
+    Traffic,
+)
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.ports import Change, Charge, Lane, Note, StorageCharge, Store, Upload
+from tests.conformance.conftest import House
+from tests.conformance.samples import HOUR, START, claimed_job, make_event, running, submitted
+
+ANN = Tenant(team=DEFAULT_TEAM, owner="ann")
+STRANGER = Tenant(team="others", owner="bob")
+
+
+def forecast(**changes: object) -> Forecast:
+    made = Forecast(usd=Decimal("12.345678"), finish_at=START + timedelta(hours=1), step_s=0.25, made_at=START)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+async def test_a_charge_records_the_price_and_keeps_traffic_apart(store: Store) -> None:
+    attempt, job = await running(store)
+    later = START + timedelta(minutes=1)
+    rise, fall = (PriceChange(since=at, usd_per_hour=Decimal(p)) for at, p in ((later, "0.9"), (START, "0.123456")))
+    first = Charge(
+        attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), traffic_usd=Decimal("0.25"),
+        price=rise,
+    )  # fmt: skip
+    second = replace(first, since=START, to=later, usd=Decimal(0), traffic_usd=Decimal("0.5"), price=fall)
+    assert await store.charge([first, second, first]) == [True, True, False]
+    (after,) = await store.attempts(job.id)
+    assert (after.charged_usd, after.traffic_usd, after.charged_to) == (Decimal("1.75"), Decimal("0.75"), later)
+    assert set(after.prices) == {rise, fall}
+    now = await store.job(job.id)
+    assert now is not None
+    assert now.spent_usd == Decimal("1.75")
+    charged = [(e.category, e.usd) for e in await store.ledger(job.id) if e.note == ""]
+    assert charged == [
+        (LedgerCategory.COMPUTE, 1), (LedgerCategory.EGRESS, Decimal("0.25")), (LedgerCategory.EGRESS, Decimal("0.5")),
+    ]  # fmt: skip
+    (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=1)
+    assert set(leased.attempt.prices) == {rise, fall}
+    assert (await store.as_tenant(ANN).attempts(job.id))[0].prices == after.prices
+    with pytest.raises(StoreError):
+        await store.charge([replace(second, since=later, traffic_usd=Decimal(-1))])
+
+
+async def test_the_first_signal_stays(store: Store) -> None:
+    attempt, job = await running(store)
+    base = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(0))
+    await store.charge([replace(base, signal=Signal.OUT_OF_TIME)])
+    await store.charge([replace(base, since=START, signal=Signal.CAP)])
+    assert (await store.attempts(job.id))[0].signal is Signal.OUT_OF_TIME
+    (leased,) = await store.claim_attempts(Lane.INTERRUPTION, owner="o", lease_s=HOUR, limit=1)
+    assert leased.attempt.signal is Signal.OUT_OF_TIME
+
+
+async def test_counters_of_earlier_starts_are_kept(store: Store) -> None:
+    attempt, job = await running(store)
+    (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=1)
+    more = replace(leased.attempt, earlier_traffic=Traffic(sent=2**53, received=7))
+    assert await store.apply([Change(attempt=(leased.attempt, more))]) == [True]
+    assert (await store.attempts(job.id))[0].earlier_traffic == Traffic(sent=2**53, received=7)
+    assert attempt.earlier_traffic == Traffic()
+
+
+async def test_of_two_brokers_one_tells(store: Store) -> None:
+    attempt, job = await running(store)
+    note = Note(
+        attempt=attempt, job=job, forecast=forecast(over_cap=True), idle="gpu", signal=Signal.IDLE,
+        events=(make_event(job, "job.overrun_forecast"),),
+    )  # fmt: skip
+    assert await store.note([note, note]) == [True, False]
+    told = [e.kind for e in await store.events(job.id, after=0, limit=99)]
+    assert told.count("job.overrun_forecast") == 1
+    (after,) = await store.attempts(job.id)
+    assert (after.idle, after.signal) == ("gpu", Signal.IDLE)
+    now = await store.job(job.id)
+    assert now is not None
+    assert now.forecast == forecast(over_cap=True)
+    again = Note(attempt=after, job=now, forecast=forecast(usd=Decimal(13), over_cap=True), idle=None)
+    assert await store.note([again]) == [True]
+    (after,) = await store.attempts(job.id)
+    assert (after.idle, after.signal) == (None, Signal.IDLE)
+
+
+async def test_nothing_is_noted_of_an_attempt_that_has_ended(store: Store) -> None:
+    attempt, job = await running(store, AttemptState.ENDED)
+    assert await store.note([Note(attempt=attempt, job=job, forecast=forecast(), idle=None)]) == [False]
+
+
+async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> None:
+    store = house.store
+    job = await submitted(store)
+    (due,) = await store.claim_stored(lease_s=60, limit=9)
+    assert due.id == job.id
+    assert await store.claim_stored(lease_s=60, limit=9) == []
+    await house.pass_time(61)
+    assert [one.id for one in await store.claim_stored(lease_s=60, limit=9)] == [job.id]
+    stored = Stored(bytes=5, accrued_usd=Decimal("0.1234567"), charged_usd=Decimal("0.123457"), to=START)
+    charge = StorageCharge(job_id=job.id, read=None, to=stored, usd=stored.charged_usd, due_in_s=600)
+    assert await store.charge_storage(charge)
+    assert not await store.charge_storage(charge)
+    now = await store.job(job.id)
+    assert now is not None
+    assert (now.stored, now.spent_usd) == (stored, 0)
+    (entry,) = await store.ledger(job.id)
+    assert (entry.category, entry.attempt_id, entry.usd) == (LedgerCategory.STORAGE, None, stored.charged_usd)
+    await house.pass_time(599)
+    assert await store.claim_stored(lease_s=60, limit=9) == []
+    await house.pass_time(2)
+    assert len(await store.claim_stored(lease_s=60, limit=9)) == 1
+    assert await store.charge_storage(replace(charge, read=stored, usd=Decimal(0), due_in_s=None))
+    await house.pass_time(10**6)
+    assert await store.claim_stored(lease_s=60, limit=9) == []
+
+
+async def test_a_job_at_rest_is_looked_at_at_once(house: House) -> None:
+    store = house.store
+    await submitted(store)
+    (job,) = await store.claim_stored(lease_s=HOUR, limit=9)
+    stored = Stored(bytes=5, accrued_usd=Decimal(0), charged_usd=Decimal(0), to=START)
+    await store.charge_storage(StorageCharge(job_id=job.id, read=None, to=stored, usd=Decimal(0), due_in_s=HOUR))
+    row = await claimed_job(store)
+    rest = replace(row, state=JobState.FAILED, finished_at=START)
+    assert await store.apply([Change(job=(row, rest))]) == [True]
+    assert [one.id for one in await store.claim_stored(lease_s=60, limit=9)] == [job.id]
+
+
+async def test_only_what_is_at_rest_is_deleted_and_only_by_its_team(store: Store) -> None:
+    job = await submitted(store)
+    event = make_event(job, "job.data_deleted")
+    with pytest.raises(InUse, match="is queued"):
+        await store.as_tenant(ANN).delete_data(job.id, ["logs"], event)
+    row = await claimed_job(store)
+    rest = replace(row, state=JobState.FAILED, finished_at=START)
+    assert await store.apply([Change(job=(row, rest))]) == [True]
+    assert await store.as_tenant(STRANGER).delete_data(job.id, ["logs"], event) is None
+    marked = await store.as_tenant(ANN).delete_data(job.id, ["logs", "data"], event)
+    assert marked is not None
+    assert set(marked.deleted) == {"logs", "data"}
+    again = await store.as_tenant(ANN).delete_data(job.id, ["logs"], event)
+    assert again is not None
+    assert again.deleted == marked.deleted
+    assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.data_deleted"]
+
+
+async def test_an_upload_is_forgotten_when_nobody_has_sent_it_for_long(house: House) -> None:
+    store = house.store
+    mine, old, new = store.as_tenant(ANN), "a" * 64, "b" * 64
+    for sha256 in (old, new):
+        await mine.put_upload("ann", Upload(sha256=sha256, bytes=1, name="x.csv", summary=None))
+    await house.pass_time(100)
+    await mine.put_upload("bob", Upload(sha256=new, bytes=1, name="x.csv", summary=None))
+    assert await store.forget_uploads(older_than_s=50, limit=9) == [old]
+    assert await store.forget_uploads(older_than_s=50, limit=9) == []
+    assert set(await store.known_uploads([old, new, "c" * 64])) == {new}
+    gone = await mine.upload("ann", old)
+    assert gone is not None
+    assert gone.gone_at is not None
+    await mine.put_upload("ann", Upload(sha256=old, bytes=1, name="x.csv", summary=None))
+    back = await mine.upload("ann", old)
+    assert back is not None
+    assert back.gone_at is None
