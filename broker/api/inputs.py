@@ -48,6 +48,8 @@ class Inputs:
 
     async def _find(self, store: TenantStore, own: tuple[str, str, str]) -> Upload | None:
         upload = await store.upload(*own[1:])
+        if upload is not None and upload.gone_at is not None:
+            return None
         if upload is not None:
             self._uploads[own] = upload
             while len(self._uploads) > CACHED:

@@ -19,7 +19,7 @@ from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
 from broker.decide.quote import quote
-from broker.domain.errors import InvalidInput, Problem, Rejected
+from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, Problem, Rejected
 from broker.domain.ids import JobId, job_id
 from broker.domain.instance import Caps
 from broker.domain.job import (
@@ -270,7 +270,13 @@ class Service:
     ) -> tuple[Job, bool]:
         """The data first, then the row: an orphan blob harms nobody, a job without its data does."""
         target = keys.job_data(job.id, sha256)
-        await self.blobs.copy(source, target)
+        try:
+            await self.blobs.copy(source, target)
+        except BlobsUnavailable:
+            raise
+        except BlobError:
+            message = "its content was deleted, since nobody had sent it for long; upload it again"
+            raise InvalidInput(Problem(field="upload", message=message)) from None
         event = Event(
             job_id=job.id, kind="job.submitted", message=f"{job.spec.name} submitted, cap {show(job.cap_usd)}"
         )

@@ -107,3 +107,16 @@ async def test_a_retry_leaves_a_deadline_that_is_past_behind(api: Running) -> No
         await api.service.clock.sleep(0.05)
     again = await api.call("POST", f"/v1/jobs/{name}/retry", me, 202)
     assert (await api.call("GET", f"/v1/jobs/{again['id']}", me, 200))["spec"]["deadline"] is None
+
+
+async def test_an_upload_that_was_deleted_is_asked_for_again(api: Running) -> None:
+    me = await api.token("ada")
+    upload = await api.upload(me)
+    await api.service.blobs.delete(f"uploads/{upload['sha256']}")
+    refused = await api.call("POST", "/v1/jobs", me, 422, json=spec(upload["ref"]))
+    assert "upload it again" in refused["detail"]
+    await api.service.store.forget_uploads(older_than_s=-1, limit=9)
+    fresh = await api.token("bob")
+    await api.call("POST", "/v1/jobs", fresh, 422, json=spec(upload["ref"]))
+    await api.upload(me)
+    await api.call("POST", "/v1/jobs", me, 202, json=spec(upload["ref"]))

@@ -116,7 +116,8 @@ async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> N
     assert not await store.charge_storage(charge)
     now = await store.job(job.id)
     assert now is not None
-    assert (now.stored, now.spent_usd) == (stored, 0)
+    assert now.stored == stored
+    assert now.spent_usd == Decimal(0)
     (entry,) = await store.ledger(job.id)
     assert (entry.category, entry.attempt_id, entry.usd) == (LedgerCategory.STORAGE, None, stored.charged_usd)
     await house.pass_time(599)
