@@ -208,9 +208,7 @@ def audit_entry(row: Record) -> AuditEntry:
 
 def upload(row: Record) -> Upload:
     summary = _OBJECT.validate_json(row["summary"]) if row["summary"] else None
-    return Upload(
-        sha256=row["sha256"], bytes=row["bytes"], name=row["name"], summary=summary, gone_at=row["gone_at"]
-    )
+    return Upload(sha256=row["sha256"], bytes=row["bytes"], name=row["name"], summary=summary, gone_at=row["gone_at"])
 
 
 def summary_json(summary: Mapping[str, Any] | None) -> str | None:

@@ -1,6 +1,7 @@
 -- What a job costs beside its hours: prices that move, traffic, storage; the time and the signals that end it.
 -- Brokers start after it: none reads the old columns, and none waits for a table that is written anew.
--- squawk-ignore-file adding-field-with-default, ban-drop-column, require-concurrent-index-creation
+-- squawk-ignore-file adding-field-with-default, ban-drop-column, ban-drop-not-null
+-- squawk-ignore-file constraint-missing-not-valid, require-concurrent-index-creation
 
 SET LOCAL statement_timeout = '60s';
 
