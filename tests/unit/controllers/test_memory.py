@@ -50,11 +50,11 @@ async def test_billing_tells_what_lives_and_the_beats_of_the_others_are_dropped(
         installation=build.INSTALLATION, owner="test", store=cast(Store, OneLives()), blobs=cast(Blobs, Beating()),
         providers={"simulated": cast(Provider, Scripted())}, clock=SteppedClock(),
     )  # fmt: skip
-    beats, told = Beats(context), Counting()
-    looker = Looker(context, Inventory(context), beats)
+    beats, told, inventory = Beats(context), Counting(), Inventory(context)
+    looker = Looker(context, inventory, beats)
     await beats.refresh()
     assert await beats.latest(OTHER) is not None
-    await Billing(context, (looker, told)).step()
+    await Billing(context, inventory, (looker, told)).step()
     assert told.kept == {build.attempt().id}
     assert await beats.latest(OTHER) is None
     assert await beats.latest(build.attempt().id) is not None
