@@ -106,16 +106,11 @@ async def _machine() -> list[Check]:
         config = DaemonConfig.load()
     except InvalidInput as e:
         return [Check(name="configuration", ok=False, detail=str(e), fix="correct the file")]
-    missing = [name for name in TRAINER if importlib.util.find_spec(name) is None]
+    own = config.providers.local is not None or config.providers.simulated is not None
     checks = [
         await _blobs(config),
         *(await _rented(config) if config.providers.rented() else ()),
-        Check(
-            name="trainer",
-            ok=not missing,
-            detail=f"{', '.join(missing)} not installed" if missing else "importable: local and simulated jobs can run",
-            fix="pip install 'gpubroker[trainer]' (needed for jobs on this machine only)",
-        ),
+        *([_trainer()] if own else []),
     ]
     place = next(p for p in (config.home, *config.home.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free
@@ -124,6 +119,14 @@ async def _machine() -> list[Check]:
         *checks,
         Check(name="disk", ok=free >= LEAST_FREE_BYTES, detail=detail, fix="free some space, or move the home"),
     ]
+
+
+def _trainer() -> Check:
+    """For jobs on this machine; a broker that only rents does without."""
+    missing = [name for name in TRAINER if importlib.util.find_spec(name) is None]
+    detail = f"{', '.join(missing)} not installed" if missing else "importable: local and simulated jobs can run"
+    fix = "pip install 'gpubroker[trainer]', or set providers.local to null where no job runs on this machine"
+    return Check(name="trainer", ok=not missing, detail=detail, fix=fix)
 
 
 async def _rented(config: DaemonConfig) -> list[Check]:
