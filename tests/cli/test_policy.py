@@ -118,7 +118,7 @@ async def test_a_job_is_approved_by_its_name(shell: Shell) -> None:
     _, job = await running(shell.api.service.store)
     ran = await run(shell, "approve", "tune", "--up-to", "25")
     assert (ran.code, ran.out) == (Exit.OK, f"job {job.id} (tune) is approved up to $25.00\n")
-    ran = await run(shell, "refuse", "last")
+    ran = await run(shell, "refuse", job.id)
     assert ran.code == Exit.BAD_INPUT
     assert "awaits no approval" in ran.err
     for amount in ("much", "nan", "-1"):
