@@ -183,15 +183,19 @@ class Player:
 
     async def everything(self) -> Any:
         jobs = await self.store.jobs(JobFilter(limit=99))
-        return [
-            (
-                plain(job),
-                await self.store.attempts(job.id),
-                await self.store.ledger(job.id),
-                [replace(event, at=None) for event in await self.store.events(job.id, after=0, limit=99)],
-            )
-            for job in sorted(jobs, key=lambda job: job.id)
-        ], await self.store.counts(), [(one.policy, one.standing) for one in (await self.store.budgets())[1]]
+        return (
+            [
+                (
+                    plain(job),
+                    await self.store.attempts(job.id),
+                    await self.store.ledger(job.id),
+                    [replace(event, at=None) for event in await self.store.events(job.id, after=0, limit=99)],
+                )
+                for job in sorted(jobs, key=lambda job: job.id)
+            ],
+            await self.store.counts(),
+            [(one.policy, one.standing) for one in (await self.store.budgets())[1]],
+        )
 
 
 def plain(row: Any) -> Any:

@@ -1,5 +1,8 @@
 -- Teams. The API asks as the role gpubroker_api, which sees one team's rows: those of the setting gpubroker.team, made
 -- anew in each transaction. Without the setting it sees none. The daemon itself keeps the role that migrates.
+-- Brokers start after it: none reads the old keys, and none waits for a table that is written anew.
+-- squawk-ignore-file adding-foreign-key-constraint, adding-serial-primary-key-field, ban-drop-constraint
+-- squawk-ignore-file ban-drop-default, constraint-missing-not-valid, require-concurrent-index-deletion
 
 SET LOCAL statement_timeout = '60s';
 
