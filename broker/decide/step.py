@@ -15,7 +15,7 @@ from broker.decide.lifecycle import (
 )
 from broker.decide.signals import SIGNALS
 from broker.domain.instance import Observed
-from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason, Signal
 from trainer.contract.rendezvous import Final, Outcome
 
 MAX_OOM_CHANGES = 2
@@ -73,6 +73,12 @@ def reason_of(final: Final, drained_for: Reason | None) -> Reason:
     return _OF_OUTCOME[final.outcome]
 
 
+_FAULTS = frozenset({Reason.USER_ERROR, Reason.DATA, Reason.OOM})
+"""Of the job itself: the same once more fails in the same way."""
+_RETRIED = frozenset({Signal.BUDGET, Signal.HUNG})
+"""Signals after which a job goes on."""
+
+
 def end_reason(attempt: Attempt, job: Job) -> Reason:
     """Why an attempt ended, all things known: completed > user stop > cap > user error > retry."""
     told = reason_of(attempt.final, attempt.reason) if attempt.final else attempt.reason
@@ -80,7 +86,7 @@ def end_reason(attempt: Attempt, job: Job) -> Reason:
         return Reason.COMPLETED
     if job.stop_requested or told is Reason.STOPPED:
         return Reason.STOPPED
-    if attempt.signal is not None:
+    if attempt.signal is not None and not (told in _FAULTS and attempt.signal in _RETRIED):
         return SIGNALS[attempt.signal].reason
     return told or Reason.INFRASTRUCTURE
 

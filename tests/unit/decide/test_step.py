@@ -155,3 +155,15 @@ def test_a_job_drained_for_a_budget_goes_back_to_the_queue_for_nothing() -> None
     job = build.active_job(retries_used=build.active_job().spec.retry.max)
     after = after_attempt(job, attempt, Reason.BUDGET, "budget used up", build.T0)
     assert (after.state, after.retries_used, after.due_at) == (JobState.RECOVERING, job.retries_used, build.T0)
+
+
+@pytest.mark.parametrize("signal", [Signal.BUDGET, Signal.HUNG])
+def test_a_fault_of_the_job_is_not_run_again_since_a_signal_came_as_well(signal: Signal) -> None:
+    """A budget may drain while the machine of a failed job is kept, and each new attempt would fail like this one."""
+    for outcome, reason in ((Outcome.USER_ERROR, Reason.USER_ERROR), (Outcome.DATA, Reason.DATA)):
+        attempt = ending(signal=signal, final=final(outcome))
+        assert end_reason(attempt, build.active_job()) is reason
+        assert after_attempt(build.active_job(), attempt, reason, "", build.T0).state is JobState.FAILED
+    assert end_reason(ending(signal=signal, final=final(Outcome.OOM)), build.active_job()) is Reason.OOM
+    capped = ending(signal=Signal.CAP, final=final(Outcome.USER_ERROR))
+    assert end_reason(capped, build.active_job()) is Reason.CAPPED
