@@ -234,10 +234,8 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s
 
 
 def limit(attempt: Attempt, job: Job) -> Decimal:
-    """What the job may have spent by the end of this attempt: its cap, which may have been raised meanwhile. With
-    `max_duration` less was reserved for the attempt, and that holds."""
-    if job.spec.max_duration is None:
-        return job.cap_usd
+    """What the job may have spent by the end of this attempt: its cap, and no more than was reserved for the attempt.
+    Less was with `max_duration`; a cap that is raised reserves more only for an attempt that is not on its way out."""
     return min(job.cap_usd, job.spent_usd - attempt.charged_usd + attempt.reserved_usd)
 
 

@@ -35,6 +35,8 @@ class JobNow(Protocol):
     def state(self) -> JobState: ...
     @property
     def attempts(self) -> int: ...
+    @property
+    def cap_usd(self) -> Decimal: ...
 
 
 class AttemptNow(Protocol):
@@ -98,6 +100,10 @@ def holds(change: Change, jobs: Mapping[JobId, JobNow], attempts: Mapping[Attemp
 def _job_holds(change: Change, read: Job, jobs: Mapping[JobId, JobNow]) -> bool:
     row = jobs.get(read.id)
     if row is None or row.state is not read.state:
+        return False
+    # What is reserved, and that the cap is reached, was decided by the cap as read: it may have been raised meanwhile.
+    by_cap = change.admit is not None or (change.job is not None and change.job[1].state is JobState.CAPPED)
+    if by_cap and row.cap_usd != read.cap_usd:
         return False
     # Under an active job the lease is the attempt's; the attempt's number tells whether it is still the current one.
     with_attempt = change.attempt is not None or change.admit is not None

@@ -21,6 +21,8 @@ from broker.store.memory_policies import HousePolicies
 from broker.store.memory_state import Row, RowT, State
 from broker.store.memory_tenant import MemoryTenant
 
+MICRO_S = timedelta(microseconds=1)
+
 
 class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
     """`ports.Store` in memory."""
@@ -169,7 +171,8 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             attempt,
             charged_usd=attempt.charged_usd + total,
             traffic_usd=attempt.traffic_usd + charge.traffic_usd,
-            charged_to=charge.to,
+            # Every charge moves its fence, also one that covers no time.
+            charged_to=charge.to if attempt.charged_to is None else max(charge.to, attempt.charged_to + MICRO_S),
             prices=(*attempt.prices, charge.price) if charge.price else attempt.prices,
         )
         self._spend(charge.job_id, total)

@@ -16,6 +16,7 @@ from broker.domain.job import (
     Event,
     Job,
     JobState,
+    StoredKind,
 )
 from broker.domain.money import ZERO
 from broker.domain.notice import Notice
@@ -107,6 +108,9 @@ class TenantPolicies(Part):
         state.write_audit(fences.cap_raised(self._tenant, row.value, cap_usd))
         row.value = replace(row.value, cap_usd=cap_usd)
         if row.value.state is JobState.CAPPED:
+            # What it makes from now on is not what was deleted.
+            kept: dict[StoredKind, datetime] = {kind: at for kind, at in row.value.deleted.items() if kind == "data"}
+            row.value = replace(row.value, deleted=kept)
             state.put_job(row, replace(row.value, state=JobState.QUEUED, reason="", finished_at=None))
         if row.value.state is JobState.QUEUED:  # what did not fit under the old cap may fit now
             row.due_at = state.clock.now()

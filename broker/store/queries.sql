@@ -113,8 +113,9 @@ FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::ti
     stop_requested);
 
 -- name: write_charges
+-- Every charge moves its fence, also one that covers no time: then whoever read the same before is refused.
 UPDATE attempts a SET charged_usd = a.charged_usd + u.usd + u.traffic_usd, traffic_usd = a.traffic_usd + u.traffic_usd,
-    charged_to = u.charged_to, signal = COALESCE(a.signal, u.signal),
+    charged_to = GREATEST(u.charged_to, a.charged_to + interval '1 microsecond'), signal = COALESCE(a.signal, u.signal),
     due_at = CASE WHEN u.signal IS NOT NULL AND a.signal IS NULL THEN clock_timestamp() ELSE a.due_at END
 FROM unnest($1::text[], $2::numeric[], $3::numeric[], $4::timestamptz[], $5::text[])
     AS u (id, usd, traffic_usd, charged_to, signal)
@@ -213,6 +214,8 @@ UPDATE jobs SET cap_usd = $2, event_seq = event_seq + 1,
     state = CASE WHEN state = 'capped' THEN 'queued' ELSE state END,
     reason = CASE WHEN state = 'capped' THEN '' ELSE reason END,
     finished_at = CASE WHEN state = 'capped' THEN NULL ELSE finished_at END,
+    -- what it makes from now on is not what was deleted
+    deleted = CASE WHEN state = 'capped' THEN deleted - ARRAY['artifacts', 'checkpoints', 'logs'] ELSE deleted END,
     due_at = CASE WHEN state IN ('capped', 'queued') THEN clock_timestamp() ELSE due_at END
 WHERE id = $1 RETURNING *;
 

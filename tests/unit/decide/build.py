@@ -59,7 +59,7 @@ def attempt(state: AttemptState = AttemptState.TRAINING, **changes: Any) -> Atte
     new = attempt_id(JOB_ID, 1)
     values: dict[str, Any] = {
         "id": new, "job_id": JOB_ID, "number": 1, "name": instance_name(INSTALLATION, new), "line": line(),
-        "created_at": T0, "reserved_usd": Decimal(1), "state": state,
+        "created_at": T0, "reserved_usd": Decimal(1_000_000), "state": state,
     }  # fmt: skip
     if state is not AttemptState.INTENDED:
         values["create_sent_at"] = T0

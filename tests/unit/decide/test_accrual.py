@@ -369,4 +369,11 @@ def test_with_max_duration_the_reservation_holds_as_the_cap_does() -> None:
     attempt = priced("3.6", reserved_usd=Decimal(1))
     job = timed(max_duration=360_000)
     assert cap_is_near(attempt, job, CAPS, build.at(1000), **RATES)
-    assert not cap_is_near(attempt, timed(), CAPS, build.at(1000), **RATES)
+    assert not cap_is_near(replace(attempt, reserved_usd=Decimal(100)), job, CAPS, build.at(1000), **RATES)
+
+
+def test_an_attempt_spends_no_more_than_it_has_reserved_though_the_cap_is_raised() -> None:
+    """A failed job's machine that is kept, say: it is on its way out, so the higher cap reserved nothing for it."""
+    attempt = priced("3.6", reserved_usd=Decimal(1))
+    assert cap_is_near(attempt, timed(), CAPS, build.at(1000), **RATES)
+    assert not cap_is_near(attempt, timed(), CAPS, build.at(800), **RATES)

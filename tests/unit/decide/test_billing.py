@@ -69,7 +69,7 @@ def test_what_was_charged_for_the_boot_is_worked_off() -> None:
 
 def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"), billed_from="running")
-    runs = build.attempt(line=line, running_at=build.at(9000), charged_usd=Decimal(9))
+    runs = build.attempt(line=line, running_at=build.at(9000), charged_usd=Decimal(9), reserved_usd=Decimal(10))
     job = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.99"))
     assert not cap_is_near(runs, job, CAPS, build.at(9001), tick_s=10, drain_s=60)
     assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), tick_s=10, drain_s=60)
