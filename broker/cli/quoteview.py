@@ -116,4 +116,5 @@ def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     shape = ModelShape(**model)
     known = "" if shape.known else ", an architecture that the estimates were not validated on"
-    return [("model", f"{shape.name}: {shape.family}, {shape.parameters / 1e6:,.0f} M parameters{known}")]
+    bundled = ", by the bundled catalogue" if shape.bundled else ""
+    return [("model", f"{shape.name}: {shape.family}, {shape.parameters / 1e6:,.0f} M parameters{known}{bundled}")]

@@ -166,6 +166,8 @@ class ModelShape:
     """False: an architecture that the closed form was not validated on."""
     max_positions: int | None = None
     gated_mlp: bool = True
+    bundled: bool = False
+    """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

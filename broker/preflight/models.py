@@ -5,8 +5,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,13 @@ import aiohttp
 
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.offer import ModelShape
+from broker.models import catalogue, count
 
 ALIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3"})
 """Families whose layers are those that the closed form of memory describes."""
+ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
+PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
+"""Families whose MLP has two matrices."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
 HUB = "https://huggingface.co"
@@ -89,14 +91,6 @@ def parse(body: bytes, where: str) -> dict[str, Any]:
     return config
 
 
-def _int(config: Mapping[str, Any], name: str, *keys: str) -> int:
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    raise _invalid(f"config.json of {name!r} has no positive {keys[0]}; only decoder-only transformers can be trained")
-
-
 def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder."""
     config = config.get("text_config") or config
@@ -107,55 +101,33 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     if config.get("quantization_config"):
         raise _invalid(f"{name!r} is quantised; give the model that it was made from")
     family = str(config.get("model_type", ""))
-    hidden = _int(config, name, "hidden_size", "n_embd")
-    heads = _int(config, name, "num_attention_heads", "n_head")
-    gpt2 = family == "gpt2"
-    head_dim = _int(config, name, "head_dim") if config.get("head_dim") else hidden // heads
+    if family in ENCODERS:
+        raise _invalid(f"{name!r} is an encoder ({family}); only decoder-only language models can be trained")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    shape = ModelShape(
-        name=name,
-        family=family,
-        layers=_int(config, name, "num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        intermediate=4 * hidden if gpt2 else _int(config, name, "intermediate_size"),
-        heads=heads,
-        kv_heads=_int(config, name, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
-        head_dim=head_dim,
-        vocabulary=_int(config, name, "vocab_size"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", gpt2 or family.startswith("gemma"))),
-        parameters=0,
-        known=family in ALIKE,
-        max_positions=positions if isinstance(positions, int) else None,
-        gated_mlp=not gpt2,
-    )
-    return _with_parameters(shape)
+    try:
+        return ModelShape(
+            name=name,
+            family=family,
+            layers=count.number(config, "num_hidden_layers", "n_layer"),
+            hidden=count.number(config, "hidden_size", "n_embd"),
+            intermediate=count.inner(config),
+            heads=count.number(config, "num_attention_heads", "n_head"),
+            kv_heads=count.kv_heads(config),
+            head_dim=count.head_dim(config),
+            vocabulary=count.number(config, "vocab_size"),
+            tied_embeddings=count.is_tied(config),
+            parameters=count.parameters(config),
+            known=family in ALIKE,
+            max_positions=positions if isinstance(positions, int) else None,
+            gated_mlp=family not in PLAIN_MLP,
+        )
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}; only decoder-only transformers can be trained") from None
 
 
-def _with_parameters(s: ModelShape) -> ModelShape:
-    """Counts parameters: attention h q + 2 h kv + q h, MLP 2 or 3 h i, norms, biases, embeddings."""
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    layer = 2 * s.hidden * (q + kv) + (3 if s.gated_mlp else 2) * s.hidden * s.intermediate + 2 * s.hidden
-    total = s.vocabulary * s.hidden * (1 if s.tied_embeddings else 2) + s.hidden
-    match s.family:
-        case "qwen2":
-            layer += q + 2 * kv
-        case "qwen3":
-            layer += 2 * s.head_dim
-        case "gemma2":
-            layer += 2 * s.hidden
-        case "gemma3_text":
-            layer += 2 * s.hidden + 2 * s.head_dim
-        case "gpt2":  # biases of every linear and norm, learned positions
-            layer += q + 2 * kv + s.hidden + s.intermediate + s.hidden + 2 * s.hidden
-            total += s.hidden * (1 + (s.max_positions or 0))
-    return replace(s, parameters=total + s.layers * layer)
-
-
-@cache
-def catalogue() -> Mapping[str, Mapping[str, Any]]:
-    """Published configs of popular decoders by Hub id, with their published parameter counts."""
-    entries: dict[str, dict[str, Any]] = json.loads((files(__package__) / "catalogue.json").read_text())
-    return {name: entries[entry.get("same_as", name)] for name, entry in entries.items()}
+def _bundled(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """Nobody was asked about it, and people are told so."""
+    return replace(shape_of(name, config), bundled=True)
 
 
 def _folder(path: Path) -> ModelShape:
@@ -182,14 +154,14 @@ async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
         return _folder(path)
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
-    entry = catalogue().get(model)
-    if entry is not None and (hub is None or not entry["gated"]):
-        return shape_of(model, entry["config"])
+    entry = catalogue.find(model)
+    if entry is not None and (hub is None or not entry.gated):
+        return _bundled(model, entry.config)
     if hub is None:
         raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
     try:
         return shape_of(model, await hub.config(model))
     except HubUnreachable as e:
         if entry is not None:
-            return shape_of(model, entry["config"])
+            return _bundled(model, entry.config)
         raise _invalid(f"cannot look up {model!r}: {e}; try again, or give a folder") from None

@@ -10,39 +10,45 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from broker.domain.errors import InvalidInput
-from broker.preflight.models import HubClient, catalogue, is_folder, resolve, shape_of
-
-CONFIGS = {name: entry["config"] for name, entry in catalogue().items()}
-LLAMA = CONFIGS["meta-llama/Llama-3.1-8B"]
+from broker.models import catalogue
+from broker.preflight.models import HubClient, is_folder, resolve, shape_of
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
-def test_parameters_are_counted_as_published(name: str) -> None:
-    assert shape_of(name, CONFIGS[name]).parameters == catalogue()[name]["parameters"]
+def published(name: str) -> dict[str, Any]:
+    entry = catalogue.find(name)
+    assert entry is not None
+    return dict(entry.config)
 
 
-@pytest.mark.parametrize("name", sorted({n for n in CONFIGS if not n.endswith(("Instruct", "-it"))}))
-def test_parameters_are_counted_as_transformers_counts_them(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    fields = dict(CONFIGS[name])
-    config = transformers.AutoConfig.for_model(fields.pop("model_type"), pad_token_id=0, **fields)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    assert shape_of(name, config.to_dict()).parameters == sum(p.numel() for p in model.parameters())
+LLAMA = published("meta-llama/Llama-3.1-8B")
 
 
 def test_a_shape_has_the_configs_numbers() -> None:
     shape = shape_of("x", LLAMA)
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.max_positions) == (32, 8, 128, 131072)
     assert shape.known
-    assert not shape_of("g", CONFIGS["openai-community/gpt2"]).known
+    assert not shape_of("g", published("openai-community/gpt2")).known
 
 
 def test_the_text_part_of_a_multimodal_config_is_taken() -> None:
-    assert (
-        shape_of("x", {"model_type": "gemma3", "text_config": CONFIGS["google/gemma-3-1b-pt"]}).family == "gemma3_text"
-    )
+    text = published("google/gemma-3-1b-pt")
+    assert shape_of("x", {"model_type": "gemma3", "text_config": text}).family == "gemma3_text"
+
+
+@pytest.mark.parametrize(
+    ("name", "intermediate", "kv_heads", "gated"),
+    [
+        ("openai-community/gpt2", 3072, 12, False),
+        ("bigcode/starcoder", 24576, 1, False),
+        ("tiiuae/falcon-7b", 18176, 1, False),
+        ("tiiuae/falcon-40b", 32768, 8, False),
+        ("EleutherAI/gpt-neox-20b", 24576, 64, False),
+        ("google/gemma-2-2b", 9216, 4, True),
+    ],
+)
+def test_older_families_have_names_of_their_own(name: str, intermediate: int, kv_heads: int, gated: bool) -> None:
+    shape = shape_of(name, published(name))
+    assert (shape.intermediate, shape.kv_heads, shape.gated_mlp) == (intermediate, kv_heads, gated)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,7 @@ def test_the_text_part_of_a_multimodal_config_is_taken() -> None:
     [
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"num_local_experts": 8}, "mixture of experts"),
+        ({"model_type": "bert"}, "is an encoder"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"hidden_size": None}, "no positive hidden_size"),
         ({"num_hidden_layers": 0}, "no positive num_hidden_layers"),
@@ -135,7 +142,8 @@ async def test_the_hub_is_asked_once_with_the_token(hub: tuple[Hub, str]) -> Non
     fake, url = hub
     client = HubClient(endpoint=url, token="secret")
     for _ in range(2):
-        assert (await resolve("owner/new", hub=client)).parameters == 8_030_261_248
+        shape = await resolve("owner/new", hub=client)
+        assert (shape.parameters, shape.bundled) == (8_030_261_248, False)
     assert fake.asked == [("/owner/new/resolve/main/config.json", "Bearer secret")]
 
 
@@ -158,7 +166,7 @@ async def test_what_the_hub_refuses_is_explained(hub: tuple[Hub, str], status: i
 async def test_the_catalogue_spares_the_hub_except_for_licences(hub: tuple[Hub, str]) -> None:
     fake, url = hub
     client = HubClient(endpoint=url)
-    await resolve("HuggingFaceTB/SmolLM2-135M-Instruct", hub=client)
+    assert (await resolve("HuggingFaceTB/SmolLM2-135M-Instruct", hub=client)).bundled
     assert fake.asked == []
     fake.status = 403
     with pytest.raises(InvalidInput, match="accept its licence"):
@@ -171,8 +179,9 @@ async def test_the_hubs_own_variables_are_read(hub: tuple[Hub, str]) -> None:
     assert fake.asked == [("/owner/new/resolve/main/config.json", "Bearer confidential")]
 
 
-async def test_a_silent_hub_leaves_the_catalogue() -> None:
+async def test_a_silent_hub_leaves_the_catalogue_and_it_says_so() -> None:
     nobody = HubClient(endpoint="http://127.0.0.1:9", timeout_s=2)
-    assert (await resolve("meta-llama/Llama-3.1-8B", hub=nobody)).parameters == 8_030_261_248
+    shape = await resolve("meta-llama/Llama-3.1-8B", hub=nobody)
+    assert (shape.parameters, shape.bundled) == (8_030_261_248, True)
     with pytest.raises(InvalidInput, match=r"cannot look up .owner/new.: no answer"):
         await resolve("owner/new", hub=nobody)

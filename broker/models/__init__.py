@@ -1,0 +1,1 @@
+"""What published models are: a bundled catalogue of their configs, and how many parameters a config describes."""

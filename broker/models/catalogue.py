@@ -1,0 +1,44 @@
+"""The bundled catalogue: configs of popular models as their owners published them, for when the Hub cannot be asked.
+
+`catalogue.json` holds the fields that sizes follow from, as facts: where they are from, the licence of the model, and
+how many parameters its checkpoint has (each tied matrix once). No weight and no text of a model card is in it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What is known of one model without asking anybody."""
+
+    config: Mapping[str, Any]
+    """The fields of its config.json that sizes follow from."""
+    parameters: int
+    """Of its checkpoint, each tied matrix once."""
+    gated: bool
+    """The Hub asks people to accept the licence first."""
+    licence: str
+    """Of the model; the facts here are not covered by it."""
+    source: str
+    """URL of the config."""
+
+
+@cache
+def _entries() -> Mapping[str, Published]:
+    rows: dict[str, dict[str, Any]] = json.loads((files(__package__) / "catalogue.json").read_text())
+    return {name: Published(**rows[row.get("same_as", name)]) for name, row in rows.items()}
+
+
+def find(hub_id: str) -> Published | None:
+    """The model of that exact Hub id; None when the catalogue lacks it."""
+    return _entries().get(hub_id)
+
+
+def names() -> tuple[str, ...]:
+    """The Hub ids of all models in the catalogue."""
+    return tuple(_entries())
