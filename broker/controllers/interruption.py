@@ -7,14 +7,14 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, kept
 from broker.controllers.look import Looker
-from broker.decide.billing import capped_drain_s, told_out_of_time
+from broker.decide.billing import grace_over, told_out_of_time
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, judge
 from broker.decide.signals import signalled
 from broker.decide.step import reason_of, step
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
-from broker.domain.job import Attempt, AttemptState, Reason
+from broker.domain.job import Attempt, AttemptState, Job
 from broker.ports import Change, Lane, Leased
 from trainer.contract import keys
 from trainer.contract.rendezvous import Desired
@@ -80,12 +80,21 @@ class Interruption:
             attempt, seen = one.attempt, Observation(store_ok=False)
         told = judge(attempt, seen, context.clock.now(), context.patience, float("inf"))
         if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
-            told = AttemptEvent.GRACE_OVER if self._grace_over(attempt) else None
+            told = AttemptEvent.GRACE_OVER if self._grace_over(attempt, one.job) else None
         if told is None:
-            return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, context.rhythm.look_s))
+            return Change(attempt=(one.attempt, attempt), due_in_s=self._look_s)
         reason = reason_of(seen.final, attempt.reason) if seen.final else None
         moved = step(attempt, told, context.clock.now(), reason=reason).attempt
         return Change(attempt=(one.attempt, moved), events=kept(one.job, moved))
+
+    @property
+    def _look_s(self) -> float:
+        return min(1.0, self._context.rhythm.look_s)
+
+    def _grace_over(self, attempt: Attempt, job: Job) -> bool:
+        context = self._context
+        caps, drain_s = context.provider_of(attempt).caps, context.limits.drain_s
+        return grace_over(attempt, job, caps, context.clock.now(), look_s=self._look_s, drain_s=drain_s)
 
     async def _ask(self, attempt: Attempt) -> None:
         """Writes desired.json once a process; another broker's write of the same is harmless."""
@@ -102,10 +111,3 @@ class Interruption:
     def keep(self, live: Set[AttemptId]) -> None:
         """Forgets all others."""
         self._asked &= live
-
-    def _grace_over(self, attempt: Attempt) -> bool:
-        since = attempt.draining_since or self._context.clock.now()
-        limit_s = self._context.limits.drain_s
-        if attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME):
-            limit_s = capped_drain_s(attempt, limit_s)
-        return (self._context.clock.now() - since).total_seconds() > limit_s

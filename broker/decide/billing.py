@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from broker.decide.liveness import dearer
 from broker.domain.instance import Caps, Observed
-from broker.domain.job import Attempt, AttemptState, Job, PriceChange, Signal, Traffic
+from broker.domain.job import Attempt, AttemptState, Job, PriceChange, Reason, Signal, Traffic
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, Offer, QuoteLine
 
@@ -163,9 +163,10 @@ def _saves(every_s: float, during_s: float) -> int:
 
 
 def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Traffic:
-    """Traffic by the end of a drain; nothing was made that could be saved before the first beat."""
+    """Traffic by the end of a drain; nothing was made that could be saved before the first beat, or is waited for
+    when no time is left."""
     moved, beat = traffic(attempt, until), attempt.beat
-    if beat is None:
+    if beat is None or not during_s:
         return moved
     one = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
     return replace(moved, sent=moved.sent + _saves(job.spec.checkpoint.every_s, during_s) * one)
@@ -269,6 +270,18 @@ def due_signal(
     if cap_is_near(attempt, job, caps, now, tick_s=tick_s, drain_s=drain_s):
         return Signal.CAP
     return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tick_s=tick_s, drain_s=drain_s) else None
+
+
+def grace_over(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, look_s: float, drain_s: float) -> bool:
+    """True when a drain is not waited for any longer: it has had its time, or waiting `look_s` more would pass the cap
+    or the job's time. That holds whatever the drain is for: one that a stop or a budget began has no lead of its own.
+    """
+    told_by_cap = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
+    most_s = capped_drain_s(attempt, drain_s) if told_by_cap else drain_s
+    if (now - (attempt.draining_since or now)).total_seconds() > most_s:
+        return True
+    later = now + timedelta(seconds=look_s)
+    return any(over(attempt, job, caps, later, tick_s=0, drain_s=0) for over in (cap_is_near, time_is_up))
 
 
 def out_of_time(job: Job, now: datetime, *, needed_s: float = 0.0) -> str | None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from broker.decide.billing import (
     billed_until,
     cap_is_near,
     drain_lead_s,
+    grace_over,
     least_usd,
     owed,
     reservation,
@@ -20,8 +22,9 @@ from broker.decide.billing import (
 )
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState, Handle
+from broker.domain.job import Attempt, AttemptState, Handle, Reason
 from broker.domain.money import ZERO
+from broker.domain.offer import GIB, HostFacts
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, CheckpointRef
 
@@ -193,3 +196,50 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
     while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), tick_s=tick, drain_s=60):
         now += tick
     assert accrued(standing, build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)) <= cap
+
+
+LAST_SAVE = CheckpointRef(manifest="m", step=1, save_s=1)
+
+
+@given(prices, quanta, st.sampled_from([Reason.STOPPED, Reason.BUDGET, Reason.PREEMPTED]), st.floats(0, 300))
+def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
+    price: Decimal, quantum: int, reason: Reason, early: float
+) -> None:
+    """It may begin just before the cap would be near, and has no lead of its own: its trainer does nothing any more."""
+    saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
+    attempt, tick = priced(price, quantum, beat=saved), 10.0
+    lead = drain_lead_s(attempt, CAPS, tick_s=tick, drain_s=600)
+    job = build.active_job(cap_usd=accrued(attempt, build.at(3000 + lead)))
+    now = 3000 - early
+    while early and cap_is_near(attempt, job, CAPS, build.at(now), tick_s=tick, drain_s=600):
+        now -= tick
+    draining = replace(attempt, state=AttemptState.DRAINING, reason=reason, draining_since=build.at(now))
+    while not grace_over(draining, job, CAPS, build.at(now), look_s=1, drain_s=600):
+        now += 1
+    assert accrued(draining, build.at(now + CAPS.teardown_s)) <= job.cap_usd
+
+
+def test_a_drain_has_its_time_and_one_for_the_cap_three_times_the_last_save() -> None:
+    saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
+    spec = {"deadline": build.at(10_000).isoformat()}
+    rich = build.active_job(cap_usd=Decimal(1000), spec_changes=spec)
+
+    def waits(until: float, **changes: Any) -> bool:
+        draining = replace(priced("1", beat=saved, draining_since=build.at(100)), **changes)
+        return not grace_over(draining, rich, CAPS, build.at(until), look_s=1, drain_s=600)
+
+    assert [waits(at, reason=Reason.STOPPED) for at in (130, 131, 700, 701)] == [True, True, True, False]
+    assert [waits(at, reason=Reason.CAPPED) for at in (130, 131)] == [True, False]
+    assert waits(9_000, reason=Reason.STOPPED, draining_since=None)
+    assert not waits(9_990, reason=Reason.STOPPED, draining_since=build.at(9_980)), "its time is over"
+
+
+def test_saves_of_a_drain_do_not_cut_it_short() -> None:
+    """They were kept free under the cap when it began; while it lasts they are sent, not awaited once more."""
+    facts = HostFacts(egress_usd_per_gib=Decimal(1))
+    saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE.model_copy(update={"bytes": GIB}))
+    attempt = priced("1", beat=saved, reason=Reason.CAPPED, draining_since=build.at(1000))
+    attempt = replace(attempt, line=replace(attempt.line, offer=replace(attempt.line.offer, facts=facts)))
+    job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
+    assert cap_is_near(attempt, job, CAPS, build.at(1000), tick_s=10, drain_s=60)
+    assert not grace_over(attempt, job, CAPS, build.at(1020), look_s=1, drain_s=60)
