@@ -162,9 +162,11 @@ class _Play:
         others = [one for one in history.others if self.policy.covers(one.team, one.owner)]
         self._enter(attempts)
         paid = [(at, usd) for one in attempts for at, usd in one.charges] + [(one.at, one.usd) for one in others]
-        at = quarter(min((one.at for one in attempts), default=self.since))
+        began = [*(one.at for one in attempts), *(one.at for one in others)]
+        at = quarter(min(began, default=self.since))
         stored = sorted(others, key=lambda one: one.at)
         while at < history.now:
+            self.before[at] = self.total
             while stored and stored[0].at < at + QUARTER:
                 self.total += stored.pop(0).usd
             self._step(at, min(at + QUARTER, history.now))
@@ -204,7 +206,6 @@ class _Play:
 
     def _step(self, at: datetime, until: datetime) -> None:
         """One quarter-hour: what is charged and told, then what ends and starts, in the order of time."""
-        self.before[at] = self.total
         self._charge(until)
         self._tell(at)
         self._retry(at)

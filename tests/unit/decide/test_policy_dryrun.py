@@ -164,3 +164,13 @@ def test_money_is_neither_made_nor_lost(given_: list[Past]) -> None:
     assert done.usd_spent == sum(usd for one in given_ for _, usd in one.charges)
     assert 0 <= done.usd_not_spent <= done.usd_spent
     assert done.launches == len(given_)
+
+
+def test_storage_counts_in_the_quarter_hour_in_which_a_window_begins() -> None:
+    rules = policy(budgets=[{"limit_usd": "20.5", "per": "day"}])
+    stored = Other(team="nlp", owner="bob", at=SINCE + DAY, usd=Decimal(1))
+    first, second = past("z", SINCE), past("a", SINCE + DAY + 2 * QUARTER)
+    done = dry_run(rules, SINCE, history(first, second, others=(stored,)))
+    assert [(one.at, one.until) for one in done.held] == [(SINCE + DAY + 2 * QUARTER, SINCE + 2 * DAY)]
+    before = Other(team="nlp", owner="bob", at=SINCE + DAY - QUARTER, usd=Decimal(1))
+    assert dry_run(rules, SINCE, history(past("a", SINCE + DAY), others=(before,))).held == ()
