@@ -33,8 +33,9 @@ class Budgets:
 
     async def _tell(self, one: Applied, found: Reached, now: datetime) -> None:
         budget, threshold, policy = found.budget, found.threshold, one.policy
+        own = f"budget-{one.id}-{budget.key}-{threshold.at}-{threshold.action}-{int(now.timestamp())}"
         notice = Notice(
-            id=f"budget-{one.id}-{threshold.at}-{threshold.action}-{int(now.timestamp())}".replace(".", "_"),
+            id=own.replace(".", "_").replace("/", "-"),
             kind="budget.threshold",
             team=policy.team,
             message=told_reached(policy, found, now),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+from broker.controllers.budgets import Budgets
 from broker.domain.channel import NOTICES
 from broker.domain.job import Event, JobState, Reason
 from broker.domain.notice import Notice
@@ -100,6 +101,18 @@ async def test_a_drained_job_waits_and_goes_on_when_the_budget_allows_it(house: 
     assert [event.kind for event in await here.events(job)].count("job.budget_drain") == 1
     told = [notice.data["action"] for notice in await notices(store)]
     assert sorted(told) == ["drain", "notify"]  # once each, though two brokers looked
+
+
+async def test_each_budget_of_a_policy_is_told_though_the_same_share_is_reached_at_once(
+    house: Build, store: Store
+) -> None:
+    here = house()
+    first = day("0.06", ("0.0001", "notify"))
+    await store.put_policy(policy(budgets=[*first, {**first[0], "per": "week"}]))
+    async with here.running():
+        await here.state_of(await here.submit(cap_usd="0.05"), JobState.SUCCEEDED)
+    await Budgets(here.fleet("late").context).step()
+    assert {notice.data["budget"] for notice in await notices(store)} == {"day/rolling/0.06", "week/rolling/0.06"}
 
 
 async def notices(store: Store) -> list[Notice]:
