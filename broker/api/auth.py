@@ -71,15 +71,23 @@ class Authenticator:
 
     async def caller(self, authorization: str | None, scope: Scope) -> Caller:
         """Raises Unauthenticated, RateLimited, Forbidden, StoreUnavailable."""
-        match = FORM.fullmatch(authorization or "")
-        token = await self._known(hashed(match[1])) if match else None
-        if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
-            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
+        token = await self._valid(authorization)
         self._admit(token.id)
         caller = _caller(token)
         if scope not in caller.scopes and not caller.admin:
             raise Forbidden(f"this token lacks the scope {scope!r}; use one that has it")
         return caller
+
+    async def still(self, authorization: str | None) -> None:
+        """For what stays open: a token that ended or was deleted since gets no more. Raises Unauthenticated."""
+        await self._valid(authorization)
+
+    async def _valid(self, authorization: str | None) -> Token:
+        match = FORM.fullmatch(authorization or "")
+        token = await self._known(hashed(match[1])) if match else None
+        if token is None or (token.expires_at is not None and token.expires_at <= self._clock.now()):
+            raise Unauthenticated("give a valid token: Authorization: Bearer gb_...")
+        return token
 
     async def _known(self, digest: str) -> Token | None:
         now = self._clock.monotonic()

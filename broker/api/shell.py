@@ -1,18 +1,19 @@
 """`GET /v1/jobs/{job_id}/shell`: a program beside a job's agent, through the daemon, so that no key ever leaves it."""
 
+import asyncio
 import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiohttp import web
+from aiohttp import WSCloseCode, web
 
 from broker.api import terminal
-from broker.api.auth import Caller, Forbidden
+from broker.api.auth import Caller, Forbidden, Unauthenticated
 from broker.api.context import AUTH, SERVICE
 from broker.api.problems import Conflict, NotFound, TooMany
-from broker.domain.errors import InvalidInput, Problem
+from broker.domain.errors import InvalidInput, Problem, StoreUnavailable
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 PATH = "/v1/jobs/{job_id}/shell"
 REACHABLE = frozenset({AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING, AttemptState.TERMINATING})
 WORDS, WORD_CHARACTERS = 256, 8192
+RECHECK_S = 5.0
+"""Between two looks whether the token of an open shell is still good."""
 SHELLS_OF_ONE, SHELLS = 8, 32
 """Open at once, of one owner and in all: each is an ssh process of this host."""
 
@@ -76,6 +79,24 @@ async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[
     if not socket.can_prepare(request).ok:
         raise InvalidInput(Problem(field="Upgrade", message="this address speaks WebSocket; use `gpubroker exec JOB`"))
     await socket.prepare(request)
-    await terminal.serve(argv, socket, tty=tty)
+    watch = asyncio.create_task(_end_with_token(request, socket))
+    try:
+        await terminal.serve(argv, socket, tty=tty)
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
     await socket.close()
     return socket
+
+
+async def _end_with_token(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """Closes the shell when its token has ended or was deleted; in doubt it stays open."""
+    while True:
+        await asyncio.sleep(RECHECK_S)
+        try:
+            await request.app[AUTH].still(request.headers.get("Authorization"))
+        except StoreUnavailable:
+            continue
+        except Unauthenticated as error:
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=str(error).encode())
+            return

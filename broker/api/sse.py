@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import ClientConnectionResetError, web
 
+from broker.api.context import AUTH
 from broker.domain.errors import GpubrokerError
 from broker.ports import Clock
 
@@ -35,8 +36,10 @@ async def stream(
 ) -> web.StreamResponse:
     """Sends until the source ends or the client is gone. None: nothing is new; a heartbeat when it is time.
 
-    An outage ends the stream; the client comes back with Last-Event-ID and misses nothing.
+    An outage ends the stream; the client comes back with Last-Event-ID and misses nothing. The end of
+    its token ends it as well.
     """
+    auth, authorization = request.app[AUTH], request.headers.get("Authorization")
     headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     sent_at = clock.monotonic()
@@ -45,6 +48,7 @@ async def stream(
         await response.write(b": hello\n\n")
         try:
             async for message in messages:
+                await auth.still(authorization)
                 if message is None and clock.monotonic() - sent_at < heartbeat_s:
                     continue
                 await response.write(b": alive\n\n" if message is None else message.encode())

@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from broker.api.context import AUTH
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, Handle
 from broker.ports import Change, Lane
@@ -80,6 +81,21 @@ async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[s
     async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params=params) as socket:
         assert (await socket.receive()).data == b"\x01up\n"
     assert (await asyncio.to_thread(fifo.read_bytes)) == b"gone\n"
+
+
+async def test_it_ends_with_its_token(
+    api: Running, training: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, headers = training
+    monkeypatch.setattr("broker.api.shell.RECHECK_S", 0.01)
+    async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params={"word": "cat"}) as socket:
+        await socket.send_bytes(b"up")
+        assert (await socket.receive(timeout=20)).data == b"\x01up"
+        for token in await api.service.store.tokens():
+            await api.service.store.delete_token(token.id)
+        api.app[AUTH].forget()
+        assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+        assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
 
 
 async def test_it_is_the_owner_s_alone_and_wants_a_machine(api: Running, training: tuple[str, dict[str, str]]) -> None:

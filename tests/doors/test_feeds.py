@@ -1,7 +1,10 @@
 """Events and logs through either door: nothing missing, nothing twice, an end, and the caller's deadline."""
 
+from contextlib import suppress
+
 import pytest
 
+from broker.api.context import AUTH
 from broker.domain.job import JobState
 from tests.api.test_feeds import happens
 from tests.api.test_files import admitted
@@ -37,6 +40,22 @@ async def test_a_live_follower_hears_at_once(house: House) -> None:
     assert getattr(await anext(stream), "kind", None) == "job.submitted"
     await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
     assert [getattr(e, "kind", "end") async for e in stream] == ["job.failed", "end"]
+
+
+async def test_a_stream_tells_nothing_more_once_its_token_is_revoked(house: House) -> None:
+    ada = await house.door()
+    job, _ = await ada.submit(await good(ada))
+    stream = (await house.door("eve", "read")).events(job.id)
+    assert getattr(await anext(stream), "kind", None) == "job.submitted"
+    (eve,) = [token for token in await house.api.service.store.tokens() if token.owner == "eve"]
+    await house.api.service.store.delete_token(eve.id)
+    house.api.app[AUTH].forget()
+    await happens(house.api, job.id, "job.failed", end=JobState.FAILED)
+    told = []
+    with suppress(Refused):
+        async for event in stream:
+            told.append(event)
+    assert told == []
 
 
 async def test_logs_go_on_where_a_reader_left(house: House) -> None:

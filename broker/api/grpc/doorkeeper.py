@@ -90,6 +90,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                     call = await self._admit(context, needed)
                     async with aclosing(cast(Any, behaviour(_readable(request), call))) as answers:
                         async for answer in answers:
+                            await self._auth.still(_authorization(context))
                             yield answer
                 except Exception as error:
                     await measure.refuse(context, error)
@@ -97,8 +98,11 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         return serve
 
     async def _admit(self, context: Any, needed: Scope) -> Call:
-        given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
-        return Call(caller=await self._auth.caller(given, needed), context=context)
+        return Call(caller=await self._auth.caller(_authorization(context), needed), context=context)
+
+
+def _authorization(context: Any) -> str | None:
+    return next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
 
 
 class _Measure:
