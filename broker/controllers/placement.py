@@ -127,7 +127,9 @@ class Placement:
         resume_from = await self._resume_from(job)
         applied, now = seen.of(job)
         room = gpu_room(applied)
-        offers = self._offers() if room is None else [one for one in self._offers() if one.gpus <= room[0]]
+        nodes, offers = job.spec.resources.nodes, self._offers()
+        if room is not None:
+            offers = [one for one in offers if one.gpus * nodes <= room[0]]
         made = quote(
             job.spec,
             workload_left(job, resume_from),

@@ -1,15 +1,19 @@
 """Whole jobs under policies: they wait, ask, drain and go on, over both stores."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 from broker.controllers.budgets import Budgets
+from broker.controllers.placement import Placement
 from broker.domain.channel import NOTICES
+from broker.domain.instance import Caps
 from broker.domain.job import Event, JobState, Reason
 from broker.domain.notice import Notice
 from broker.domain.policy import Policy
 from broker.ports import Store
+from providers.simulated import SimulatedProvider
 from tests.controllers.house import House
 
 Build = Callable[..., House]
@@ -52,6 +56,25 @@ async def test_only_what_there_is_room_for_is_bought(house: Build, store: Store)
         await here.state_of(job, JobState.SUCCEEDED)
     (attempt,) = await here.attempts(job)
     assert attempt.line.offer.gpus * attempt.line.nodes == 1
+
+
+class Joining(SimulatedProvider):
+    """A cloud whose machines train together."""
+
+    @property
+    def caps(self) -> Caps:
+        return replace(super().caps, multi_node=True)
+
+
+async def test_room_for_gpus_is_for_those_of_all_machines(house: Build, store: Store) -> None:
+    here = house(cloud=Joining)
+    await here.market.step()
+    small = next(offer for offer in here.market.offers() if offer.gpus == 1 and not offer.spot)
+    cheap = replace(small, id=f"{small.id}/2", gpus=2, usd_per_hour=small.usd_per_hour / 2)
+    await store.put_policy(policy(max_gpus=2))
+    job = await here.submit(resources={"nodes": 2})
+    await Placement(here.fleet("one").context, lambda: [cheap, small]).step()
+    assert [attempt.line.offer.id for attempt in await here.attempts(job)] == [small.id]
 
 
 async def test_a_job_that_needs_approval_waits_for_it_and_is_asked_once(house: Build, store: Store) -> None:
