@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from broker.api import models, views
 from broker.api.context import SERVICE, JobRef
@@ -10,7 +10,7 @@ from broker.api.openapi import Api, Call
 from broker.api.usecases import offers
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Job, JobState
-from broker.domain.spec import JobSpec, Name
+from broker.domain.spec import JobSpec, Moment, Name
 from broker.ports import JobFilter
 from trainer.contract.base import Config, Text
 
@@ -24,7 +24,7 @@ def _iso(text: str) -> str:
     return text
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(_iso)]
+Instant = Annotated[Moment, BeforeValidator(_iso)]
 
 
 class QuoteQuery(Config):

@@ -4,7 +4,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
 from broker.api.models_costs import ForecastView, StorageView
 from broker.api.wire import Wire
@@ -12,7 +12,7 @@ from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
 from broker.domain.offer import Drop, Verdict
-from broker.domain.spec import EnvName, JobSpec, Name, Usd
+from broker.domain.spec import EnvName, JobSpec, Moment, Name, Usd
 from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
 from trainer.contract.rendezvous import Beat, Final
@@ -355,7 +355,7 @@ class TokenRequest(Config):
     """Whose jobs it sees; yours when absent. Another one: operators only."""
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=5)] = ("read", "submit")
     """read, submit, manage (the team's tokens, policies and channels), metrics, admin (every team)."""
-    expires_at: AwareDatetime | None = None
+    expires_at: Moment | None = None
     """Refused from then on; never, when absent."""
     note: Annotated[Text, Field(max_length=200)] = ""
 

@@ -4,6 +4,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -375,6 +376,8 @@ def _cursor(job: Job) -> str:
 def _read_cursor(text: str) -> tuple[datetime, JobId]:
     try:
         when, _, name = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().partition(" ")
+        if re.fullmatch(r"[a-z2-7]{13}", name) is None:
+            raise ValueError(name)
         return datetime.fromisoformat(when).astimezone(UTC), JobId(name)
     except (binascii.Error, ValueError, OverflowError):
         raise InvalidInput(Problem(field="cursor", message="is not one of ours; take `next` of a page")) from None

@@ -1,10 +1,10 @@
 """`JobSpec`: what a person asks for. YAML or JSON; the published JSON Schema is generated from this file."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
 from broker.domain.idle import IdlePolicy
 from trainer.contract.base import Config, Text
@@ -37,7 +37,17 @@ def _instant(value: Any) -> Any:
         raise ValueError(f"{value!r} is no time; write it as 2026-01-31T12:00:00Z") from None
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(_instant)]
+def _in_utc(at: datetime) -> datetime:
+    try:
+        at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is outside of the years 1 to 9999 of UTC") from None
+    return at
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""What a database can hold."""
+Instant = Annotated[Moment, BeforeValidator(_instant)]
 
 
 class AwsOptions(Config):

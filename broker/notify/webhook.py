@@ -202,11 +202,11 @@ def _pause_s(header: str | None, now: datetime) -> float | None:
     """Seconds of a Retry-After, which is a number or a date."""
     if header is None:
         return None
-    if header.strip().isdigit():
+    if header.strip().isdecimal():
         return float(min(int(header.strip()[:9]), 86_400))
     try:
         when = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     when = when if when.tzinfo else when.replace(tzinfo=UTC)
     return max(0.0, (when - now).total_seconds())

@@ -159,7 +159,11 @@ PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [
     ("GET", "/v1/jobs?limit=1&limit=2", 422, {}),
     ("GET", "/v1/jobs?lable=a:b", 422, {}),
     ("GET", "/v1/jobs?cursor=x", 422, {}),
+    ("GET", "/v1/jobs?cursor=MjAyNi0wMS0wMVQwMDowMDowMCAA", 422, {}),  # ends with a NUL
     ("GET", "/v1/jobs?since=yesterday", 422, {}),
+    ("GET", "/v1/jobs?since=9999-12-31T23:59:59-23:59", 422, {}),
+    ("GET", "/v1/jobs?until=0001-01-01T00:00:00%2B23:00", 422, {}),
+    ("GET", "/v1/spend?until=0001-01-02T00:00:00Z", 422, {}),
 ]
 
 

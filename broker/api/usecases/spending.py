@@ -72,7 +72,11 @@ class Spending:
             message = f"{zone!r} is no time zone; use an IANA name such as Europe/Berlin"
             raise InvalidInput(Problem(field="zone", message=message)) from None
         end = until or self._clock.now()
-        start = since or end - timedelta(days=DEFAULT_DAYS)
+        try:
+            start = since or end - timedelta(days=DEFAULT_DAYS)
+        except OverflowError:
+            message = f"{DEFAULT_DAYS} days before {end} there is no date; give since"
+            raise InvalidInput(Problem(field="until", message=message)) from None
         if not start < end:
             raise InvalidInput(Problem(field="since", message=f"{start} is not before {end}; turn them round"))
         if end - start > timedelta(days=MAX_DAYS):

@@ -167,6 +167,16 @@ async def test_an_endless_answer_is_not_read(desk: Desk) -> None:
     assert sent < 64 * 1024**2
 
 
+@pytest.mark.parametrize("pause", ["²", "Mon, 01 Jan 2024 00:00:00 +24000000000000000000", "soon"])
+async def test_a_time_to_come_back_that_is_none_is_a_failure(desk: Desk, pause: str) -> None:
+    async def busy(request: web.Request) -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": pause})
+
+    async with receiving(busy) as receiver:
+        with pytest.raises(NotDelivered, match="answered 429"):
+            await desk.send(f"http://127.0.0.1:{receiver.port}/")
+
+
 async def test_nobody_listening_is_a_failure_without_the_url(desk: Desk) -> None:
     async with receiving(always(200)) as receiver:
         port = receiver.port
