@@ -1,0 +1,133 @@
+"""Each broker's own doors to the database and to the blob store, at which calls fail before or after their effect."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, StoreUnavailable
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.tenancy import Tenant
+from broker.ports import BlobInfo, StoreAccess
+from tests.sim.loop import Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Objects:
+    """The blob store itself."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, tuple[bytes, int]] = {}
+        self.writes = 0
+
+
+class BlobDoor:
+    """`ports.Blobs` of one broker, or with `broker` None of the machines."""
+
+    local = True
+    scopes = False
+
+    def __init__(self, world: "World", broker: int | None) -> None:
+        self._world = world
+        self._broker = broker
+        self._objects = world.objects
+
+    async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        await self._reach()
+        if if_absent and key in self._objects.data:
+            raise AlreadyExists(f"{key} exists already")
+        self._world.watch.before_put(key, data, by_broker=self._broker is not None)
+        self._objects.writes += 1
+        self._objects.data[key] = (data, self._objects.writes)
+        self._lose()
+        return str(self._objects.writes)
+
+    async def get(self, key: str) -> bytes | None:
+        await self._reach()
+        found = self._objects.data.get(key)
+        return found[0] if found else None
+
+    async def list(self, prefix: str) -> Sequence[BlobInfo]:
+        await self._reach()
+        return [
+            BlobInfo(key=key, bytes=len(data), etag=str(number))
+            for key, (data, number) in sorted(self._objects.data.items())
+            if key.startswith(prefix)
+        ]
+
+    async def delete(self, key: str) -> None:
+        await self._reach()
+        self._world.watch.before_delete(key)
+        self._objects.data.pop(key, None)
+        self._lose()
+
+    async def copy(self, source: str, target: str) -> None:
+        data = await self.get(source)
+        if data is None:
+            raise BlobError(f"cannot copy {source}: it is absent")
+        await self.put(target, data)
+
+    async def grant(self, job: JobId, attempt: AttemptId, *, origin: JobId | None = None) -> StoreAccess:
+        await self._reach()
+        return StoreAccess(url="memory://")
+
+    async def sign(self, key: str, *, for_s: float) -> str:
+        raise BlobError(f"cannot sign {key}: memory has no URLs")
+
+    async def _reach(self) -> None:
+        if self._broker is not None:
+            await self._world.pause(0.002, 0.05)
+        weather = self._world.weather
+        down = weather.hits("blobs.down_for_all")
+        if self._broker is not None:
+            down = down or weather.hits("blobs.down", self._broker) or weather.hits("blobs.error")
+        if down:
+            raise BlobsUnavailable("the blob store does not answer")
+
+    def _lose(self) -> None:
+        if self._broker is not None and self._world.weather.hits("blobs.error"):
+            raise BlobsUnavailable("the blob store's answer was lost")
+
+
+class StoreDoor:
+    """The memory store as one process sees it; every method of `ports.Store` and `ports.TenantStore`."""
+
+    def __init__(self, world: "World", process: Process, broker: int, inner: Any) -> None:
+        self._world = world
+        self._process = process
+        self._broker = broker
+        self._inner = inner
+
+    def as_tenant(self, tenant: Tenant) -> "StoreDoor":
+        return StoreDoor(self._world, self._process, self._broker, self._inner.as_tenant(tenant))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._inner, name)
+        if name == "wait" or not inspect.iscoroutinefunction(method):
+            return method  # type: ignore[no-any-return]
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            await self._reach(name)
+            before = self._world.watch.before_store(name, args)
+            answer = await method(*args, **kwargs)
+            self._world.watch.after_store(self._process, name, args, kwargs, before, answer)
+            if self._world.weather.hits("store.unknown_commit", self._broker):
+                raise StoreUnavailable(f"{name}: the connection was lost; the commit's fate is unknown")
+            if self._world.weather.draw("store.slow") < 0.3:
+                await self._world.pause(0.001, 0.2)
+            return answer
+
+        return call
+
+    async def _reach(self, name: str) -> None:
+        weather = self._world.weather
+        await self._world.pause(0.001, 0.02)
+        if weather.hits("store.down", self._broker) or weather.hits("store.error", self._broker):
+            raise StoreUnavailable(f"{name}: no answer, nothing was written")
+
+
+def lease_end(now: datetime, kwargs: dict[str, Any]) -> float:
+    """Virtual-clock timestamp at which a claim made now lapses."""
+    return now.timestamp() + float(kwargs["lease_s"])

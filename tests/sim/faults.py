@@ -1,0 +1,121 @@
+"""What goes wrong, drawn from the seed: a list of faults that can be shrunk one by one, and the weather they make."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from providers.seeded import rng, unit
+
+CALM_S = 1500.0
+"""After this no fault begins; by then all are over."""
+TAIL_S = 150.0
+"""Back-offs and leases that a fault leaves behind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`share`: of calls, or a size; `target`: which broker (or job, or machine), by its number."""
+
+    kind: str
+    at: float
+    for_s: float = 0.0
+    share: float = 0.0
+    target: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}(at={self.at:.0f}, for_s={self.for_s:.0f}, share={self.share:.3g}, target={self.target})"
+
+
+SHARES: Mapping[str, tuple[float, float]] = {
+    "cloud.429": (0.1, 0.6),
+    "cloud.5xx": (0.1, 0.6),
+    "cloud.lost_reply": (0.1, 0.7),
+    "cloud.duplicate": (0.1, 0.6),
+    "cloud.slow": (0.1, 0.6),
+    "cloud.slow_create": (0.3, 1.0),
+    "cloud.no_capacity": (0.3, 1.0),
+    "cloud.down": (1.0, 1.0),
+    "cloud.wrong_machine": (0.2, 0.8),
+    "cloud.list_omits": (0.2, 0.8),
+    "cloud.prices": (0.5, 3.0),
+    "cloud.deaf": (0.5, 1.0),
+    "launcher.unknown": (1.0, 1.0),
+    "store.down": (1.0, 1.0),
+    "store.error": (0.05, 0.4),
+    "store.unknown_commit": (0.05, 0.4),
+    "blobs.down": (1.0, 1.0),
+    "blobs.error": (0.05, 0.5),
+    "blobs.down_for_all": (1.0, 1.0),
+}
+"""Kinds that last, with the share of calls that they hit."""
+INSTANTS = (
+    "kill", "kill", "kill", "freeze", "freeze", "clock", "preempt", "preempt", "preempt_with_notice", "lose_node",
+    "silence", "zombie_trainer", "stop", "stop", "raise_cap",
+    "late_machine", "late_machine",
+)  # fmt: skip
+BENIGN = frozenset({
+    "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
+    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine",
+})  # fmt: skip
+"""They excuse nothing: neither delay nor overspending."""
+OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})
+
+
+def plan_of(seed: int) -> tuple[Fault, ...]:
+    """At least two faults."""
+    draw = rng(seed, "plan")
+    found = []
+    for _ in range(draw.randint(2, 10)):
+        at = draw.uniform(0, CALM_S * 0.7)
+        if draw.random() < 0.5:
+            kind = draw.choice(sorted(SHARES))
+            low, high = SHARES[kind]
+            length_s = min(draw.choice((20, 60, 200, 500)) * draw.uniform(0.5, 1.5), CALM_S - at)
+            found.append(
+                Fault(kind=kind, at=at, for_s=length_s, share=draw.uniform(low, high), target=draw.randrange(3))
+            )
+        else:
+            found.append(_instant(draw, at))
+    return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _instant(draw: random.Random, at: float) -> Fault:
+    kind = draw.choice(INSTANTS)
+    for_s, share = draw.choice((2.0, 20.0, 90.0, 200.0)) * draw.uniform(0.5, 1.5), draw.random()
+    if kind == "clock":
+        share = draw.choice((-3600.0, 3600.0)) * draw.uniform(0.01, 1.0)
+    return Fault(kind=kind, at=at, for_s=min(for_s, CALM_S - at), share=share, target=draw.randrange(8))
+
+
+@dataclass
+class Weather:
+    """The faults that last at this moment. A draw for one purpose does not depend on draws for others."""
+
+    seed: int
+    now: Mapping[str, list[Fault]] = field(default_factory=lambda: {kind: [] for kind in SHARES})
+    _draws: dict[str, int] = field(default_factory=dict)
+
+    def hits(self, kind: str, broker: int | None = None) -> bool:
+        active = [f for f in self.now[kind] if broker is None or kind not in OF_BROKERS or f.target % 3 == broker]
+        if not active:
+            return False
+        share = max(fault.share for fault in active)
+        return share >= 1.0 or self.draw(kind) < share
+
+    def strength(self, kind: str) -> float:
+        return max((fault.share for fault in self.now[kind]), default=0.0)
+
+    def draw(self, what: str) -> float:
+        """The next number in [0, 1) for one purpose."""
+        self._draws[what] = self._draws.get(what, 0) + 1
+        return unit(self.seed, what, self._draws[what])
+
+
+def disturbed_s(plan: Sequence[Fault], since: float, until: float) -> float:
+    """Seconds of a span in which some fault, or what it leaves behind, was at work."""
+    total, reached = 0.0, since
+    for fault in sorted((one for one in plan if one.kind not in BENIGN), key=lambda one: one.at):
+        begins, ends = max(fault.at, reached), min(fault.at + fault.for_s + TAIL_S, until)
+        if ends > begins:
+            total, reached = total + ends - begins, ends
+    return total

@@ -1,0 +1,317 @@
+"""What must hold after every write, every birth and death of a machine, and at the end. Each check has a name.
+
+The numbers are those of "Invariants" in docs/architecture.md.
+
+1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
+4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled · 5 no_job_lost, legal_step, success_is_real ·
+6 one_job_a_key · 7 ended_absent · 8 live_state_ends, signal_is_heard · 10 own_checkpoint, good_checkpoint_kept ·
+11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database · liveness: drains
+
+Beside them: foreign_untouched, no_false_death, who_writes_what, no_internal_error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from broker.decide.lifecycle import ATTEMPT_RULES, JOB_RULES
+from broker.decide.recovery import furthest_first, step_of
+from broker.domain.ids import AttemptId, JobId, attempt_of
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind, Reason
+from broker.domain.money import ZERO
+from broker.ports import Change
+from providers.body import Machine
+from tests.sim.cloud import Stand
+from tests.sim.faults import disturbed_s
+from tests.sim.loop import Process
+from trainer.contract import keys
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+CANARY = "canary-of-a-secret"
+_NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
+_JOB_NEXT = {(state, to) for (state, _), to in JOB_RULES.items()}
+_SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A lease as it was given; `until` in virtual seconds of the database's clock."""
+
+    process: str
+    epoch: int
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Before:
+    """Rows as they were right before a write."""
+
+    jobs: dict[JobId, Job]
+    attempts: dict[AttemptId, Attempt]
+
+
+class Watch:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._held: dict[str, Held] = {}
+        self._entered: dict[AttemptId, float] = {}
+        self._furthest: dict[JobId, int] = {}
+        self._orphan_since: dict[str, float] = {}
+        self._told_since: dict[AttemptId, float] = {}
+        self.stands: list[Stand] = []
+        self.acknowledged: dict[str, JobId] = {}
+        """Jobs that were answered, by their key."""
+
+    # ------------------------------------------------------------------------------------------------------- the store
+
+    def before_store(self, name: str, args: tuple[Any, ...]) -> Before | None:
+        if name not in ("apply", "charge"):
+            return None
+        state = self._world.state
+        changes = args[0] if name == "apply" else [Change(charge=one) for one in args[0]]
+        attempts = [c.attempt[0].id for c in changes if c.attempt] + [c.charge.attempt_id for c in changes if c.charge]
+        jobs = {c.job[0].id for c in changes if c.job} | {state.attempts[i].value.job_id for i in attempts}
+        return Before(
+            jobs={i: state.jobs[i].value for i in sorted(jobs)},
+            attempts={i: state.attempts[i].value for i in attempts},
+        )
+
+    def after_store(
+        self, process: Process, name: str, args: Any, kwargs: dict[str, Any], before: Before | None, answer: Any
+    ) -> None:
+        if name in ("claim_jobs", "claim_attempts"):
+            self._claimed(process, [getattr(one, "attempt", one) for one in answer], kwargs["lease_s"])
+        elif name == "release":
+            for row in (*args[0], *args[1]):
+                self._released(row.id, row.epoch)
+        elif name == "ping":
+            self._world.pinged(process)
+        elif before is not None and name == "apply":
+            for change, held in zip(args[0], answer, strict=True):
+                if held:
+                    self._applied(process, change, before)
+        if before is not None:
+            for job_id in before.jobs:
+                self.job_adds_up(job_id)
+
+    def _claimed(self, process: Process, rows: Sequence[Job | Attempt], lease_s: float) -> None:
+        now = self._world.loop.time()
+        for row in rows:
+            other = self._held.get(row.id)
+            if other is not None and other.until > now:
+                self._fail("one_lease_holder", f"{row.id} claimed by {process.id}, held by {other.process}")
+            self._held[row.id] = Held(process=process.id, epoch=row.epoch, until=now + lease_s)
+
+    def _released(self, row_id: str, epoch: int) -> None:
+        held = self._held.get(row_id)
+        if held is not None and held.epoch == epoch:
+            del self._held[row_id]
+
+    def _applied(self, process: Process, change: Change, before: Before) -> None:
+        if change.attempt is not None:
+            read, to = change.attempt
+            was = before.attempts[read.id]
+            if (was.epoch, was.state) != (read.epoch, read.state):
+                self._fail("fenced", f"{process.id} read {read.state} under {read.epoch}, it was {was.state}")
+            self._released(read.id, read.epoch)
+            if to.state is not was.state:
+                self._stepped(process, was, to)
+        if change.job is not None:
+            was_job, to_job = before.jobs[change.job[0].id], change.job[1]
+            if was_job.state is not to_job.state:
+                self._world.note(process.id, f"job {to_job.id} {was_job.state} -> {to_job.state} {to_job.reason}")
+                if (was_job.state, to_job.state) not in _JOB_NEXT:
+                    self._fail("legal_step", f"job {to_job.id}: {was_job.state} -> {to_job.state}")
+            self._released(was_job.id, change.job[0].epoch)
+        if change.admit is not None:
+            self._admitted(process, change.admit)
+        for event in change.events:
+            if CANARY in event.message:
+                self._fail("no_secret", f"event {event.kind}")
+
+    def _stepped(self, process: Process, was: Attempt, to: Attempt) -> None:
+        reason = f" ({to.reason})" if to.reason else ""
+        self._world.note(process.id, f"attempt {to.id} {was.state} -> {to.state}{reason} {to.detail}")
+        self._entered[to.id] = self._world.loop.time()
+        if (was.state, to.state) not in _NEXT:
+            self._fail("legal_step", f"attempt {to.id}: {was.state} -> {to.state}")
+        standing = {i for i in self._world.cloud.standing() if i.startswith(to.name)}
+        if to.state is AttemptState.TERMINATING and was.state is AttemptState.TRAINING:
+            self._death(to, standing)
+        if to.state is AttemptState.ENDED:
+            self._furthest[to.job_id] = self._saved(to.job_id)
+            if was.create_sent_at is not None:
+                self._ended(to, standing)
+
+    def _death(self, to: Attempt, standing: set[str]) -> None:
+        if to.reason is Reason.PREEMPTED and len(standing) >= to.line.nodes:
+            self._fail("no_false_death", f"{to.name} stands, and was taken for dead: {to.detail}")
+        if to.reason is Reason.HUNG and to.name not in self._world.body.silent:
+            self._fail("no_false_death", f"{to.name} works, and was taken for hung")
+
+    def _ended(self, to: Attempt, standing: set[str]) -> None:
+        if standing:
+            self._fail("ended_absent", f"{to.id} ended, and {', '.join(sorted(standing))} stands")
+        if self._world.launching(to.name):
+            self._fail("ended_absent", f"{to.id} ended, and a launcher may still create {to.name}")
+        ledger = [entry for entry in self._world.state.ledger[to.job_id] if entry.attempt_id == to.id]
+        attempt = self._world.state.attempts[to.id].value
+        released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
+        if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
+            self._fail("reservation_settled", f"{to.id}: {released} of {attempt.reserved_usd} released")
+        if not self._world.skewed:
+            true = sum((self._cost(one) for one in self.stands if one.attempt == to.id), ZERO)
+            if attempt.charged_usd < true:
+                self._fail("charged_in_full", f"{to.id}: {attempt.charged_usd} charged, the cloud bills {true}")
+
+    def _cost(self, one: Stand) -> Decimal:
+        ended = self._world.loop.time() if one.ended is None else one.ended
+        return one.usd_per_hour * Decimal(str(round(ended - one.born, 3))) / 3600
+
+    def _admitted(self, process: Process, new: Attempt) -> None:
+        self._entered[new.id] = self._world.loop.time()
+        self._world.note(process.id, f"attempt {new.id} intended, number {new.number}, {new.line.offer.id}")
+        if any(not key.startswith(keys.checkpoints(new.job_id)) for key in new.resume_from):
+            self._fail("own_checkpoint", f"{new.id} resumes from {new.resume_from}")
+        found = step_of(new.resume_from[0]) if new.resume_from else 0
+        if found < self._furthest.get(new.job_id, 0):
+            self._fail("resume_furthest", f"{new.id} from step {found}, {self._furthest[new.job_id]} was saved")
+
+    def _saved(self, job_id: JobId) -> int:
+        found = furthest_first([key for key in self._world.objects.data if key.startswith(keys.checkpoints(job_id))])
+        return step_of(found[0]) if found else 0
+
+    def job_adds_up(self, job_id: JobId) -> None:
+        state = self._world.state
+        job = state.jobs[job_id].value
+        attempts = [state.attempts[i].value for i in state.of_job[job_id]]
+        live = [one for one in attempts if one.live]
+        if len(live) > 1:
+            self._fail("one_live_attempt", f"job {job_id}: {', '.join(one.id for one in live)}")
+        if (job.state is JobState.ACTIVE) != bool(live):
+            self._fail("active_has_attempt", f"job {job_id} is {job.state} with {len(live)} live attempts")
+        written = sum((entry.usd for entry in state.ledger[job_id] if entry.kind in _SPENT), ZERO)
+        charged = sum((one.charged_usd for one in attempts), ZERO)
+        if not written == charged == job.spent_usd:
+            self._fail("ledger_adds_up", f"job {job_id}: {written} written, {charged} charged, {job.spent_usd} spent")
+        late = sum((entry.usd for entry in state.ledger[job_id] if entry.kind is LedgerKind.ADJUSTMENT), ZERO)
+        if job.spent_usd - late > job.cap_usd and not self._world.skewed:
+            self._over_cap(job, attempts, late)
+
+    def _over_cap(self, job: Job, attempts: Sequence[Attempt], late: Decimal) -> None:
+        """An outage keeps a machine from being destroyed, and costs its rate for as long. `late`: for machines that
+        came after their attempt's end, against the promise of their launcher."""
+        now, allowed = self._world.loop.time(), ZERO
+        for one in attempts:
+            since = self._world.time_of(one.create_sent_at or one.created_at)
+            until = self._world.time_of(one.ended_at) if one.ended_at else now
+            span = Decimal(str(disturbed_s(self._world.plan, since, until)))
+            allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
+        if job.spent_usd - late > job.cap_usd + allowed:
+            self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
+
+    # ------------------------------------------------------------------------------------------------------- the cloud
+
+    def born(self, machine: Machine) -> None:
+        found = attempt_of(self._world.installation, machine.name)
+        row = self._world.state.attempts.get(found) if found else None
+        if row is None or row.value.create_sent_at is None or found is None:
+            self._fail("intent_first", f"{machine.name} was created, and no row tells of it")
+            return
+        attempt = row.value
+        price = attempt.line.offer.usd_per_hour
+        stand = Stand(name=machine.name, attempt=found, usd_per_hour=price, born=self._world.loop.time())
+        self.stands.append(stand)
+        others = [self._world.state.attempts[i].value.name for i in self._world.state.of_job[attempt.job_id]]
+        if machine.name in self._world.late:
+            return
+        both = [
+            name
+            for name in self._world.body.standing()
+            if name in others and name not in (machine.name, *self._world.late)
+        ]
+        if both:
+            self._fail("one_machine_set", f"{machine.name} was created beside {both[0]} of the same job")
+
+    def died(self, name: str, at: float) -> None:
+        for stand in self.stands:
+            if stand.name == name and stand.ended is None:
+                stand.ended = at
+
+    # ----------------------------------------------------------------------------------------------------- the objects
+
+    def before_put(self, key: str, data: bytes, *, by_broker: bool) -> None:
+        if CANARY.encode() in data:
+            self._fail("no_secret", key)
+        if key == keys.BROKER_LEASE:
+            self._world.touched_lease()
+        if by_broker and (key.startswith(("checkpoints/", keys.BEATS)) or key.endswith("final.json")):
+            self._fail("who_writes_what", f"a broker wrote {key}")
+        if key.endswith("spec.json") and key in self._world.objects.data:
+            self._fail("who_writes_what", f"{key} was written twice")
+
+    def before_delete(self, key: str) -> None:
+        if not key.startswith("checkpoints/") or not key.endswith(keys.MANIFEST):
+            return
+        job_id = JobId(key.split("/")[1])
+        if self._world.state.jobs[job_id].value.state not in RESTING_JOB_STATES or step_of(key) == self._saved(job_id):
+            self._fail("good_checkpoint_kept", f"{key} was deleted")
+
+    # --------------------------------------------------------------------------------------------- now and then, at end
+
+    def tick(self) -> None:
+        """What takes too long, disturbances not counted."""
+        world, now = self._world, self._world.loop.time()
+        lag_s, sweep_s = world.cloud.caps.list_lag_s, world.rhythm.sweep_s
+        standing = world.cloud.standing()
+        self._orphan_since = {i: at for i, at in self._orphan_since.items() if i in standing}
+        for machine_id in standing:
+            row = world.state.attempts.get(AttemptId(machine_id.split("-")[2]))
+            if row is not None and row.value.live:
+                self._orphan_since.pop(machine_id, None)
+                continue
+            since = self._orphan_since.setdefault(machine_id, now)
+            if self._calm(since) > lag_s + 2 * sweep_s + 30:
+                self._fail("no_leak", f"{machine_id} stands for {now - since:.0f} s, and nobody answers for it")
+        # Only the broker that sent a create can say that it is through, and others may get the lease before it.
+        others_s = 600.0 * (len(world.slots) - 1)
+        limits = {
+            AttemptState.INTENDED: 90.0, AttemptState.LAUNCHING: 400.0, AttemptState.BOOTING: 400.0,
+            AttemptState.DRAINING: world.limits.drain_s + 90, AttemptState.TERMINATING: 3 * lag_s + 200 + others_s,
+        }  # fmt: skip
+        heard = {one.id: self._told_since.setdefault(one.id, now) for one in world.live() if self._is_told(one)}
+        self._told_since = heard
+        for own, since in heard.items():
+            if self._calm(since) > 90:
+                self._fail("signal_is_heard", f"{own} was told to end, and goes on for {now - since:.0f} s")
+        for one in world.live():
+            calm = self._calm(self._entered[one.id])
+            if calm > limits.get(one.state, 7200.0):
+                self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
+
+    def _is_told(self, one: Attempt) -> bool:
+        told = one.signal is not None or self._world.state.jobs[one.job_id].value.stop_requested
+        return told and one.state in (AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING)
+
+    def _calm(self, since: float) -> float:
+        now = self._world.loop.time()
+        return now - since - disturbed_s(self._world.plan, since, now)
+
+    def end(self) -> None:
+        """Everything is over: nobody was lost on the way."""
+        state = self._world.state
+        for key, job_id in self.acknowledged.items():
+            if job_id not in state.jobs:
+                self._fail("no_job_lost", f"{job_id} of {key} is gone")
+            elif state.jobs[job_id].value.state is JobState.SUCCEEDED:
+                finals = [self._world.objects.data.get(keys.final(i)) for i in state.of_job[job_id]]
+                if not any(found and b'"completed"' in found[0] for found in finals):
+                    self._fail("success_is_real", f"{job_id} succeeded, and no machine said so")
+        if len(set(self.acknowledged.values())) != len(self.acknowledged) or len(state.jobs) > self._world.asked:
+            self._fail("one_job_a_key", f"{len(self.acknowledged)} keys made {len(state.jobs)} jobs")
+
+    def _fail(self, name: str, message: str) -> None:
+        self._world.fail(name, message)

@@ -1,0 +1,398 @@
+"""A whole house in virtual time: one to three brokers with the production wiring on one store, one cloud, one blob
+store, and people who submit, stop and pay more. Everything follows from the seed and the plan of faults."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.fleet import Fleet
+from broker.controllers.loop import run_forever
+from broker.domain.errors import GpubrokerError, NoCapacity, StoreUnavailable
+from broker.domain.ids import Installation, InstanceName, JobId, job_id
+from broker.domain.instance import BootSpec
+from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
+from broker.domain.offer import Workload
+from broker.domain.spec import JobSpec
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.market.market import Market, MarketRhythm
+from broker.ports import Blobs, JobFilter, Lane, Provider, Store
+from broker.secrets import SecretBox
+from broker.store.memory import MemoryStore
+from providers.body import Machine
+from providers.seeded import rng
+from providers.sim_config import SimulatedConfig
+from tests.sim.cloud import Body, Cloud, CloudDoor, Launch
+from tests.sim.doors import BlobDoor, Objects, StoreDoor
+from tests.sim.faults import CALM_S, SHARES, TAIL_S, Fault, Weather
+from tests.sim.invariants import CANARY, Watch
+from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, context_of
+from trainer.contract.rendezvous import Limits
+
+BOX = SecretBox(bytes(32))
+PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
+DRAIN_S = 9000.0
+"""After the last fault everything is over by then."""
+TICK_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """`violation`: (name of the invariant, what happened); None: all held."""
+
+    seed: int
+    violation: tuple[str, str] | None
+    trace: tuple[str, ...]
+    steps: int
+    faults: int
+    states: tuple[str, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256("\n".join((*self.trace, str(self.steps))).encode()).hexdigest()
+
+
+@dataclass(kw_only=True)
+class Slot:
+    """A place where a broker runs; its clock is the machine's."""
+
+    number: int
+    skew_s: float
+    clock: SimClock
+    process: Process
+    starts: int = 0
+
+
+class World:
+    installation = Installation("test")
+    rhythm = Rhythm(
+        poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=60, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
+        replace_s=30, sold_out_s=60,
+    )  # fmt: skip
+    limits = Limits(beat_s=10, poll_s=10, deadman_s=400, drain_s=60)
+
+    def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
+        self.seed, self.plan = seed, plan
+        self.loop = SimLoop(seed)
+        self.loop.on_kill = self._kill
+        random.seed(f"{seed}/global")
+        self._pauses = random.Random(f"{seed}/pauses")
+        self._draw = rng(seed, "world")
+        self.weather = Weather(seed=seed)
+        self.trace: list[str] = []
+        self.violation: tuple[str, str] | None = None
+        self.launches: list[Launch] = []
+        self.objects = Objects()
+        self.watch = Watch(self)
+        self.jobs: list[JobId] = []
+        self.asked = 0
+        self.late: set[InstanceName] = set()
+        """Machines of attempts that had ended: their launchers were called dead, and were not."""
+        self._pinged: dict[str, float] = {}
+        self._processes: dict[str, Process] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="gb-sim-"))
+        clock = SimClock(self.loop)
+        self.store = MemoryStore(clock)
+        self.state = self.store._state
+        config = self._config()
+        self.body = Body(cast(Blobs, BlobDoor(self, None)), clock, config.virtual, seed=seed)
+        self.cloud = Cloud(config, self.body, installation=self.installation, state=self._folder, clock=clock)
+        self.body.world = self.cloud.world = self
+        skewed = self._draw.random() < 0.25
+        self.skewed = skewed or any(fault.kind == "clock" for fault in plan)
+        self.slots = [
+            self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0)
+            for n in range(self._draw.choice((1, 1, 2, 2, 3)))
+        ]
+
+    def _config(self) -> SimulatedConfig:
+        draw = self._draw
+        wrong = max((f.share for f in self.plan if f.kind == "cloud.wrong_machine"), default=0.0)
+        return SimulatedConfig.model_validate(
+            {
+                "body": "virtual", "seed": self.seed, "sold_out": draw.choice((0, 0.05, 0.3)),
+                "hazard_scale": draw.choice((0, 0, 0, 10, 40)), "notice_s": draw.choice((0, 30, 120)),
+                "faults": {"list_lag_s": draw.choice((0, 0, 5, 30)), "wrong_machine": wrong},
+                "virtual": {
+                    "run_s": draw.choice((200, 600, 1500)), "boot_s": draw.choice((5, 30)), "beat_s": 10, "tick_s": 1,
+                },
+            }
+        )  # fmt: skip
+
+    def _slot(self, number: int, skew_s: float) -> Slot:
+        nobody = Process(f"b{number}.0", dead=True)
+        clock = SimClock(self.loop, skew_s=skew_s)
+        return Slot(number=number, skew_s=skew_s, clock=clock, process=nobody)
+
+    # --- what is told
+
+    def note(self, who: str, what: str) -> None:
+        self.trace.append(f"{self.loop.time():9.2f} {who:6} {what}")
+
+    def fail(self, name: str, message: str) -> None:
+        """The first violation ends the run."""
+        if self.violation is None:
+            self.violation = (name, message)
+            self.note("!", f"{name}: {message}")
+            self.loop.stop()
+
+    def time_of(self, moment: datetime) -> float:
+        return (moment - EPOCH).total_seconds()
+
+    def born(self, machine: Machine) -> None:
+        self.note("cloud", f"created {machine.name}")
+        self.watch.born(machine)
+
+    def destroyed(self, name: InstanceName) -> None:
+        self.note("cloud", f"destroyed {name}")
+        self.watch.died(name, self.loop.time())
+
+    def over(self, name: str) -> None:
+        self.note("cloud", f"over {name}")
+        self.watch.died(name, min(self.loop.time(), self.body._instances[name].dies_at))
+
+    def pinged(self, process: Process) -> None:
+        self._pinged[process.id] = self.loop.time()
+
+    def touched_lease(self) -> None:
+        if self.loop.time() - max(self._pinged.values(), default=-1e9) > 1.0 + self._longest_freeze():
+            self.fail("lease_needs_database", "the brokers' lease was touched without a transaction right before")
+
+    def _longest_freeze(self) -> float:
+        return max((fault.for_s for fault in self.plan if fault.kind == "freeze"), default=0.0)
+
+    def launching(self, name: str, by: str | None = None) -> bool:
+        return any(one.name == name and by in (None, one.launched_by) for one in self.launches)
+
+    def is_dead(self, process_id: str) -> bool:
+        return process_id in self._processes and self._processes[process_id].dead
+
+    def live(self) -> list[Attempt]:
+        return [self.state.attempts[i].value for lane in Lane for i in self.state.by_lane[lane]]
+
+    # --- what is done
+
+    async def pause(self, least_s: float, most_s: float) -> None:
+        await asyncio.sleep(self._pauses.uniform(least_s, most_s))
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """In the world's name: it goes on when whoever asked for it has died."""
+        return self.loop.create_task(work, name=name, context=context_of(None))
+
+    def start(self, slot: Slot) -> None:
+        slot.starts += 1
+        process = Process(f"b{slot.number}.{slot.starts}", skew_s=slot.skew_s)
+        slot.process = self._processes[process.id] = process
+        slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
+        provider = cast(Provider, CloudDoor(self, process, slot.clock, slot.number))
+        context = Context(
+            installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=slot.clock,
+            store=cast(Store, StoreDoor(self, process, slot.number, self.store)),
+            blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
+        )  # fmt: skip
+        market = Market({"simulated": provider}, slot.clock, MarketRhythm(poll_s=self.rhythm.market_s))
+        fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
+        self.note(process.id, "starts")
+        for work in (run_forever(market, slot.clock), fleet.run()):
+            task = self.loop.create_task(work, context=context_of(process))
+            task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
+
+    def _stopped(self, process: Process, done: asyncio.Task[Any]) -> None:
+        self.fail("no_internal_error", f"{process.id} ended: {done!r}")
+
+    def _kill(self, process: Process) -> None:
+        process.dead, process.kill_at = True, None
+        self.loop.keep_tasks_of(process)
+        self.note(process.id, f"killed after {process.steps} steps")
+
+    # --- the story
+
+    def run(self) -> Outcome:
+        handler = _Errors(self)
+        root = logging.getLogger()
+        root.addHandler(handler)
+        asyncio.set_event_loop(self.loop)
+        main = self.spawn(self._live(), "world")
+        main.add_done_callback(lambda _: self.loop.stop(), context=context_of(None))
+        try:
+            self.loop.run_forever()
+            if self.violation is None and main.done() and main.exception() is not None:
+                raise cast(BaseException, main.exception())
+        except Livelock as e:
+            self.fail("drains", f"without end {e}")
+        finally:
+            root.removeHandler(handler)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return Outcome(
+            seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
+            faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
+        )  # fmt: skip
+
+    async def _live(self) -> None:
+        for slot in self.slots:
+            self.start(slot)
+        for fault in self.plan:
+            self.spawn(self._happen(fault), fault.kind)
+        await self.store.as_tenant(PEOPLE).put_secret("me", "TOKEN", BOX.seal(CANARY))
+        for number in range(self._draw.randint(1, 4)):
+            self.spawn(self._submit(number), f"submit {number}")
+        while self.loop.time() < CALM_S or not self._over():
+            await asyncio.sleep(TICK_S)
+            self.watch.tick()
+            if self.loop.time() > CALM_S + TAIL_S + DRAIN_S:
+                left = [f"{i} {self.state.jobs[i].value.state}" for i in self.jobs] + list(self.cloud.standing())
+                self.fail("drains", f"left: {', '.join(left)}")
+        self.watch.end()
+        strangers = await self.store.as_tenant(Tenant(team="others", owner="me")).jobs(JobFilter())
+        if strangers:
+            self.fail("other_team_unseen", f"{len(strangers)} jobs of another team")
+
+    def _over(self) -> bool:
+        rest = all(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs)
+        return rest and not self.live() and not self.cloud.standing()
+
+    async def _submit(self, number: int) -> None:
+        draw = rng(self.seed, "job", number)
+        await asyncio.sleep(draw.uniform(0, 700) if number else 1.0)
+        values: dict[str, Any] = {
+            "name": f"job-{number}", "cap_usd": draw.choice(("0.1", "0.3", "2", "10")),
+            "script": {"code": "upload:" + "0" * 64, "command": ["true"]},
+            "checkpoint": {"every_s": draw.choice((20, 60, 300))},
+            "resources": {
+                "nodes": draw.choice((1, 1, 1, 2)), "spot": draw.choice(("allowed", "never", "only")),
+                "accelerators": draw.choice(([], ["h100-sxm"], ["l40s", "rtx4090"])),
+            },
+        }  # fmt: skip
+        if draw.random() < 0.2:
+            values["secrets"] = ["TOKEN"]
+        if draw.random() < 0.2:
+            values["max_duration"] = draw.choice((200, 1000))
+        spec = JobSpec.model_validate(values)
+        own = job_id(draw.randbytes(9))
+        job = Job(
+            id=own, owner="me", spec=spec, workload=Workload(shape=None, method="script"), created_at=EPOCH,
+            cap_usd=spec.cap_usd,
+        )  # fmt: skip
+        self.asked += 1
+        door = StoreDoor(self, Process("people"), 0, self.store.as_tenant(PEOPLE))
+        while True:
+            try:
+                kept, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(5.0)
+        self.watch.acknowledged[f"key-{number}"] = kept.id
+        self.jobs.append(kept.id)
+        self.note("people", f"submitted {kept.id}: {values}")
+
+    # --- the faults
+
+    async def _happen(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at)
+        self.note("fault", str(fault))
+        if fault.kind in SHARES:
+            self.weather.now[fault.kind].append(fault)
+            await asyncio.sleep(fault.for_s)
+            self.weather.now[fault.kind].remove(fault)
+            return
+        slot = self.slots[fault.target % len(self.slots)]
+        if fault.kind == "late_machine":
+            await self._late_machine(fault)
+        elif fault.kind == "kill":
+            await self._crash(slot, fault)
+        elif fault.kind == "freeze":
+            await self._freeze(slot, fault)
+        elif fault.kind == "clock":
+            slot.skew_s = slot.clock.skew_s = slot.process.skew_s = fault.share
+        elif fault.kind in ("stop", "raise_cap"):
+            await self._person(fault)
+        else:
+            self._machine(fault)
+
+    async def _crash(self, slot: Slot, fault: Fault) -> None:
+        """At one of the next awaits, drawn from the share; at the latest before its place starts again."""
+        process = slot.process
+        if process.dead:
+            return
+        process.kill_at = process.steps + 1 + int(fault.share * 400)
+        await asyncio.sleep(fault.for_s)
+        if not process.dead:
+            self._kill(process)
+        if slot.process is process:
+            self.start(slot)
+
+    async def _freeze(self, slot: Slot, fault: Fault) -> None:
+        process = slot.process
+        if process.dead or process.frozen:
+            return
+        process.frozen = True
+        await asyncio.sleep(fault.for_s)
+        self.note(process.id, "goes on")
+        self.loop.thaw(process)
+
+    async def _person(self, fault: Fault) -> None:
+        if not self.jobs:
+            return
+        own = self.jobs[fault.target % len(self.jobs)]
+        tenant = self.store.as_tenant(PEOPLE)
+        try:
+            if fault.kind == "stop":
+                await tenant.request_stop(own, Event(job_id=own, kind="job.stop_requested", message="stop"))
+            else:
+                raised = self.state.jobs[own].value.cap_usd + Decimal("1")
+                await tenant.raise_cap(own, raised, Event(job_id=own, kind="job.cap_raised", message="more"))
+        except GpubrokerError as e:
+            self.note("people", f"{fault.kind}: {e}")
+
+    async def _late_machine(self, fault: Fault) -> None:
+        """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""
+        rows = (self.state.attempts[i].value for i in self.state.by_lane[None])
+        ended = [one for one in rows if one.create_sent_at is not None]
+        if ended:
+            one = ended[fault.target % len(ended)]
+            self.late.add(one.name)
+            boot = BootSpec(env={"GPUBROKER_ATTEMPT": one.id})
+            with contextlib.suppress(NoCapacity):
+                await self.cloud.create(one.name, one.line.offer, boot)
+
+    def _machine(self, fault: Fault) -> None:
+        """Something befalls a machine that stands."""
+        standing = sorted(self.body.standing())
+        if not standing:
+            return
+        name = standing[fault.target % len(standing)]
+        if fault.kind == "preempt":
+            self.body.preempt(name, 0.0)
+        elif fault.kind == "preempt_with_notice":
+            self.body.preempt(name, fault.for_s)
+        elif fault.kind == "silence":
+            self.body.silent.add(name)
+        elif fault.kind == "zombie_trainer":
+            self.spawn(self.body.haunt(name, fault.for_s), "zombie")
+        elif fault.kind == "lose_node" and self.cloud.more:
+            lost = sorted(self.cloud.more)[0]
+            del self.cloud.more[lost]
+            self.note("cloud", f"lost {lost}")
+
+
+class _Errors(logging.Handler):
+    """What the controllers call a bug of their own."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.WARNING)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, GpubrokerError | TimeoutError):
+            self._world.fail("no_internal_error", f"{record.getMessage()}: {type(error).__name__}: {error}")
