@@ -53,6 +53,7 @@ class Room:
     async def locked(cls, connection: Connection, whose: Iterable[Whose]) -> "Room":
         """The policies that cover these jobs are locked until the end of the transaction."""
         teams, owners = (list(column) for column in zip(*sorted(set(whose)), strict=True))
+        await connection.execute(QUERIES["enter_admission"])
         found = await connection.fetch(QUERIES["lock_policies"], teams, owners)
         if not found:
             return cls()

@@ -29,6 +29,7 @@ class TenantPolicies(Part):
         policy_rules.check(self._tenant, policy)
         document, actor = policy.model_dump_json(), self._tenant.owner
         async with self._pool.transaction("put_policy") as connection:
+            await connection.execute(QUERIES["enter_policy"])
             known = await connection.fetchrow(QUERIES["lock_policy"], policy.team, policy.name)
             before = policy_of(known["document"]) if known and known["document"] else None
             if known is not None and before == policy:

@@ -11,6 +11,14 @@ WHERE document IS NOT NULL AND EXISTS (
     WHERE (p.team IS NULL OR p.team = job.team) AND (p.person IS NULL OR p.person = job.owner))
 ORDER BY id;
 
+-- name: enter_admission
+-- Whoever makes a policy waits for the admissions under way, which do not know it: the next one sees what they reserved.
+-- A statement of its own, since the next one's snapshot has to be later.
+SELECT pg_advisory_xact_lock_shared(hashtextextended('gpubroker.policies', 0));
+
+-- name: enter_policy
+SELECT pg_advisory_xact_lock(hashtextextended('gpubroker.policies', 0));
+
 -- name: lock_policies
 SELECT *, clock_timestamp() AS now FROM policies p
 WHERE document IS NOT NULL AND EXISTS (

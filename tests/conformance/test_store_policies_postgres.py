@@ -68,9 +68,9 @@ def reserving(job: Job, usd: Decimal) -> Change:
     return replace(made, admit=replace(made.admit, reserved_usd=usd), ledger=(entry,))
 
 
-async def blocked(raw: Any, waiting: "asyncio.Task[Any]") -> None:
-    """Until somebody waits for a lock."""
-    while not await raw.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+async def blocked(raw: Any, waiting: "asyncio.Task[Any]", *, by: int = 1) -> None:
+    """Until so many wait for a lock."""
+    while await raw.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'") < by:
         assert not waiting.done(), "it did not wait for the lock"
 
 
@@ -150,6 +150,28 @@ async def test_a_policy_that_changes_while_an_admission_waits_is_obeyed(brokers:
         await blocked(raw, waiting)
         await raw.execute("UPDATE policies SET document = document || '{\"max_jobs\": 0}'")
     assert await waiting == [False]
+
+
+async def test_a_new_policy_counts_what_is_being_admitted_while_it_is_made(
+    brokers: list[PostgresStore], raw: Any
+) -> None:
+    """The one that is under way knows no policy, and has to be seen by the next."""
+    await submitted(brokers[0])
+    await submitted(brokers[0])
+    jobs = [await claimed_job(brokers[0]) for _ in range(2)]
+
+    async def after(made: "asyncio.Task[Any]") -> list[bool]:
+        await made
+        return await brokers[2].apply([reserving(jobs[1], Decimal(9))])  # type: ignore[return-value]
+
+    async with raw.transaction():
+        await raw.execute("LOCK TABLE ledger IN EXCLUSIVE MODE")
+        first = asyncio.create_task(brokers[0].apply([reserving(jobs[0], Decimal(9))]))
+        await blocked(raw, first)
+        second = asyncio.create_task(after(asyncio.create_task(brokers[1].put_policy(policy(budgets=month("10"))))))
+        await blocked(raw, second, by=2)
+    assert [await first, await second] == [[True], [False]]
+    assert await raw.fetchval(COMMITTED) == 9
 
 
 async def test_whoever_writes_to_the_ledger_spends(brokers: list[PostgresStore], raw: Any) -> None:
