@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from broker.api.auth import Authenticator
+from broker.api.context import AUTH
 from broker.api.grpc import jobs as jobs_door
 from broker.api.grpc.refusals import DETAIL_BYTES, status_of
 from broker.api.grpc.server import SERVICES, Taken, serving
@@ -186,6 +188,46 @@ async def test_health_follows_readiness(house: House, monkeypatch: pytest.Monkey
     unknown = stub.Watch(health_pb2.HealthCheckRequest(service="other"))
     assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
     unknown.cancel()
+
+
+async def test_a_call_without_a_token_is_refused_before_its_message_comes(house: House) -> None:
+    for method in ("GetJob", "WatchEvents"):
+        call: Any = house.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=20)
+        assert (await fails(call)).kind == "unauthenticated"
+
+
+async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(house: House) -> None:
+    me = await signed(house)
+    sent = asyncio.Event()
+
+    async def late() -> AsyncIterator[bytes]:
+        await sent.wait()
+        yield pb.ListJobsRequest().SerializeToString()
+
+    open_call: Any = house.channel.stream_unary("/gpubroker.v1.JobService/ListJobs")
+    call = open_call(late(), metadata=me, timeout=20)
+    await call.wait_for_connection()
+    await stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=me)
+    for token in await house.api.service.store.tokens():
+        await house.api.service.store.delete_token(token.id)
+    house.api.app[AUTH].forget()
+    sent.set()
+    assert (await fails(call)).kind == "unauthenticated"
+
+
+async def test_watchers_of_health_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.grpc.health.WATCHERS", 2)
+    stub = health_pb2_grpc.HealthStub(house.channel)
+    watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
+    for watch in watching:
+        await watch.read()
+    assert (await fails(stub.Watch(health_pb2.HealthCheckRequest()).read())).text == "2 watch already; ask with Check"
+    watching.pop().cancel()
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                assert (await stub.Watch(health_pb2.HealthCheckRequest()).read()).status
+                return
 
 
 async def test_reflection_lists_the_services_where_it_is_on(house: House) -> None:

@@ -64,45 +64,56 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         needed = getattr(behaviour, MARK, None)
         if needed is None:
             return cast("Handler", found)
+        method, metadata = handler_call_details.method, cast(Any, handler_call_details.invocation_metadata)
+        given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
+        try:
+            caller = await self._auth.caller(given, needed)
+        except Exception as error:
+            return self._refusal(method, error)
         wrap = self._stream if found.response_streaming else self._one
         kind = f"{'stream' if found.request_streaming else 'unary'}_{'stream' if found.response_streaming else 'unary'}"
         changed = {
             "request_deserializer": _tolerant(found.request_deserializer),
-            kind: wrap(handler_call_details.method, behaviour, needed),
+            kind: wrap(method, behaviour, caller, given),
         }
         return cast("Handler", found._replace(**changed))
 
-    def _one(self, method: str, behaviour: Callable[..., Awaitable[Any]], needed: Scope) -> Any:
+    def _refusal(self, method: str, error: Exception) -> "Handler":
+        """Says it without waiting for a message: whoever has no token holds no place by sending none."""
+
+        async def serve(_: Any, context: Any) -> None:
+            with _Measure(self._measured, method) as measure:
+                await measure.refuse(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    def _one(self, method: str, behaviour: Callable[..., Awaitable[Any]], caller: Caller, given: str | None) -> Any:
         async def serve(request: Any, context: Any) -> Any:
             with _Measure(self._measured, method) as measure:
                 try:
-                    call = await self._admit(context, needed)
-                    return await behaviour(_readable(request), call)
+                    await self._auth.still(given)  # the message may come long after the token
+                    return await behaviour(_readable(request), Call(caller=caller, context=context))
                 except Exception as error:
                     await measure.refuse(context, error)
 
         return serve
 
-    def _stream(self, method: str, behaviour: Callable[..., AsyncIterator[Any]], needed: Scope) -> Any:
+    def _stream(
+        self, method: str, behaviour: Callable[..., AsyncIterator[Any]], caller: Caller, given: str | None
+    ) -> Any:
         async def serve(request: Any, context: Any) -> AsyncIterator[Any]:
             with _Measure(self._measured, method) as measure:
                 try:
-                    call = await self._admit(context, needed)
+                    await self._auth.still(given)
+                    call = Call(caller=caller, context=context)
                     async with aclosing(cast(Any, behaviour(_readable(request), call))) as answers:
                         async for answer in answers:
-                            await self._auth.still(_authorization(context))
+                            await self._auth.still(given)
                             yield answer
                 except Exception as error:
                     await measure.refuse(context, error)
 
         return serve
-
-    async def _admit(self, context: Any, needed: Scope) -> Call:
-        return Call(caller=await self._auth.caller(_authorization(context), needed), context=context)
-
-
-def _authorization(context: Any) -> str | None:
-    return next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
 
 
 class _Measure:
