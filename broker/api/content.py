@@ -4,8 +4,10 @@ import asyncio
 import hashlib
 import re
 import tarfile
+from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any, Literal
 
@@ -23,8 +25,10 @@ from trainer.contract import keys
 from trainer.contract.data import DataError, format_of
 from trainer.contract.rendezvous import Manifest, ManifestFile
 
-UPLOADS_AT_ONCE = 4
-"""Each is held in memory."""
+UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
+"""Each is held in memory; more wait. No team takes the others' turn."""
+STALLED_S = 30.0
+"""An upload of which nothing came for so long is given up."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
 Format = Literal["csv", "json", "jsonl", "tar"]
@@ -37,6 +41,7 @@ class Content:
         self._service = service
         self._blobs = service.blobs
         self._uploading = asyncio.Semaphore(UPLOADS_AT_ONCE)
+        self._of_team: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, UPLOADS_OF_TEAM))
 
     # --------------------------------------------------------------------------------------------------------- uploads
 
@@ -45,7 +50,7 @@ class Content:
     ) -> Upload:
         """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, InvalidInput."""
         fmt = _format(name, declared)
-        async with self._uploading:
+        async with self._of_team[caller.team], self._uploading:
             data, found = await self._read(body)
             if sha256 not in (None, found):
                 message = f"these {len(data)} bytes have {found}; they were changed on the way, send them again"
@@ -59,7 +64,7 @@ class Content:
     async def _read(self, body: AsyncIterable[bytes]) -> tuple[bytes, str]:
         limit = self._service.settings.upload_bytes
         data, digest = bytearray(), hashlib.sha256()
-        async for chunk in body:
+        async for chunk in _in_time(body):
             data += chunk
             digest.update(chunk)
             if len(data) > limit:
@@ -165,6 +170,20 @@ class Content:
             if match is not None:
                 found.append(Chunk(key=info.key, node=int(match[1]), boot=match[2], number=int(match[3])))
         return sorted(found, key=lambda c: (c.node, c.boot, c.number))
+
+
+async def _in_time(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    chunks = aiter(body)
+    while True:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                chunk = await anext(chunks)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            message = f"nothing came for {STALLED_S:g} s; send it again"
+            raise InvalidInput(Problem(field="body", message=message)) from None
+        yield chunk
 
 
 def _numbered(job: Job, attempts: Sequence[Attempt], number: int) -> Attempt:

@@ -1,9 +1,15 @@
 """Uploads and artifacts."""
 
+import asyncio
 import hashlib
 import io
 import tarfile
+from collections.abc import AsyncIterator
 
+import pytest
+
+from broker.api.content import UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
+from broker.api.context import CONTENT
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState
 from broker.domain.money import usd
@@ -52,6 +58,39 @@ async def test_an_upload_is_named_by_its_content_and_summarised(api: Running) ->
     assert first["bytes"] == len(CSV)
     assert first["summary"]["rows"] == 40
     assert first["summary"]["format"] == "csv"
+
+
+async def dripping(api: Running, me: dict[str, str], until: asyncio.Event) -> tuple[int, str]:
+    """An upload whose end waits."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield CSV.encode()
+        await until.wait()
+
+    headers = me | {"Content-Type": "application/octet-stream"}
+    async with api.http.post(f"{api.url}/v1/uploads?name=a.csv", data=body(), headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
+    red, blue = await api.token("ada", team="red"), await api.token("bob", team="blue")
+    until = asyncio.Event()
+    slow = [asyncio.create_task(dripping(api, red, until)) for _ in range(2 * UPLOADS_AT_ONCE)]
+    busy = api.app[CONTENT]._uploading
+    async with asyncio.timeout(20):
+        while busy._value > UPLOADS_AT_ONCE - UPLOADS_OF_TEAM:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (await api.upload(blue))["summary"]["rows"] == 40
+    until.set()
+    assert {status for status, _ in await asyncio.gather(*slow)} == {201}
+
+
+async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.content.STALLED_S", 0.05)
+    async with asyncio.timeout(20):
+        status, text = await dripping(api, await api.token("ada"), asyncio.Event())
+    assert status == 422
+    assert "nothing came for 0.05 s" in text
 
 
 async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:
