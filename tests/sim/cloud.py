@@ -125,12 +125,17 @@ class Cloud(SimulatedProvider):
         super().__init__(*args, **kwargs)
         self.more: dict[str, Observed] = {}
         """All but the first machine of several, by id."""
+        self._right = self._config
 
     @property
     def caps(self) -> Caps:
         return replace(super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0)
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        wrong = self._config.faults.model_copy(
+            update={"wrong_machine": self.world.weather.strength("cloud.wrong_machine")}
+        )
+        self._config = self._right.model_copy(update={"faults": wrong})
         handles = list(await super().create(name, offer, replace(boot, nodes=1)))
         for node in range(1, boot.nodes):
             handle = replace(handles[0], id=f"{name}-{node}")
@@ -240,7 +245,7 @@ class CloudDoor:
     async def _launch(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         weather, world = self._world.weather, self._world
         try:
-            await world.pause(0.2, 3.0)
+            await world.pause(0.2, 40.0 if weather.draw("takes long") < 0.2 else 3.0)
             self._refuse("create")
             if weather.hits("cloud.no_capacity"):
                 raise NoCapacity(f"{offer.id} is sold out")

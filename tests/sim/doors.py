@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, StoreUnavailable
@@ -126,8 +125,3 @@ class StoreDoor:
         await self._world.pause(0.001, 0.02)
         if weather.hits("store.down", self._broker) or weather.hits("store.error", self._broker):
             raise StoreUnavailable(f"{name}: no answer, nothing was written")
-
-
-def lease_end(now: datetime, kwargs: dict[str, Any]) -> float:
-    """Virtual-clock timestamp at which a claim made now lapses."""
-    return now.timestamp() + float(kwargs["lease_s"])

@@ -75,20 +75,25 @@ def _tell(outcome: Outcome, *, whole: bool) -> None:
     print("\n".join(f"  {line}" for line in best.trace), flush=True)
 
 
-def _seeds(text: str) -> range:
+def seeds_of(text: str) -> range:
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 
 
+def quiet() -> None:
+    """Controllers say a lot about faults; what they call bugs is heard by the world. `simulate` collects garbage."""
+    logging.getLogger("broker").addHandler(logging.NullHandler())
+    logging.lastResort = None
+    gc.disable()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=_seeds, default=range(20), help="e.g. 0-199")
+    parser.add_argument("--seeds", type=seeds_of, default=range(20), help="e.g. 0-199")
     parser.add_argument("--one", type=int, help="only this seed")
     parser.add_argument("--trace", action="store_true", help="print the trace also of a seed that held")
     asked = parser.parse_args()
-    logging.getLogger("broker").setLevel(logging.WARNING)
-    logging.lastResort = None
-    gc.disable()
+    quiet()
     begun = told = time.monotonic()
     summary: dict[str, Any] = {"seeds": 0, "violations": 0, "steps": 0}
     for seed in asked.seeds if asked.one is None else (asked.one,):

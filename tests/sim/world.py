@@ -11,20 +11,17 @@ import tempfile
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
-from broker.domain.errors import GpubrokerError, NoCapacity, StoreUnavailable
-from broker.domain.ids import Installation, InstanceName, JobId, job_id
+from broker.domain.errors import GpubrokerError, NoCapacity
+from broker.domain.ids import Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
-from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job
-from broker.domain.offer import Workload
-from broker.domain.spec import JobSpec
-from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.domain.job import RESTING_JOB_STATES, Attempt
+from broker.domain.tenancy import Tenant
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, JobFilter, Lane, Provider, Store
 from broker.secrets import SecretBox
@@ -32,6 +29,7 @@ from broker.store.memory import MemoryStore
 from providers.body import Machine
 from providers.seeded import rng
 from providers.sim_config import SimulatedConfig
+from tests.sim import people
 from tests.sim.cloud import Body, Cloud, CloudDoor, Launch
 from tests.sim.doors import BlobDoor, Objects, StoreDoor
 from tests.sim.faults import CALM_S, SHARES, TAIL_S, Fault, Weather
@@ -40,8 +38,7 @@ from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, context_
 from trainer.contract.rendezvous import Limits
 
 BOX = SecretBox(bytes(32))
-PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
-DRAIN_S = 9000.0
+DRAIN_S = 6000.0
 """After the last fault everything is over by then."""
 TICK_S = 10.0
 
@@ -94,6 +91,7 @@ class World:
         self.launches: list[Launch] = []
         self.objects = Objects()
         self.watch = Watch(self)
+        self.people = people.People(self)
         self.jobs: list[JobId] = []
         self.asked = 0
         self.late: set[InstanceName] = set()
@@ -117,12 +115,11 @@ class World:
 
     def _config(self) -> SimulatedConfig:
         draw = self._draw
-        wrong = max((f.share for f in self.plan if f.kind == "cloud.wrong_machine"), default=0.0)
         return SimulatedConfig.model_validate(
             {
                 "body": "virtual", "seed": self.seed, "sold_out": draw.choice((0, 0.05, 0.3)),
                 "hazard_scale": draw.choice((0, 0, 0, 10, 40)), "notice_s": draw.choice((0, 30, 120)),
-                "faults": {"list_lag_s": draw.choice((0, 0, 5, 30)), "wrong_machine": wrong},
+                "faults": {"list_lag_s": draw.choice((0, 0, 5, 30))},
                 "virtual": {
                     "run_s": draw.choice((200, 600, 1500)), "boot_s": draw.choice((5, 30)), "beat_s": 10, "tick_s": 1,
                 },
@@ -243,9 +240,10 @@ class World:
             self.start(slot)
         for fault in self.plan:
             self.spawn(self._happen(fault), fault.kind)
-        await self.store.as_tenant(PEOPLE).put_secret("me", "TOKEN", BOX.seal(CANARY))
+        await self.store.as_tenant(people.PEOPLE).put_secret("me", "TOKEN", BOX.seal(CANARY))
         for number in range(self._draw.randint(1, 4)):
-            self.spawn(self._submit(number), f"submit {number}")
+            self.spawn(self.people.submit(number), f"submit {number}")
+        self.spawn(self.people.lose_patience(), "patience")
         while self.loop.time() < CALM_S or not self._over():
             await asyncio.sleep(TICK_S)
             self.watch.tick()
@@ -260,40 +258,6 @@ class World:
     def _over(self) -> bool:
         rest = all(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs)
         return rest and not self.live() and not self.cloud.standing()
-
-    async def _submit(self, number: int) -> None:
-        draw = rng(self.seed, "job", number)
-        await asyncio.sleep(draw.uniform(0, 700) if number else 1.0)
-        values: dict[str, Any] = {
-            "name": f"job-{number}", "cap_usd": draw.choice(("0.1", "0.3", "2", "10")),
-            "script": {"code": "upload:" + "0" * 64, "command": ["true"]},
-            "checkpoint": {"every_s": draw.choice((20, 60, 300))},
-            "resources": {
-                "nodes": draw.choice((1, 1, 1, 2)), "spot": draw.choice(("allowed", "never", "only")),
-                "accelerators": draw.choice(([], ["h100-sxm"], ["l40s", "rtx4090"])),
-            },
-        }  # fmt: skip
-        if draw.random() < 0.2:
-            values["secrets"] = ["TOKEN"]
-        if draw.random() < 0.2:
-            values["max_duration"] = draw.choice((200, 1000))
-        spec = JobSpec.model_validate(values)
-        own = job_id(draw.randbytes(9))
-        job = Job(
-            id=own, owner="me", spec=spec, workload=Workload(shape=None, method="script"), created_at=EPOCH,
-            cap_usd=spec.cap_usd,
-        )  # fmt: skip
-        self.asked += 1
-        door = StoreDoor(self, Process("people"), 0, self.store.as_tenant(PEOPLE))
-        while True:
-            try:
-                kept, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
-                break
-            except StoreUnavailable:
-                await asyncio.sleep(5.0)
-        self.watch.acknowledged[f"key-{number}"] = kept.id
-        self.jobs.append(kept.id)
-        self.note("people", f"submitted {kept.id}: {values}")
 
     # --- the faults
 
@@ -315,7 +279,7 @@ class World:
         elif fault.kind == "clock":
             slot.skew_s = slot.clock.skew_s = slot.process.skew_s = fault.share
         elif fault.kind in ("stop", "raise_cap"):
-            await self._person(fault)
+            await self.people.decide(fault)
         else:
             self._machine(fault)
 
@@ -339,20 +303,6 @@ class World:
         await asyncio.sleep(fault.for_s)
         self.note(process.id, "goes on")
         self.loop.thaw(process)
-
-    async def _person(self, fault: Fault) -> None:
-        if not self.jobs:
-            return
-        own = self.jobs[fault.target % len(self.jobs)]
-        tenant = self.store.as_tenant(PEOPLE)
-        try:
-            if fault.kind == "stop":
-                await tenant.request_stop(own, Event(job_id=own, kind="job.stop_requested", message="stop"))
-            else:
-                raised = self.state.jobs[own].value.cap_usd + Decimal("1")
-                await tenant.raise_cap(own, raised, Event(job_id=own, kind="job.cap_raised", message="more"))
-        except GpubrokerError as e:
-            self.note("people", f"{fault.kind}: {e}")
 
     async def _late_machine(self, fault: Fault) -> None:
         """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""

@@ -1,0 +1,96 @@
+"""People: they submit, and again where no answer came; stop; pay more; and lose patience."""
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any
+
+from broker.domain.errors import GpubrokerError, StoreUnavailable
+from broker.domain.ids import job_id
+from broker.domain.job import Event, Job, JobState
+from broker.domain.offer import Workload
+from broker.domain.spec import JobSpec
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from providers.seeded import rng
+from tests.sim.doors import StoreDoor
+from tests.sim.faults import CALM_S, TAIL_S, Fault
+from tests.sim.loop import EPOCH, Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
+WAIT_S = 3000.0
+"""After the last fault people lose patience with jobs that wait for a reason that they were told: hosts that did them
+wrong are left alone for hours."""
+
+
+class People:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    async def submit(self, number: int) -> None:
+        world, draw = self._world, rng(self._world.seed, "job", number)
+        await asyncio.sleep(draw.uniform(0, 700) if number else 1.0)
+        spec = _spec(draw, number)
+        job = Job(
+            id=job_id(draw.randbytes(9)), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
+            created_at=EPOCH, cap_usd=spec.cap_usd,
+        )  # fmt: skip
+        world.asked += 1
+        door: Any = StoreDoor(world, Process("people"), 0, world.store.as_tenant(PEOPLE))
+        again = True
+        while again:
+            try:
+                kept, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
+                again = world.weather.draw("impatient") < 0.1
+            except StoreUnavailable:
+                await asyncio.sleep(5.0)
+        world.watch.acknowledged[f"key-{number}"] = kept.id
+        world.jobs.append(kept.id)
+        asked = spec.resources
+        limits = f"${spec.cap_usd}, {spec.max_duration or 'no'} s, saves every {spec.checkpoint.every_s} s"
+        what = f"{asked.nodes} x {'/'.join(asked.accelerators) or 'any'}, spot {asked.spot}"
+        world.note("people", f"submitted {kept.id}: {what}, {limits}")
+
+    async def decide(self, fault: Fault) -> None:
+        """To stop a job, or to raise its cap."""
+        world = self._world
+        if not world.jobs:
+            return
+        own = world.jobs[fault.target % len(world.jobs)]
+        tenant = world.store.as_tenant(PEOPLE)
+        try:
+            if fault.kind == "stop":
+                await tenant.request_stop(own, Event(job_id=own, kind="job.stop_requested", message="stop"))
+            else:
+                raised = world.state.jobs[own].value.cap_usd + 1
+                await tenant.raise_cap(own, raised, Event(job_id=own, kind="job.cap_raised", message="more"))
+        except GpubrokerError as e:
+            world.note("people", f"{fault.kind}: {e}")
+
+    async def lose_patience(self) -> None:
+        world = self._world
+        await asyncio.sleep(CALM_S + TAIL_S + WAIT_S)
+        for own in world.jobs:
+            job = world.state.jobs[own].value
+            if job.state is JobState.QUEUED and job.reason:
+                world.note("people", f"stop {own}, which waits: {job.reason}")
+                stop = Event(job_id=own, kind="job.stop_requested", message="stop")
+                await world.store.as_tenant(PEOPLE).request_stop(own, stop)
+
+
+def _spec(draw: random.Random, number: int) -> JobSpec:
+    values: dict[str, Any] = {
+        "name": f"job-{number}", "cap_usd": draw.choice(("0.1", "0.3", "2", "10")),
+        "script": {"code": "upload:" + "0" * 64, "command": ["true"]},
+        "checkpoint": {"every_s": draw.choice((20, 60, 300))},
+        "resources": {
+            "nodes": draw.choice((1, 1, 1, 2)), "spot": draw.choice(("allowed", "never", "only")),
+            "accelerators": draw.choice(([], ["h100-sxm"], ["l40s", "rtx4090"])),
+        },
+    }  # fmt: skip
+    if draw.random() < 0.2:
+        values["secrets"] = ["TOKEN"]
+    if draw.random() < 0.2:
+        values["max_duration"] = draw.choice((200, 1000))
+    return JobSpec.model_validate(values)
