@@ -366,7 +366,10 @@ class Service:
             kind="job.cap_raised",
             message=f"cap raised from {show(job.cap_usd)} to {show(cap_usd)} by {caller.owner}",
         )
-        return await self.rows(caller).raise_cap(job.id, cap_usd, event) or job
+        raised = await self.rows(caller).raise_cap(job.id, cap_usd, event) or job
+        if raised.cap_usd < cap_usd:
+            check_data(raised)  # deleted since the job was read
+        return raised
 
 
 def _cursor(job: Job) -> str:

@@ -173,7 +173,11 @@ async def budget(as_json: Json = False) -> None:
     for one in found.items:
         for row in _rows(one):
             table.add_row(*row)
-    out.say(table if found.items else "there is no policy, so only the cap of each job holds")
+    out.say(
+        table
+        if found.items
+        else "no policy of yours, so the cap of each job holds, and what an operator has set for all"
+    )
 
 
 def _rows(one: wire.StandingView) -> list[tuple[str, ...]]:

@@ -39,7 +39,8 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
         ...
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
-        """Sets a higher cap; a `capped` job becomes due for placement as `queued`. Lower or equal: unchanged.
+        """Sets a higher cap; a `capped` job becomes due for placement as `queued`. Unchanged where it is not
+        higher, or where the job is capped and its own input was deleted.
 
         The attempt that runs reserves the difference in the same transaction. Raises OverBudget where a policy refuses.
         """

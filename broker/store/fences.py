@@ -186,6 +186,11 @@ def wakes(change: Change) -> bool:
     return change.attempt is not None and change.attempt[1].live and change.due_in_s <= 0
 
 
+def cannot_run_again(job: Job) -> bool:
+    """True for a capped job whose own copy of its input was deleted: a machine bought for it would find nothing."""
+    return job.state is JobState.CAPPED and "data" in job.deleted
+
+
 def refused(what: str, rule: str) -> StoreError:
     """The error for a row that the schema refuses: a programming error in whoever wrote it."""
     return StoreError(f"{what}: the rule {rule} of the schema refuses it; nothing of this step was written")

@@ -102,7 +102,7 @@ class TenantPolicies(Part):
 
     async def raise_cap(self, job_id: JobId, cap_usd: Decimal, event: Event) -> Job | None:
         state, row = self._state, self._visible(job_id)
-        if row is None or cap_usd <= row.value.cap_usd:
+        if row is None or cap_usd <= row.value.cap_usd or fences.cannot_run_again(row.value):
             return shown(row) if row else None
         self._extend(row.value, cap_usd)
         state.write_audit(fences.cap_raised(self._tenant, row.value, cap_usd))

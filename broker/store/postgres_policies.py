@@ -102,7 +102,7 @@ class TenantPolicies(Part):
         async with self._house.transaction("raise_cap") as connection:
             found = await connection.fetchrow(QUERIES["lock_job"], job_id)
             job = rows.job(found) if found else None
-            if job is None or cap_usd <= job.cap_usd:
+            if job is None or cap_usd <= job.cap_usd or fences.cannot_run_again(job):
                 return job
             await _extend(connection, job, cap_usd)
             (row,) = await connection.fetch(QUERIES["raise_cap"], job_id, cap_usd)

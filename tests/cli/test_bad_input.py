@@ -39,8 +39,8 @@ SPECS = {
     ),
     "key twice": (GOOD + "name: again\n", "job.yaml:9: name: the key is given twice"),
     "not YAML": (GOOD + "labels: [\n", "job.yaml:10: not YAML"),
-    "no mapping": ("- 1\n", "job.yaml:1: a spec is a mapping"),
-    "empty": ("", "job.yaml:1: a spec is a mapping"),
+    "no mapping": ("- 1\n", "job.yaml:1: must be a mapping"),
+    "empty": ("", "job.yaml:1: must be a mapping"),
     "template column": (changed("{definition}", "{meaning}"), "job.yaml:8: train.data.completion: no column 'meaning'"),
     "template syntax": (changed("{definition}", "{definition"), "job.yaml:8: train.data.completion: "),
     "unset secret": (

@@ -159,6 +159,19 @@ async def test_only_what_is_at_rest_is_deleted_and_only_by_its_team(store: Store
     assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.data_deleted"]
 
 
+async def test_a_capped_job_without_its_input_is_not_queued_by_a_higher_cap(store: Store) -> None:
+    """Whatever was read before: the machine that it would be given would find nothing."""
+    await submitted(store)
+    row = await claimed_job(store)
+    assert await store.apply([Change(job=(row, replace(row, state=JobState.CAPPED)))]) == [True]
+    mine = store.as_tenant(ANN)
+    await mine.delete_data(row.id, ["data"], make_event(row, "job.data_deleted"))
+    kept = await mine.raise_cap(row.id, row.cap_usd + 1, make_event(row, "job.cap_raised"))
+    assert kept is not None
+    assert (kept.state, kept.cap_usd) == (JobState.CAPPED, row.cap_usd)
+    assert [e.kind for e in await store.events(row.id, after=0, limit=9)] == ["job.data_deleted"]
+
+
 async def test_an_upload_is_forgotten_when_nobody_has_sent_it_for_long(house: House) -> None:
     store = house.store
     mine, old, new = store.as_tenant(ANN), "a" * 64, "b" * 64
