@@ -50,7 +50,7 @@ async def add(
     out.document(made)
     out.say(f"channel {made.name} ({made.id}) is added; try it: gpubroker channel test {made.name}")
     if made.secret is not None:
-        out.say("its receiver checks signatures with this secret, shown this once:", made.secret)
+        out.secret("its receiver checks signatures with this secret, shown this once:", made.secret)
 
 
 def _secrets(names: Iterable[str]) -> dict[str, str]:
@@ -210,7 +210,7 @@ async def rotate(channel: Channel, as_json: Json = False) -> None:
     async with client() as c:
         made = await c.rotate_channel((await _found(c, channel)).id)
     out.document(made)
-    out.say("the new secret, shown this once; the one before is valid for another day:", made.secret or "")
+    out.secret("the new secret, shown this once; the one before is valid for another day:", made.secret or "")
 
 
 @command

@@ -37,6 +37,11 @@ class Output:
         for part in parts:
             self.talk.print(part, markup=False, soft_wrap=isinstance(part, str))
 
+    def secret(self, told: str, secret: str) -> None:
+        """What is shown once. With `--json` it is in the document alone: what goes to stderr ends in logs."""
+        if not self.as_json:
+            self.say(told, secret)
+
     def document(self, document: BaseModel | dict[str, Any] | list[Any]) -> None:
         """The one document of `--json`."""
         if self.as_json:

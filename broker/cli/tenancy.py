@@ -44,8 +44,8 @@ async def token_new(
         made = await c.create_token(request)
     out.document(made)
     until = "" if made.expires_at is None else f", until {made.expires_at:%Y-%m-%d %H:%M} UTC"
-    out.say(f"token {made.id} of {made.owner} in {made.team} ({', '.join(made.scopes)}{until}), shown this once:")
-    out.say(made.token)
+    told = f"token {made.id} of {made.owner} in {made.team} ({', '.join(made.scopes)}{until}), shown this once:"
+    out.secret(told, made.token)
 
 
 @command

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ async def afit(
         asked = {
             **(spec or {}),
             "name": name,
-            "cap_usd": str(usd(cap_usd)),
+            "cap_usd": str(_dollars(cap_usd)),
             "train": {**(train or {}), "model": model, "data": {"path": kept.ref, **templates}},
         }
         job = await c.submit(asked, key=key or secrets.token_hex(16))
@@ -117,6 +117,13 @@ async def afit(
         if detail.state is not JobState.SUCCEEDED:
             raise NotFinished(detail)
         return await _fetched(c, detail, Path(to or detail.id))
+
+
+def _dollars(cap_usd: Decimal | int | str) -> Decimal:
+    try:
+        return usd(cap_usd)
+    except InvalidOperation:
+        raise ValueError(f"cap_usd: {cap_usd!r} is no amount of dollars; write it as '2.50'") from None
 
 
 async def _fetched(c: AsyncClient, job: JobDetail, folder: Path) -> Fitted:

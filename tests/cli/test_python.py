@@ -178,6 +178,12 @@ async def test_fit_refuses_what_the_api_refuses(shell: Shell, given: dict[str, o
     assert await shell.api.service.store.jobs(JobFilter()) == []
 
 
+@pytest.mark.parametrize("amount", ["two", "1e40"])
+async def test_fit_says_what_is_no_amount(shell: Shell, amount: str) -> None:
+    with pytest.raises(ValueError, match="is no amount of dollars"):
+        await broker.afit(model=MODEL, data=[{"a": "b"}], cap_usd=amount, completion="{a}")
+
+
 async def test_fit_refuses_a_float_for_money(shell: Shell) -> None:
     with pytest.raises(TypeError, match="money from a float"):
         await broker.afit(model=MODEL, data=[{"a": "b"}], cap_usd=2.5, completion="{a}")  # type: ignore[arg-type]

@@ -9,6 +9,19 @@ from broker.cli.exits import Exit
 from tests.cli.conftest import Shell
 
 
+async def test_what_is_shown_once_goes_to_no_log(shell: Shell) -> None:
+    for words in (
+        ("token", "new", "mia"),
+        ("channel", "add", "webhook", "ci"),
+        ("channel", "rotate", "ci"),
+    ):
+        ran = await to_thread(shell.run, *words, "--json", stdin="url=http://127.0.0.1:9/\n")
+        secret = ran.document.get("token") or ran.document["secret"]
+        assert (len(secret) > 40, secret in ran.err) == (True, False)
+    shown = await to_thread(shell.run, "token", "new", "mia")
+    assert "gb_" in shown.out
+
+
 async def test_a_team_gets_a_token_that_ends(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await to_thread(shell.run, "team", "new", "red")).code == 0
     assert (await to_thread(shell.run, "team", "new", "red")).code != 0
