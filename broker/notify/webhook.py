@@ -13,7 +13,7 @@ from yarl import URL
 
 from broker.domain.channel import Channel, Delivery, Snapshot
 from broker.domain.errors import ChannelRefused, InvalidInput, NotDelivered, Problem, RetryAfter
-from broker.notify.webhook_address import public, public_socket
+from broker.notify.webhook_address import NOT_PUBLIC, public, public_socket
 from broker.notify.webhook_body import body
 from broker.notify.webhook_sign import headers, new_secret
 from broker.ports import Clock, Settings, State
@@ -217,6 +217,8 @@ def _told(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is refused: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
+        if NOT_PUBLIC in str(error.os_error):  # which one it is, is nothing for whoever may only name a host
+            return "it has no public address; name it under notify.insecure_hosts of the daemon if it is yours"
         return error.os_error.strerror or type(error.os_error).__name__
     if isinstance(error, aiohttp.ServerDisconnectedError):
         return "it closed the connection without an answer"

@@ -8,6 +8,7 @@ import errno
 import socket
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
+NOT_PUBLIC = "is not a public address"
 AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[str | int, ...]]
 
 REFUSED_V4 = tuple(
@@ -36,7 +37,7 @@ class AddressRefused(OSError):
     """The host's address is not on the public Internet."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(errno.EACCES, f"{address} is not a public address")
+        super().__init__(errno.EACCES, f"{address} {NOT_PUBLIC}")
 
 
 def public(text: str) -> bool:

@@ -74,10 +74,18 @@ async def test_a_second_answer_of_the_dns_reaches_nothing_private(
         assert len(outside.got) == 1
         await notifier.close()
         again = desk.make(resolver=names, tls=authority.client())
-        with pytest.raises(NotDelivered, match=r"127\.0\.0\.1 is not a public address"):
+        with pytest.raises(NotDelivered, match="it has no public address"):
             await again.deliver(channel, DELIVERY, SNAPSHOT, None)
         assert inside.got == []
     assert names.asked == ["hooks.test", "hooks.test"]
+
+
+async def test_the_addresses_of_a_private_name_are_not_told(desk: Desk) -> None:
+    notifier = desk.make(resolver=Names(db_internal=[["127.0.0.1", "::1"]]))
+    with pytest.raises(NotDelivered, match="no public address") as caught:
+        await notifier.deliver(desk.channel("https://db.internal:9/"), DELIVERY, SNAPSHOT, None)
+    assert "127.0.0.1" not in str(caught.value)
+    assert "::1" not in str(caught.value)
 
 
 async def test_of_several_answers_only_public_ones_are_tried(
