@@ -147,7 +147,9 @@ class Launch:
             await self._refused(one, AttemptEvent.REJECTED, str(e), Reason.IMAGE)
         except Rejected as e:
             await self._refused(one, AttemptEvent.REJECTED, str(e))
-        except (ProviderError, BlobError) as e:
+        except BlobError as e:
+            await self._answer(one, partial(self._unsent, why=str(e)))
+        except ProviderError as e:
             await self._answer(one, partial(self._unknown, why=str(e)))
         except TimeoutError:
             await self._launchers.ask(attempt)
@@ -173,6 +175,12 @@ class Launch:
 
     def _unknown(self, one: Leased, why: str) -> Change:
         detail = replace(one.attempt, detail=f"create's outcome is unknown: {why}")
+        return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
+
+    def _unsent(self, one: Leased, why: str) -> Change:
+        """What the machine is to be given could not be written: no cloud was asked, so no launcher has to be proven
+        dead, and any broker may create it once two listings show nothing."""
+        detail = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
         return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
 
     async def _refused(self, one: Leased, why: AttemptEvent, message: str, reason: Reason | None = None) -> None:

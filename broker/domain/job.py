@@ -206,7 +206,8 @@ class Attempt:
     detail: str = ""
     create_sent_at: datetime | None = None
     launched_by: str = ""
-    """Identity of the launcher, so that its death can be proven: see `Provider.launcher`. Empty: create answered."""
+    """Identity of the launcher, so that its death can be proven: see `Provider.launcher`. Empty: create answered, or
+    was not sent."""
     handles: tuple[Handle, ...] = ()
     running_at: datetime | None = None
     """When its machines began to run, or earlier; None: no listing has shown it yet."""
