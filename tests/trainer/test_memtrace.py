@@ -1,0 +1,189 @@
+"""The tracer against torch itself: the same step, really computed on this CPU, makes the same storages."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from accelerate.state import AcceleratorState
+
+from trainer.asif import AsIf, allowed
+from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
+from trainer.memtrace import Ask, Peak, at_depth, extrapolate, mark, trace, watch
+from trainer.storages import Storages
+
+GIB = 1024**3
+PURE = {(1, True): 59.8, (1, False): 60.1, (4, True): 60.7, (4, False): 105.9}
+"""GiB of Llama-3-8B in pure bf16, full, 2048 tokens, by (rows, checkpointing): another tracer, held against A100s."""
+LLAMA: dict[str, Any] = {
+    **{"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8},
+    **{"num_key_value_heads": 2, "vocab_size": 1000, "num_hidden_layers": 3, "max_position_embeddings": 512},
+}
+QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True}
+GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 32, "attn_implementation": "eager"}
+GPT2: dict[str, Any] = {
+    **{"model_type": "gpt2", "n_embd": 256, "n_head": 8, "n_layer": 3, "vocab_size": 1000, "n_positions": 512},
+    **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+}
+LLAMA_3_8B: dict[str, Any] = {
+    **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator() -> Iterator[None]:
+    """Its state is one for the process, and has the precision in it."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+def ask(method: str = "lora", *, device: str = "cuda", sequence: int = 128, foreach: bool = False, **train: Any) -> Ask:
+    config = TrainConfig(
+        model="traced",
+        data=DataConfig(path="x.jsonl", completion="{x}"),
+        method=FullConfig() if method == "full" else LoraConfig(),
+        **{"micro_batch": 2, "global_batch": train.get("micro_batch", 2), "precision": "bf16", **train},
+    )
+    return Ask(train=config, sequence=sequence, device=device, foreach=foreach)
+
+
+def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    return {name: sum(categories.values()) for name, categories in segments.items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        (LLAMA, ask("full", device="cpu")),
+        (LLAMA, ask("full", device="cpu", gradient_checkpointing=True)),
+        (LLAMA, ask("full", device="cpu", precision="fp32", global_batch=4)),
+        (LLAMA, ask("full", device="cpu", precision="fp32", foreach=True)),
+        (LLAMA, ask("lora", device="cpu")),
+        (LLAMA, ask("lora", device="cpu", gradient_checkpointing=True)),
+        (QWEN2, ask("full", device="cpu")),
+        (GEMMA2, ask("lora", device="cpu")),
+        (GPT2, ask("full", device="cpu")),
+    ],
+)
+def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: Ask) -> None:
+    traced, real = trace(model, 3, wanted), trace(model, 3, wanted, real=True)
+    sizes, measured = totals(traced), totals(real)
+    worst = max(measured, key=lambda name: measured[name])
+    assert max(sizes, key=lambda name: sizes[name]) == worst
+    assert sizes[worst] == pytest.approx(measured[worst], abs=256)  # scalars that live on the host
+    for segment, size in measured.items():
+        assert sizes[segment] == pytest.approx(size, rel=0.01), segment
+    for category, size in real[worst].items():
+        assert traced[worst].get(category, 0) == pytest.approx(size, rel=0.001, abs=64), category
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_four_layers_tell_the_peak_of_any_depth(method: str, checkpointing: bool) -> None:
+    wanted = ask(method, gradient_checkpointing=checkpointing)
+    whole = totals(trace(LLAMA, 9, wanted))
+    assert extrapolate({**LLAMA, "num_hidden_layers": 9}, wanted).peak_allocated_bytes == max(whole.values())
+
+
+def peak(method: str = "lora", model: dict[str, Any] = LLAMA, **wanted: Any) -> Peak:
+    return extrapolate(model, ask(method, **wanted))
+
+
+def test_the_categories_are_the_peak() -> None:
+    found = peak("full")
+    assert sum(found.by_category.values()) == found.peak_allocated_bytes == found.segments[found.segment]
+
+
+def test_an_8b_model_holds_what_the_trainer_holds() -> None:
+    """Weights in float32 for a full fine-tune (autocast), in bf16 under adapters; moments twice the trained weights."""
+    parameters = 8_030_261_248
+    full = peak("full", LLAMA_3_8B, sequence=2048, micro_batch=1).by_category
+    assert full["weights"] == pytest.approx(4 * parameters, rel=1e-3)
+    assert full["optimizer"] == pytest.approx(8 * parameters, rel=1e-3)
+    lora = peak("lora", LLAMA_3_8B, sequence=2048, micro_batch=1).by_category
+    assert lora["weights"] == pytest.approx(2 * parameters + 4 * 41_943_040, rel=1e-3)
+
+
+def pure_bf16_step(layers: int, rows: int, checkpointing: bool) -> dict[str, dict[str, int]]:
+    """A step as transformers' own loss takes it: no master weights, no autocast."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    fields = {n: v for n, v in LLAMA_3_8B.items() if n not in ("model_type", "num_hidden_layers")}
+    with torch.device("meta"), allowed(), AsIf("cuda") as asif:
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, use_cache=False, **fields)).bfloat16().train()
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+        storages = Storages("meta", block=512)
+        mark(model, storages)
+        watch(storages, asif)
+        storages.enter("forward embeddings", "activations")
+        ids = torch.zeros((rows, 2048), dtype=torch.long)
+        with storages:
+            for tensor in (*model.parameters(), *(v for s in optimizer.state.values() for v in s.values())):
+                storages.hold(tensor, "weights")
+            model(input_ids=ids, labels=ids).loss.backward()
+            storages.enter("optimizer", "temporary")
+            optimizer.step()
+    return {name: categories for name, (_, categories) in storages.peaks.items()}
+
+
+@pytest.mark.parametrize(("case", "gib"), PURE.items())
+def test_an_8b_model_in_pure_bf16_agrees_with_another_tracer(case: tuple[int, bool], gib: float) -> None:
+    rows, checkpointing = case
+    peaks = at_depth([(n, pure_bf16_step(n, rows, checkpointing)) for n in (3, 4)], 32)
+    assert max(totals(peaks).values()) / GIB == pytest.approx(gib, rel=0.003)
+
+
+def test_what_saves_memory_and_what_takes_it() -> None:
+    plain = peak(sequence=256).peak_allocated_bytes
+    assert peak(sequence=256, gradient_checkpointing=True).peak_allocated_bytes < plain
+    assert peak(sequence=256, micro_batch=4).peak_allocated_bytes > plain
+    assert peak(sequence=256, device="cpu").peak_allocated_bytes > plain  # a GPU's dropout masks are bool
+    full = peak("full", sequence=16)
+    copies = peak("full", sequence=16, foreach=True)
+    assert copies.segment == "optimizer"
+    assert copies.peak_allocated_bytes - full.peak_allocated_bytes > 0.9 * full.by_category["weights"]
+
+
+def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**LLAMA, "num_hidden_layers": 12}))
+    command = [sys.executable, "-m", "trainer.memtrace", "--config", str(config), "--seq", "64", "--method", "full"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["peak_allocated_bytes"] == sum(found["by_category"].values())
+    assert set(found["by_category"]) == {"weights", "gradients", "optimizer", "activations", "logits", "temporary"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nope", "Expecting value"),
+        ("[]", "is not a JSON object"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 0}), "no positive num_hidden_layers"),
+        (json.dumps({**LLAMA, "model_type": "unheard-of"}), "unheard-of"),
+        (json.dumps({**LLAMA, "num_local_experts": 4}), "mixture of experts"),
+    ],
+)
+def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path, capsys: Any) -> None:
+    from trainer.memtrace import main
+
+    config = tmp_path / "config.json"
+    config.write_text(text)
+    assert main(["--config", str(config)]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert told.count("\n") == 1

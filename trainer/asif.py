@@ -1,0 +1,149 @@
+"""Makes the meta device keep what a GPU (or a CPU) would keep: autocast, attention, dropout, AdamW's kernels.
+
+Autocast knows no meta device. The trainer's own Accelerator switches the CPU's autocast on and off around the model,
+and checkpointing restores it for what it computes again; so that switch is read here, and its casts are done by hand.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+LOWERED = frozenset(
+    {
+        *(functional.linear, functional.conv1d, functional.conv2d, functional.scaled_dot_product_attention),
+        *(torch.matmul, torch.mm, torch.bmm, torch.baddbmm, torch.addmm, torch.Tensor.matmul, torch.Tensor.bmm),
+        *(torch.Tensor.__matmul__, torch.Tensor.__rmatmul__),
+    }
+)
+"""Computed in half precision under autocast, on every device (torch's autocast_mode.h)."""
+RAISED_ON_CUDA = frozenset(
+    {
+        *(functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, torch.Tensor.softmax),
+        *(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__, torch.rsqrt, torch.exp, torch.cumsum),
+    }
+)
+"""Computed in float32 under CUDA's autocast; the CPU's leaves them alone."""
+BLOCK = {"cuda": 512, "cpu": 1}
+"""Bytes that the allocator rounds up to."""
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps and allocates what a flash kernel does; the CPU's has no workspace to speak of."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, cuda: bool) -> Any:
+        batch, heads, length, _ = q.shape
+        with torch.enable_grad():  # by which the tracer knows forward work, also where it is done again
+            out = q.new_empty((batch, length, heads, v.shape[-1])).transpose(1, 2).detach()
+            sums = q.new_empty((batch, heads, length), dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, sums, *(() if bias is None else (bias,)))
+        ctx.cuda = cuda
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        q, k, v, *_ = ctx.saved_tensors
+        batch, heads, length, width = q.shape
+        held = []
+        if ctx.cuda:  # sums of dq in float32, padded to the kernel's tiles; dk and dv of every head of a group
+            rows, columns = -(-length // 128) * 128, -(-width // 32) * 32
+            held.append(q.new_empty((batch, heads, rows, columns + 1), dtype=torch.float32))
+            if k.shape[1] != heads:
+                held += [k.new_empty((batch, k.shape[2], heads, width)) for _ in range(2)]
+        made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        held.clear()
+        return *made, None, None
+
+
+class AsIf(TorchFunctionMode):
+    """Does by hand what torch does by device: `device` is `cuda` or `cpu`."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._cuda = device == "cuda"
+        self._casts: dict[int, torch.Tensor] = {}
+
+    def forget(self) -> None:
+        """Drops the casts of weights, as torch does once autocast is over."""
+        self._casts.clear()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_autocast_enabled("cpu"):
+            self.forget()
+        else:
+            if func in LOWERED:
+                args, kwargs = self._cast(args, kwargs, torch.get_autocast_dtype("cpu"))
+            elif self._cuda and func in RAISED_ON_CUDA:
+                args, kwargs = self._cast(args, kwargs, torch.float32)
+        if func is torch.Tensor.backward:
+            return self._backward(args[0])
+        if func is functional.dropout and self._cuda:
+            return _dropout(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """A mode is off inside itself, but checkpointing runs the model again from within the backward pass."""
+        run = torch.autograd.graph._engine_run_backward
+        gradient = torch.ones_like(loss)
+        with self:
+            run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: torch.dtype) -> tuple[Any, dict[str, Any]]:
+        return tuple(self._as(a, to) for a in args), {n: self._as(a, to) for n, a in kwargs.items()}
+
+    def _as(self, value: Any, to: torch.dtype) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_meta or value.dtype is to:
+            return value
+        if not value.is_floating_point():
+            return value
+        if not (value.is_leaf and value.requires_grad and value.dtype is torch.float32):
+            return value.to(to)
+        if id(value) not in self._casts:
+            self._casts[id(value)] = value.to(to)
+        return self._casts[id(value)]
+
+    def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """On a GPU float32 with grouped heads has no kernel but the one that writes the scores out."""
+        if not q.is_meta:
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask, *rest, **kwargs)
+        if self._cuda and q.dtype is torch.float32 and kwargs.get("enable_gqa"):
+            return torch.ops.aten._scaled_dot_product_attention_math(
+                q, k, v, attn_mask, is_causal=kwargs.get("is_causal", False), enable_gqa=True
+            )[0]
+        bias = attn_mask
+        if bias is not None and bias.dtype is torch.bool:
+            bias = q.new_empty(bias.shape)
+        return _Attention.apply(q, k, v, bias, self._cuda)  # type: ignore[no-untyped-call]
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """A GPU keeps one byte an element; elsewhere the mask is of the input's own type."""
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+@contextlib.contextmanager
+def allowed() -> Iterator[None]:
+    """Lets AdamW's fused and foreach kernels and checkpointing take the meta device for one that they know."""
+    known = ["cuda", "cpu", "meta"]
+    optimizer = "torch.optim.optimizer._get_{}_kernels_supported_devices"
+    infer: Any = torch.utils.checkpoint._infer_device_type
+
+    def device_type(*args: Any) -> str:
+        found = str(infer(*args))
+        return "cpu" if found == "meta" else found
+
+    with contextlib.ExitStack() as patches:
+        for kind in ("fused", "foreach"):
+            patches.enter_context(mock.patch(optimizer.format(kind), side_effect=lambda: list(known)))
+        patches.enter_context(mock.patch("torch.utils.checkpoint._infer_device_type", device_type))
+        yield

@@ -1,0 +1,100 @@
+"""How many bytes tensors take at every moment of a step, by following their storages through torch's dispatcher.
+
+Nothing has to be computed for it: on the meta device the same operations make the same storages, without any memory.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+BY_INDEX = frozenset({aten.index.Tensor, aten._index_put_impl_.default, aten.index_put_.default})
+"""Operations whose sizes follow from the values of a mask, which the meta device does not have."""
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a graph now."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class Storages(TorchDispatchMode):
+    """Sums the live storages of one device, by category; `peaks` has the worst moment of every segment of the step.
+
+    `block`: bytes that the device's allocator rounds up to. `on_operation` is called before each operation. A storage
+    that exists before belongs to nobody unless it is given by `hold`.
+    """
+
+    def __init__(self, device: str, *, block: int = 1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self._block = device, block
+        self._live: dict[weakref.ref[torch.UntypedStorage], tuple[int, str]] = {}
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.bytes: Counter[str] = Counter()
+        self.total = 0
+        self.segment, self.category = "", "temporary"
+        self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
+        self.on_operation: Callable[[], None] = lambda: None
+
+    def hold(self, tensor: torch.Tensor, category: str) -> None:
+        """Counts the tensor's storage under this category from now on."""
+        if tensor.device.type != self._device:
+            return
+        storage = tensor.untyped_storage()
+        known = self._known.get(id(storage))
+        if known is not None:
+            size, before = self._live[known]
+            self.bytes[before] -= size
+        else:
+            size = -(-storage.nbytes() // self._block) * self._block
+            if not size:
+                return
+            key = id(storage)
+            known = weakref.ref(storage, lambda ref: self._freed(ref, key))
+            self._known[key] = known
+            self.total += size
+        self._live[known] = size, category
+        self.bytes[category] += size
+        self._mark()
+
+    def _freed(self, ref: "weakref.ref[torch.UntypedStorage]", key: int) -> None:
+        size, category = self._live.pop(ref)
+        if self._known.get(key) is ref:
+            del self._known[key]
+        self.bytes[category] -= size
+        self.total -= size
+
+    def _mark(self) -> None:
+        if self.total > self.peaks.get(self.segment, (0, {}))[0]:
+            self.peaks[self.segment] = self.total, dict(self.bytes)
+
+    def enter(self, segment: str, category: str) -> None:
+        """What follows belongs to this segment; what it allocates is of this category."""
+        self.segment, self.category = segment, category
+        self._mark()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.on_operation()
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            return args[0].dtype is torch.bool or 1.0  # e.g. "is every token real": rows of one length
+        if func in BY_INDEX:
+            args = (args[0], [n for index in args[1] for n in self._numbers(index)], *args[2:])
+        out = func(*args, **(kwargs or {}))
+        for made in (out,) if isinstance(out, torch.Tensor) else out if isinstance(out, (tuple, list)) else ():
+            if isinstance(made, torch.Tensor) and id(made.untyped_storage()) not in self._known:
+                self.hold(made, self.category)
+        return out
+
+    def _numbers(self, index: Any) -> tuple[Any, ...]:
+        """A mask as the numbers of its true elements, which is how every device uses it; all are true on meta."""
+        if not isinstance(index, torch.Tensor) or index.dtype is not torch.bool:
+            return (index,)
+        all_true = index.numel(), index.ndim
+        found = index.new_empty(all_true, dtype=torch.long) if index.is_meta else index.nonzero()
+        self.hold(found, self.category)
+        return found.unbind(1)
