@@ -16,7 +16,8 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
 ) -> None:
     monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
     broker = house()
-    put, refused = broker.blobs.put, []
+    put = broker.blobs.put
+    refused: list[str] = []
 
     async def flaky(key: str, data: bytes, **how: Any) -> str:
         if key.endswith("spec.json") and not refused:
