@@ -173,11 +173,8 @@ async def budget(as_json: Json = False) -> None:
     for one in found.items:
         for row in _rows(one):
             table.add_row(*row)
-    out.say(
-        table
-        if found.items
-        else "no policy of yours, so the cap of each job holds, and what an operator has set for all"
-    )
+    nothing = "there is no policy of your team: the cap of each job holds, and what an operator may have set for all"
+    out.say(table if found.items else nothing)
 
 
 def _rows(one: wire.StandingView) -> list[tuple[str, ...]]:

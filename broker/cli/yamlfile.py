@@ -63,7 +63,7 @@ def parse(text: str, name: str) -> YamlDocument:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise BadInput(
-                f"{name}:1: must be a mapping of keys to values, such as `name: …`; `gpubroker init` writes a spec to start from"
+                f"{name}:1: must be a mapping of keys to values; `gpubroker init` writes a spec"
             )
         lines: dict[Path, int] = {}
         _walk(node, (), lines, name)
