@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from broker.api.problems import RateLimited
 from broker.decide.rate import Bucket, Rate, take
@@ -34,6 +35,8 @@ class Caller:
     owner: str
     scopes: frozenset[str]
     token_id: str
+    expires_at: datetime | None = None
+    """When the token that asks ends; None: never."""
 
     @property
     def admin(self) -> bool:
@@ -120,4 +123,10 @@ class Authenticator:
 
 
 def _caller(token: Token) -> Caller:
-    return Caller(team=token.team, owner=token.owner, scopes=frozenset(token.scopes), token_id=token.id)
+    return Caller(
+        team=token.team,
+        owner=token.owner,
+        scopes=frozenset(token.scopes),
+        token_id=token.id,
+        expires_at=token.expires_at,
+    )

@@ -61,6 +61,21 @@ async def test_an_expired_token_is_refused_as_an_unknown_one_is(api: Running) ->
     assert await api.call("GET", "/v1/me", ada, 401) == unknown
 
 
+async def test_a_token_gives_none_that_outlives_it(api: Running) -> None:
+    admin = await api.token("ada", "admin")
+    ends = (datetime.now(UTC) + timedelta(minutes=1)).replace(microsecond=0)
+    wish = {"owner": "mia", "scopes": ["read", "manage"]}
+    maker = await api.call("POST", "/v1/tokens", admin, 201, json=wish | {"expires_at": ends.isoformat()})
+    me = {"Authorization": f"Bearer {maker['token']}"}
+    made = await api.call("POST", "/v1/tokens", me, 201, json=wish)
+    assert datetime.fromisoformat(made["expires_at"]) == ends
+    later = wish | {"expires_at": (ends + timedelta(seconds=1)).isoformat()}
+    refused = await api.call("POST", "/v1/tokens", me, 422, json=later)
+    assert refused["errors"][0]["field"] == "expires_at"
+    forever = await api.call("POST", "/v1/tokens", admin, 201, json=wish)
+    assert forever["expires_at"] is None
+
+
 async def test_a_team_is_made_used_and_removed(api: Running) -> None:
     root, boss = await api.token("root", "admin"), await api.token("mia", "read", "manage")
     assert (await api.call("POST", "/v1/teams", root, 201, json={"name": "blue", "note": "b"}))["name"] == "blue"

@@ -55,6 +55,10 @@ class Tenancy:
             raise InvalidInput(Problem(field="team", message=f"no team {team} of yours; GET /v1/teams lists them"))
         if wish.expires_at is not None and wish.expires_at <= self._clock.now():
             raise InvalidInput(Problem(field="expires_at", message="is over already; give a time to come"))
+        last = caller.expires_at
+        if last is not None and wish.expires_at is not None and wish.expires_at > last:
+            message = f"is after the end of the token that asks, {last:%Y-%m-%d %H:%M:%S} UTC; give an earlier time"
+            raise InvalidInput(Problem(field="expires_at", message=message))
         token_id, text = mint(self._entropy)
         token = Token(
             id=token_id,
@@ -62,7 +66,7 @@ class Tenancy:
             owner=wish.owner,
             scopes=wish.scopes,
             created_at=self._clock.now(),
-            expires_at=wish.expires_at,
+            expires_at=wish.expires_at or last,  # what ends gives nothing that outlives it
             note=wish.note,
         )
         await rows.put_token(token, hashed(text))
