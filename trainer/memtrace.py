@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+import peft
 import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer import model as models
 from trainer.asif import BLOCK, AsIf, allowed
@@ -44,6 +47,8 @@ class Ask:
     device: str = "cuda"
     foreach: bool = False
     """AdamW's foreach kernels in place of the fused one."""
+    padded: bool = False
+    """Rows differ in length, so attention takes a mask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,8 @@ class _Probe(Loop):
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._pad = Progress(), 1, 0
         self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.micro_batch
+        if ask.padded:
+            self._rows[-1] = Example(ids=[1] * (ask.sequence - 1), prompt=0)
 
     def _batches(self) -> tuple[list[list[Example]], int]:
         return [self._rows], sum(e.targets for e in self._rows)
@@ -171,8 +178,6 @@ def watch(storages: Storages, asif: AsIf | None) -> None:
 
 def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool) -> Any:
     """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
-    import transformers
-
     fields = dict(config)
     depth = next((fields[k] for k in DEPTH if k in fields), None)
     for name, value in fields.items():
@@ -182,8 +187,8 @@ def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool) -> A
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
     kept = half if isinstance(ask.train.method, LoraConfig) else torch.float32
     with torch.device("cpu" if real else "meta"):
-        built = transformers.AutoConfig.for_model(str(fields.pop("model_type", None)), **fields)
-        model = transformers.AutoModelForCausalLM.from_config(built, dtype=kept)
+        built = AutoConfig.for_model(str(fields.pop("model_type", None)), **fields)
+        model = AutoModelForCausalLM.from_config(built, dtype=kept)
         model.config.use_cache = False
         return models.wrap(model, ask.train)
 
@@ -203,6 +208,7 @@ def trace(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool = Fals
     `real`: on this machine's CPU with all its arithmetic, to compare with.
     """
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
+    storages.answer = not ask.padded
     with _as_if(ask, real=real) as asif:
         probe = _Probe(ask, model := _build(config, layers, ask, real=real), storages)
         probe.warm()
@@ -253,6 +259,8 @@ def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
 
 def _ask(args: argparse.Namespace) -> Ask:
     lora = LoraConfig(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets)
+    if args.padded and args.micro_batch < 2:
+        raise ValueError("a micro-batch of one row has no padding; leave out --padded")
     train = TrainConfig(
         model="traced",
         data=DataConfig(path="traced.jsonl", completion="{text}"),
@@ -263,7 +271,13 @@ def _ask(args: argparse.Namespace) -> Ask:
         precision=args.precision,
         gradient_checkpointing=args.gradient_checkpointing,
     )
-    return Ask(train=train, sequence=args.seq, device=args.device, foreach=args.optimizer == "adamw_foreach")
+    return Ask(
+        train=train,
+        sequence=args.seq,
+        device=args.device,
+        foreach=args.optimizer == "adamw_foreach",
+        padded=args.padded,
+    )
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -273,6 +287,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), default="bf16")
     parser.add_argument("--seq", type=int, default=512, help="tokens of every row")
+    parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch")
     parser.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
@@ -292,10 +307,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("is not a JSON object")
         started = time.monotonic()
         peak = extrapolate(config, _ask(args))
-    except (OSError, ValueError, KeyError, Fault) as e:
+    except (OSError, ValueError, KeyError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2
-    versions = {m.__name__: m.__version__ for m in (torch, sys.modules["transformers"])}
+    versions = {m.__name__: m.__version__ for m in (torch, transformers, peft)}
     seconds = math.ceil((time.monotonic() - started) * 1000) / 1000
     print(json.dumps({**asdict(peak), "versions": versions, "seconds": seconds}))
     return 0

@@ -38,6 +38,8 @@ class Storages(TorchDispatchMode):
         self.segment, self.category = "", "temporary"
         self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
         self.on_operation: Callable[[], None] = lambda: None
+        self.answer = True
+        """What the meta device says where Python asks for a boolean, as models do whether any token is padding."""
 
     def hold(self, tensor: torch.Tensor, category: str) -> None:
         """Counts the tensor's storage under this category from now on."""
@@ -81,7 +83,7 @@ class Storages(TorchDispatchMode):
     ) -> Any:
         self.on_operation()
         if func is aten._local_scalar_dense.default and args[0].is_meta:
-            return args[0].dtype is torch.bool or 1.0  # e.g. "is every token real": rows of one length
+            return self.answer if args[0].dtype is torch.bool else 1.0
         if func in BY_INDEX:
             args = (args[0], [n for index in args[1] for n in self._numbers(index)], *args[2:])
         out = func(*args, **(kwargs or {}))
