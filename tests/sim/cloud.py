@@ -275,11 +275,11 @@ class CloudDoor:
 
     async def list(self) -> Sequence[Observed]:
         shown = await self._ask("list", self._world.cloud.list)
-        omits = self._world.weather.hits("cloud.list_omits")
+        share = 0.5 if self._world.weather.hits("cloud.list_omits") else self._world.blinks
         kept = []
         for one in shown:
             # Never in two listings in a row, which would be more than a listing that lags.
-            if omits and one.handle.id not in self._lied and self._world.weather.draw("omit") < 0.5:
+            if one.handle.id not in self._lied and self._world.sometimes(share):
                 self._lied.add(one.handle.id)
             else:
                 self._lied.discard(one.handle.id)

@@ -114,7 +114,7 @@ class StoreDoor:
             self._world.watch.after_store(self._process, name, args, kwargs, before, answer)
             if self._world.weather.hits("store.unknown_commit", self._broker):
                 raise StoreUnavailable(f"{name}: the connection was lost; the commit's fate is unknown")
-            if self._world.weather.draw("store.slow") < 0.3:
+            if self._world.sometimes(0.3):
                 await self._world.pause(0.001, 0.2)
             return answer
 

@@ -62,10 +62,10 @@ OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.un
 
 
 def plan_of(seed: int) -> tuple[Fault, ...]:
-    """At least two faults."""
+    """At least three faults."""
     draw = rng(seed, "plan")
     found = []
-    for _ in range(draw.randint(2, 10)):
+    for _ in range(draw.randint(3, 14)):
         at = draw.uniform(0, CALM_S * 0.7)
         if draw.random() < 0.5:
             kind = draw.choice(sorted(SHARES))

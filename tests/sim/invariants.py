@@ -162,7 +162,7 @@ class Watch:
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
             self._fail("reservation_settled", f"{to.id}: {released} of {attempt.reserved_usd} released")
-        if not self._world.skewed:
+        if not self._world.skewed and not self._world.lies:
             true = sum((self._cost(one) for one in self.stands if one.attempt == to.id), ZERO)
             if attempt.charged_usd < true:
                 self._fail("charged_in_full", f"{to.id}: {attempt.charged_usd} charged, the cloud bills {true}")
@@ -208,7 +208,7 @@ class Watch:
         for one in attempts:
             since = self._world.time_of(one.create_sent_at or one.created_at)
             until = self._world.time_of(one.ended_at) if one.ended_at else now
-            span = Decimal(str(disturbed_s(self._world.plan, since, until)))
+            span = Decimal(str(disturbed_s(self._world.plan, since, until) + self._world.hands_s))
             allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
@@ -276,11 +276,9 @@ class Watch:
             since = self._orphan_since.setdefault(machine_id, now)
             if self._calm(since) > lag_s + 2 * sweep_s + 30:
                 self._fail("no_leak", f"{machine_id} stands for {now - since:.0f} s, and nobody answers for it")
-        # Only the broker that sent a create can say that it is through, and others may get the lease before it.
-        others_s = 600.0 * (len(world.slots) - 1)
         limits = {
             AttemptState.INTENDED: 90.0, AttemptState.LAUNCHING: 400.0, AttemptState.BOOTING: 400.0,
-            AttemptState.DRAINING: world.limits.drain_s + 90, AttemptState.TERMINATING: 3 * lag_s + 200 + others_s,
+            AttemptState.DRAINING: world.limits.drain_s + 90, AttemptState.TERMINATING: 3 * lag_s + 200,
         }  # fmt: skip
         heard = {one.id: self._told_since.setdefault(one.id, now) for one in world.live() if self._is_told(one)}
         self._told_since = heard
@@ -289,7 +287,9 @@ class Watch:
                 self._fail("signal_is_heard", f"{own} was told to end, and goes on for {now - since:.0f} s")
         for one in world.live():
             calm = self._calm(self._entered[one.id])
-            if calm > limits.get(one.state, 7200.0):
+            if world.waits_for_another(one):
+                self._entered[one.id] = now
+            elif calm > limits.get(one.state, 7200.0):
                 self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
 
     def _is_told(self, one: Attempt) -> bool:

@@ -180,6 +180,10 @@ def _nothing_last(attempt: Any, until: datetime) -> Any:
 _LAST_CHARGE = termination._last_charge
 
 
+def _same_job(job: Any, *args: Any, **more: Any) -> Any:
+    return job
+
+
 def _charge_twice(self: memory.MemoryStore, charge: Any) -> None:
     _CHARGE(self, charge)
     self._state.write_ledger(fences.entries_of(charge))
@@ -271,7 +275,7 @@ MUTANTS = (
         "a live launcher counts as dead", "ended_absent create_once",
         (f"{C}.launchers.Launchers.dead_since", _dead_at_once),
     ),
-    _mutant("one listing proves absence", "ended_absent", (f"{INVENTORY}._absent_since", _one_absence)),
+    _mutant("one listing proves absence", "ended_absent no_false_death", (f"{INVENTORY}._absent_since", _one_absence)),
     _mutant("absence without the list lag", "ended_absent", (f"{INVENTORY}._absent_since", _no_lag)),
     _mutant("listings from before the death count", "ended_absent", (f"{INVENTORY}._absent_since", _any_time)),
     _mutant("give up when destroy fails", "ended_absent", (f"{TERMINATION}._destroy", _give_up)),
@@ -290,10 +294,7 @@ MUTANTS = (
     _mutant("unfenced writes", "fenced legal_step", (f"{S}.fences.holds", _always(True))),
     _mutant("no lease", "one_lease_holder", (f"{ROW}.claimable", _no_lease)),
     _mutant("leases by the local clock", "one_lease_holder", (f"{ROW}.claimable", _lease_by_local_clock)),
-    _mutant(
-        "a second live attempt", "one_live_attempt active_has_attempt", (f"{STORE}._room", _always(True)),
-        (f"{S}.fences._job_holds", _always(True)), (f"{ROW}.claimable", _no_lease),
-    ),
+    _mutant("a job stays behind its attempt", "active_has_attempt", (f"{C}.termination.after_attempt", _same_job)),
     _mutant("idempotency keys are ignored", "one_job_a_key", (f"{TENANT}.submit", _no_key)),
     _mutant("recovering jobs are forgotten", "drains", (f"{STORE}.claim_jobs", _forget_recovering)),
     _mutant("teams see each other", "other_team_unseen", (f"{S}.memory_state.Part._sees", _always(True))),

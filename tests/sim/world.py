@@ -20,7 +20,7 @@ from broker.controllers.loop import run_forever
 from broker.domain.errors import GpubrokerError, NoCapacity
 from broker.domain.ids import Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
-from broker.domain.job import RESTING_JOB_STATES, Attempt
+from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState
 from broker.domain.tenancy import Tenant
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, JobFilter, Lane, Provider, Store
@@ -76,6 +76,9 @@ class World:
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=60, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
         replace_s=30, sold_out_s=60,
     )  # fmt: skip
+    hands_s = 2 * rhythm.poll_s + rhythm.look_s + rhythm.list_s
+    """From hand to hand while a drained machine is destroyed: not in the lead before the cap, so spent above it; see
+    README.md."""
     limits = Limits(beat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 
     def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
@@ -93,7 +96,10 @@ class World:
         self.watch = Watch(self)
         self.people = people.People(self)
         self.jobs: list[JobId] = []
-        self.asked = 0
+        self.blinks = self._draw.choice((0.0, 0.08))
+        """Share of machines that a listing leaves out, never twice in a row."""
+        self.lies = self.blinks > 0 or any(fault.kind == "cloud.list_omits" for fault in plan)
+        self.asked, self.expected = 0, self._draw.randint(1, 4)
         self.late: set[InstanceName] = set()
         """Machines of attempts that had ended: their launchers were called dead, and were not."""
         self._pinged: dict[str, float] = {}
@@ -119,7 +125,7 @@ class World:
             {
                 "body": "virtual", "seed": self.seed, "sold_out": draw.choice((0, 0.05, 0.3)),
                 "hazard_scale": draw.choice((0, 0, 0, 10, 40)), "notice_s": draw.choice((0, 30, 120)),
-                "faults": {"list_lag_s": draw.choice((0, 0, 5, 30))},
+                "faults": {"list_lag_s": draw.choice((0, 5, 30))},
                 "virtual": {
                     "run_s": draw.choice((200, 600, 1500)), "boot_s": draw.choice((5, 30)), "beat_s": 10, "tick_s": 1,
                 },
@@ -174,6 +180,12 @@ class World:
     def is_dead(self, process_id: str) -> bool:
         return process_id in self._processes and self._processes[process_id].dead
 
+    def waits_for_another(self, one: Attempt) -> bool:
+        """Only the broker that sent its create can say that it is through, and others may always be quicker to lease
+        it; see README.md."""
+        by = one.launched_by
+        return len(self.slots) > 1 and one.state is AttemptState.TERMINATING and bool(by) and not self.is_dead(by)
+
     def live(self) -> list[Attempt]:
         return [self.state.attempts[i].value for lane in Lane for i in self.state.by_lane[lane]]
 
@@ -181,6 +193,9 @@ class World:
 
     async def pause(self, least_s: float, most_s: float) -> None:
         await asyncio.sleep(self._pauses.uniform(least_s, most_s))
+
+    def sometimes(self, share: float) -> bool:
+        return self._pauses.random() < share
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """In the world's name: it goes on when whoever asked for it has died."""
@@ -241,10 +256,12 @@ class World:
         for fault in self.plan:
             self.spawn(self._happen(fault), fault.kind)
         await self.store.as_tenant(people.PEOPLE).put_secret("me", "TOKEN", BOX.seal(CANARY))
-        for number in range(self._draw.randint(1, 4)):
+        for number in range(self.expected):
             self.spawn(self.people.submit(number), f"submit {number}")
         self.spawn(self.people.lose_patience(), "patience")
-        while self.loop.time() < CALM_S or not self._over():
+        self.spawn(self._restart(), "restart")
+        calm_at = max(fault.at + fault.for_s for fault in self.plan) if self.plan else 0.0
+        while self.loop.time() < calm_at or not self._over():
             await asyncio.sleep(TICK_S)
             self.watch.tick()
             if self.loop.time() > CALM_S + TAIL_S + DRAIN_S:
@@ -255,7 +272,18 @@ class World:
         if strangers:
             self.fail("other_team_unseen", f"{len(strangers)} jobs of another team")
 
+    async def _restart(self) -> None:
+        """What the alert asks people to do about an attempt that waits for another broker's word."""
+        await asyncio.sleep(CALM_S + TAIL_S + 1000.0)
+        waiting = {one.launched_by for one in self.live() if self.waits_for_another(one)}
+        for slot in self.slots:
+            if slot.process.id in waiting:
+                self._kill(slot.process)
+                self.start(slot)
+
     def _over(self) -> bool:
+        if len(self.jobs) < self.expected:
+            return False
         rest = all(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs)
         return rest and not self.live() and not self.cloud.standing()
 
@@ -306,8 +334,11 @@ class World:
 
     async def _late_machine(self, fault: Fault) -> None:
         """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""
-        rows = (self.state.attempts[i].value for i in self.state.by_lane[None])
-        ended = [one for one in rows if one.create_sent_at is not None]
+        ended: list[Attempt] = []
+        while not ended and self.loop.time() < CALM_S:
+            rows = (self.state.attempts[i].value for i in self.state.by_lane[None])
+            ended = [one for one in rows if one.create_sent_at is not None]
+            await asyncio.sleep(TICK_S)
         if ended:
             one = ended[fault.target % len(ended)]
             self.late.add(one.name)
