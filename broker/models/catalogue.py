@@ -6,7 +6,7 @@ how many parameters its checkpoint has (each tied matrix once). No weight and no
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -31,7 +31,17 @@ class Published:
 @cache
 def _entries() -> Mapping[str, Published]:
     rows: dict[str, dict[str, Any]] = json.loads((files(__package__) / "catalogue.json").read_text())
-    return {name: Published(**rows[row.get("same_as", name)]) for name, row in rows.items()}
+    return {name: _published(name, rows) for name in rows}
+
+
+def _published(name: str, rows: Mapping[str, dict[str, Any]]) -> Published:
+    """A tuned sibling is its base, `but` for the fields that its own config has otherwise."""
+    base = rows[name].get("same_as", name)
+    found = Published(**rows[base])
+    if "but" not in rows[name]:
+        return found
+    config = {**found.config, **rows[name]["but"]}
+    return replace(found, config=config, source=found.source.replace(base, name))
 
 
 def find(hub_id: str) -> Published | None:

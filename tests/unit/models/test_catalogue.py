@@ -15,7 +15,7 @@ def known(name: str) -> catalogue.Published:
 
 
 MODELS = [n for n in catalogue.names() if f"/{n}/" in known(n).source]
-"""Without the tuned siblings."""
+"""Without the tuned siblings that have their base's config."""
 
 
 def _smallest(of_each: int) -> list[str]:
@@ -71,6 +71,12 @@ def test_every_entry_says_where_it_is_from() -> None:
 def test_a_tuned_sibling_has_its_bases_config() -> None:
     assert catalogue.find("google/gemma-2-2b-it") == catalogue.find("google/gemma-2-2b")
     assert catalogue.find("google/gemma-2-2b-it ") is None
+
+
+def test_a_sibling_may_differ_from_its_base() -> None:
+    base, tuned = known("Qwen/Qwen2.5-7B"), known("Qwen/Qwen2.5-7B-Instruct")
+    assert (base.config["max_position_embeddings"], tuned.config["max_position_embeddings"]) == (131072, 32768)
+    assert tuned.parameters == base.parameters
 
 
 @pytest.mark.parametrize(
