@@ -209,6 +209,8 @@ class Watch:
             since = self._world.time_of(one.create_sent_at or one.created_at)
             until = self._world.time_of(one.ended_at) if one.ended_at else now
             span = Decimal(str(disturbed_s(self._world.plan, since, until) + self._world.hands_s))
+            if one.terminating_since and len(self._world.slots) > 1:  # it may wait for another broker's word
+                span += Decimal(str(until - self._world.time_of(one.terminating_since)))
             allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
