@@ -62,9 +62,7 @@ def parse(text: str, name: str) -> YamlDocument:
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            raise BadInput(
-                f"{name}:1: must be a mapping of keys to values; `gpubroker init` writes a spec"
-            )
+            raise BadInput(f"{name}:1: must be a mapping of keys to values; `gpubroker init` writes a spec")
         lines: dict[Path, int] = {}
         _walk(node, (), lines, name)
         return YamlDocument(name=name, data=loader.construct_document(node), lines=lines)
