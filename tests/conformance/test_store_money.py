@@ -70,13 +70,3 @@ async def test_what_a_capped_job_makes_after_its_cap_was_raised_is_kept(store: S
     raised = await store.raise_cap(job.id, Decimal(100), make_event(job))
     assert raised is not None
     assert (raised.state, raised.deleted) == (JobState.QUEUED, {})
-
-
-async def test_data_that_is_gone_stays_gone_when_a_cap_is_raised(store: Store) -> None:
-    await submitted(store)
-    job = await claimed_job(store)
-    await store.apply([Change(job=(job, replace(job, state=JobState.CAPPED, finished_at=START)))])
-    await store.delete_data(job.id, ["data", "logs"], make_event(job))
-    raised = await store.raise_cap(job.id, Decimal(100), make_event(job))
-    assert raised is not None
-    assert set(raised.deleted) == {"data"}
