@@ -110,8 +110,10 @@ async def test_a_key_that_was_exchanged_is_the_next_launchs(
     sky: SkyLauncher, clouds: Clouds, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
     """Without another server: sold out is what the cloud says to a key that it takes."""
-    clouds.control.capacity("lambda", H100, 0)
-    clouds.control.capacity("runpod", L40S, 0)
+    row = clouds.lambdas.types[H100]
+    monkeypatch.setattr(row, "free", dict.fromkeys(row.free, 0))
+    for pool in clouds.runpod.pools:
+        monkeypatch.setattr(pool, "free", 0)
     await sky.warm()
     running = sky.id
     monkeypatch.setattr(clouds.world, "api_key", "the-new-key-of-the-account")
