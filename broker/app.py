@@ -129,68 +129,82 @@ async def _cancel(task: asyncio.Task[object]) -> None:
 @asynccontextmanager
 async def building(config: DaemonConfig) -> AsyncIterator[House]:
     """Everything but the listening socket and the running controllers; closed in reverse order."""
-    try:
-        config.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as e:
-        message = f"{config.home}: {e.strerror}; name a folder that this user can write"
-        raise InvalidInput(Problem(field="home", message=message)) from None
+    _make_home(config.home)
     image = image_of(config.trainer, os.environ)
-    clock = SystemClock()
     async with AsyncExitStack() as stack:
-        dsn = config.database_url or await _embedded(stack, config.home)
-        new_database = FIRST_MIGRATION in await migrate(dsn)
-        store = await PostgresStore.connect(dsn)
-        stack.push_async_callback(store.close)
-        installation, was_here = await _installation(store, config.home)
-        report_only = _only_report(config.home, new=new_database and was_here)
+        context, report_only = await _context(stack, config)
         box = SecretBox(master_key(config.home / "master.key", os.environ))
-        blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants_of(config))
-        providers = build(
-            config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
-            launches=True,
-        )  # fmt: skip
-        for provider in providers.values():
-            stack.push_async_callback(provider.close)
-        await _refuse_lost_providers(store, set(providers))
-        market = Market(providers, clock, MarketRhythm(poll_s=config.rhythm.market_s))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_PRICES_S):
-                await market.step()
-        context = Context(
-            installation=installation,
-            owner=f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}",
-            store=store,
-            blobs=blobs,
-            providers=providers,
-            clock=clock,
-            rhythm=rhythm_of(config),
-            limits=Limits(**config.limits.model_dump()),
-            costs=costs_of(config),
-        )
-        slacks = Slacks(box, clock, api_url=config.slack.api_url)
-        webhooks = WebhookNotifier(
-            box, clock, user_agent=f"gpubroker/{version('gpubroker')}", insecure_hosts=config.notify.insecure_hosts
-        )
+        market = await _market(context, config)
+        slacks = Slacks(box, context.clock, api_url=config.slack.api_url)
+        agent, insecure = f"gpubroker/{version('gpubroker')}", config.notify.insecure_hosts
+        webhooks = WebhookNotifier(box, context.clock, user_agent=agent, insecure_hosts=insecure)
         stack.push_async_callback(webhooks.close)
         notifiers: list[Notifier] = [LogNotifier(), slacks.notifier, webhooks]
-        trainer = TrainerSource(blobs, image)
         fleet = Fleet.build(
-            context, box, market.offers, notifiers, trainer=trainer, report_only=report_only,
-            troubles=market.troubles, keep=keep_of(config), digest=DigestPlan(**config.notify.digest.model_dump()),
+            context, box, market.offers, notifiers, trainer=TrainerSource(context.blobs, image),
+            report_only=report_only, troubles=market.troubles, keep=keep_of(config),
+            digest=DigestPlan(**config.notify.digest.model_dump()),
         )  # fmt: skip
         service = _service(config, context, market, box, notifiers)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
-        authenticator = Authenticator(store, clock, Rate(**config.rate_limit.model_dump()))
-        application = build_app(service, authenticator, version=version("gpubroker"), slacks=incoming)
+        authenticator = Authenticator(context.store, context.clock, Rate(**config.rate_limit.model_dump()))
         yield House(
             config=config,
-            installation=installation,
-            store=store,
+            installation=context.installation,
+            store=context.store,
             market=market,
             fleet=fleet,
-            application=application,
+            application=build_app(service, authenticator, version=version("gpubroker"), slacks=incoming),
             sockets=sockets,
         )
+
+
+def _make_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as e:
+        message = f"{home}: {e.strerror}; name a folder that this user can write"
+        raise InvalidInput(Problem(field="home", message=message)) from None
+
+
+async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, bool]:
+    """What the controllers are given, and whether the sweep only reports."""
+    clock = SystemClock()
+    dsn = config.database_url or await _embedded(stack, config.home)
+    new_database = FIRST_MIGRATION in await migrate(dsn)
+    store = await PostgresStore.connect(dsn)
+    stack.push_async_callback(store.close)
+    installation, was_here = await _installation(store, config.home)
+    report_only = _only_report(config.home, new=new_database and was_here)
+    blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants_of(config))
+    providers = build(
+        config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
+        launches=True,
+    )  # fmt: skip
+    for provider in providers.values():
+        stack.push_async_callback(provider.close)
+    await _refuse_lost_providers(store, set(providers))
+    context = Context(
+        installation=installation,
+        owner=f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(3)}",
+        store=store,
+        blobs=blobs,
+        providers=providers,
+        clock=clock,
+        rhythm=rhythm_of(config),
+        limits=Limits(**config.limits.model_dump()),
+        costs=costs_of(config),
+    )
+    return context, report_only
+
+
+async def _market(context: Context, config: DaemonConfig) -> Market:
+    """With its first prices, where they come soon."""
+    market = Market(context.providers, context.clock, MarketRhythm(poll_s=config.rhythm.market_s))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_PRICES_S):
+            await market.step()
+    return market
 
 
 async def _embedded(stack: AsyncExitStack, home: Path) -> str:
