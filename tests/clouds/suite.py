@@ -35,7 +35,7 @@ class Tally:
 
     def house(self, scene: Scene) -> None:
         self.orphans += len(scene.orphans())
-        self.equal &= all(scene.agrees(spent, bill) for _, spent, bill in scene.money)
+        self.equal &= all(scene.agrees(*one) for one in scene.money)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped:

@@ -43,7 +43,6 @@ ON_DEMAND = {("g6e.xlarge", "us-east-1"): "1.861", ("p5.4xlarge", "us-east-1"): 
 SPOT = {("g6e.xlarge", "us-east-1a"): "0.79", ("g6e.xlarge", "us-east-1b"): "0.83"}
 """Dollars an hour at the emulated AWS."""
 CENT = Decimal("0.01")
-MINUTE_USD = Decimal("0.0215")
 """Of the Lambda machine that the scenarios buy."""
 LARGE = 50_000_000
 """Bytes from which on a file is a model, not a place for a key."""
@@ -68,7 +67,8 @@ class Scene:
         self._process: asyncio.subprocess.Process | None = None
         self.leaks: set[str] = set()
         """Command lines of this host in which a secret was seen."""
-        self.money: list[tuple[str, Decimal, Decimal]] = []
+        self.money: list[tuple[Decimal, Decimal, Decimal]] = []
+        """Of each job that was settled: spent, billed, and what started quanta may add."""
         """(job, ledger, bill) of the jobs that were looked at."""
         self.clouds: Clouds
         self.aws: Aws
@@ -277,9 +277,15 @@ class Scene:
         return sum((self.clouds.bill().usd(name) for name in await self.names(job)), Decimal(0))
 
     @staticmethod
-    def agrees(spent: Decimal, bill: Decimal) -> bool:
-        """To the cent; a minute of Lambda's more is a started one."""
-        return bill - CENT < spent < bill + CENT + MINUTE_USD
+    def started(detail: JobDetail) -> Decimal:
+        """What a second at either end may cost where time is billed in minutes."""
+        offers = [run.offer for run in detail.runs if run.create_sent_at]
+        return sum((o.usd_per_hour * o.billing_quantum_s / 3600 for o in offers if o.billing_quantum_s > 1), Decimal(0))
+
+    @staticmethod
+    def agrees(spent: Decimal, bill: Decimal, started: Decimal) -> bool:
+        """To the cent."""
+        return bill - CENT < spent < bill + CENT + started
 
     def orphans(self) -> list[str]:
         """Machines that still cost money."""

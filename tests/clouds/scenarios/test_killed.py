@@ -103,5 +103,5 @@ async def test_a_kill_leaves_one_machine_and_no_orphan(
         assert sum(machine.name.startswith(name) for machine in made) <= 1, "two machines under one name"
     assert house.orphans() == []
     bill = await house.bill(job)
-    house.money.append((job, detail.spent_usd, bill))
+    house.money.append((detail.spent_usd, bill, house.started(detail)))
     assert bill <= detail.spent_usd

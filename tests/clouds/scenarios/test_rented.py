@@ -30,9 +30,8 @@ async def settled(scene: Scene, job: str) -> JobDetail:
     detail = await scene.rest(job)
     assert detail.state is JobState.SUCCEEDED, await scene.told(job)
     bill = await scene.bill(job)
-    scene.money.append((job, detail.spent_usd, bill))
-    offers = [run.offer for run in detail.runs if run.create_sent_at]
-    started = sum(o.usd_per_hour * o.billing_quantum_s / 3600 for o in offers if o.billing_quantum_s > 1)
+    started = scene.started(detail)
+    scene.money.append((detail.spent_usd, bill, started))
     # Another machine than the one that was bought has another disk, at another price.
     least = bill - CENT if any(run.reason is Reason.MISMATCH for run in detail.runs) else bill
     assert least <= detail.spent_usd < bill + CENT + started, f"spent {detail.spent_usd}, billed {bill}"
