@@ -43,7 +43,6 @@ ON_DEMAND = {("g6e.xlarge", "us-east-1"): "1.861", ("p5.4xlarge", "us-east-1"): 
 SPOT = {("g6e.xlarge", "us-east-1a"): "0.79", ("g6e.xlarge", "us-east-1b"): "0.83"}
 """Dollars an hour at the emulated AWS."""
 CENT = Decimal("0.01")
-"""Of the Lambda machine that the scenarios buy."""
 LARGE = 50_000_000
 """Bytes from which on a file is a model, not a place for a key."""
 SECRETS = ("test-key", "GPUBROKER_ATTEMPT_KEY=", "GPUBROKER_STORE_OPTIONS=")
