@@ -1,7 +1,6 @@
 """Lambda's native half against a server that answers as its API does."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -279,9 +278,13 @@ async def test_launches_are_as_far_apart_as_lambda_wants(
     (offer,) = await provider.offers(GpuAsk())
     names = [instance_name(OURS, AttemptId(letter * 13)) for letter in "abc"]
     trainer = TrainerBundle(url="https://example.invalid/trainer.tar", sha256="0" * 64)
+    begun = asyncio.get_running_loop().time()
     created = await asyncio.gather(*(provider.create(name, offer, BootSpec(trainer=trainer)) for name in names))
     assert sorted(handle.name for (handle,) in created) == sorted(names)
-    assert all(later - sooner >= 0.1 for sooner, later in itertools.pairwise(launches.at))
+    # Counted from the start: a busy machine may be late with one launch and in time with the next. Timers fire up to
+    # the clock's resolution early.
+    for before, at in enumerate(launches.at):
+        assert at - begun > 0.1 * before - 0.001
 
 
 async def test_a_listing_that_is_none_proves_nobody_absent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
