@@ -68,6 +68,7 @@ async def test_a_fine_tune_on_each_cloud_costs_what_the_cloud_bills(
     scene: Scene, undisturbed: dict[str, str], cloud: str
 ) -> None:
     detail = await settled(scene, undisturbed[cloud])
+    assert len(detail.runs) == 1, await scene.told(undisturbed[cloud])
     [run] = detail.runs
     assert run.offer.cloud == cloud
     assert run.offer.simulated, "machines of an emulator are labelled"
