@@ -1,103 +1,17 @@
 """AWS's native half against moto, with the prices, quotas and scores of `aws_front`."""
 
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 
 from broker.decide.liveness import mismatch
 from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
-from broker.domain.ids import AttemptId, Installation, instance_name
-from broker.domain.instance import BootSpec, CloudOptions, InstanceState
-from broker.domain.job import Handle
-from broker.domain.offer import GpuAsk, Offer
-from providers.aws import TAG, AwsCloud, AwsConfig
+from broker.domain.instance import InstanceState
+from providers.aws import AwsCloud, AwsConfig
 from providers.aws_market import quota_of
 from providers.aws_offers import DISK_GIB, NO_PRICE
-from providers.cloud import Purchase
-from providers.sieve import Sieve
-from tests.unit.providers.aws_front import IMAGE, Front, front, moto_server
-from tests.unit.providers.clocks import SteppedClock
-
-OURS = Installation("aaaa")
-NAME = instance_name(OURS, AttemptId("b" * 13))
-EAST, WEST = "us-east-1", "us-west-2"
-QUOTAS = {
-    "Running On-Demand P instances": 192.0,
-    "Running On-Demand G and VT instances": 64.0,
-    "All G and VT Spot Instance Requests": 64.0,
-    "All P4, P3 and P2 Spot Instance Requests": 0.0,
-    "All P5 Spot Instance Requests": 16.0,
-}
-KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
-
-
-@dataclass
-class World:
-    front: Front
-    endpoint: str
-    home: Path
-    clock: SteppedClock = field(default_factory=SteppedClock)
-    opened: list[AwsCloud] = field(default_factory=list)
-
-    def open(self, *, regions: tuple[str, ...] = (EAST,), **env: str) -> AwsCloud:
-        config = AwsConfig(endpoint=self.endpoint, regions=regions)
-        wanted = {"AWS_EC2_METADATA_DISABLED": "true", **(env or KEYS)}
-        cloud = AwsCloud(config, installation=OURS, clock=self.clock, env=wanted, home=self.home)
-        self.opened.append(cloud)
-        return cloud
-
-    def ec2(self, region: str = EAST) -> Any:
-        return boto3.client(
-            "ec2", region_name=region, endpoint_url=self.front.moto,
-            aws_access_key_id="x", aws_secret_access_key="y",
-        )  # fmt: skip
-
-    def launch(self, region: str = EAST, *, label: str | None = f"{NAME}-1a2b3c4d", **more: Any) -> str:
-        """As SkyPilot does; returns the instance's id."""
-        ec2 = self.ec2(region)
-        tags = [{"Key": "Name", "Value": "whatever"}] + ([] if label is None else [{"Key": TAG, "Value": label}])
-        disk = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 64, **more.pop("ebs", {"Encrypted": True})}}]
-        found = ec2.run_instances(
-            ImageId=IMAGE, MinCount=1, MaxCount=1, BlockDeviceMappings=disk,
-            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}], **{"InstanceType": "g6e.xlarge", **more},
-        )  # fmt: skip
-        return str(found["Instances"][0]["InstanceId"])
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[str]:
-    with moto_server() as url:
-        yield url
-
-
-@pytest.fixture
-async def world(moto: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with front(moto) as (made, url):
-        made.on_demand = {("g6e.xlarge", EAST): "1.861", ("p5.48xlarge", EAST): "55.04", ("g6e.xlarge", WEST): "1.861"}
-        made.spot = {
-            ("g6e.xlarge", f"{EAST}a"): "0.60", ("g6e.xlarge", f"{EAST}b"): "0.53", ("g6e.xlarge", f"{WEST}a"): "0.93",
-        }  # fmt: skip
-        made.quotas = dict(QUOTAS)
-        opened = World(front=made, endpoint=url, home=tmp_path)
-        yield opened
-        for cloud in opened.opened:
-            await cloud.close()
-
-
-def handle(machine: str, region: str = EAST) -> Handle:
-    return Handle(provider="aws", id=machine, name=NAME, region=region)
-
-
-async def offers(cloud: AwsCloud) -> tuple[dict[str, Offer], dict[str, int]]:
-    sieve = Sieve(GpuAsk())
-    await cloud.rows(sieve)
-    return {offer.id: offer for offer in sieve.offers}, dict(sieve.dropped)
-
+from tests.unit.providers.aws.world import EAST, KEYS, NAME, OURS, QUOTAS, WEST, World, handle, offers
 
 # ------------------------------------------------------------------------------------------------------------- offers
 
@@ -310,112 +224,3 @@ async def test_an_unknown_region_is_named(world: World) -> None:
     cloud = AwsCloud(config, installation=OURS, clock=world.clock, env=env, home=world.home)
     world.opened.append(cloud)
     assert await cloud.check() == "AWS: there is no region us-east-9; correct providers.aws.regions"
-
-
-# ----------------------------------------------------------------------------------------------------------- purchase
-
-
-async def bought(world: World, which: str, boot: BootSpec) -> Purchase:
-    cloud = world.open()
-    found, _ = await offers(cloud)
-    return cloud.purchase(found[f"aws/aws/us-east-1/g6e.xlarge/{which}"], boot)
-
-
-async def test_a_spot_purchase_pins_the_zone_and_its_price(world: World) -> None:
-    purchase = await bought(world, "spot/us-east-1b", BootSpec())
-    assert (purchase.region, purchase.zone, purchase.use_spot) == (EAST, f"{EAST}b", True)
-    assert purchase.disk_gb == DISK_GIB
-    (row,) = purchase.catalog["aws/vms.csv"]
-    assert (row["InstanceType"], row["Region"], row["AvailabilityZone"]) == ("g6e.xlarge", EAST, "use1-az1")
-    assert (Decimal(row["Price"]), Decimal(row["SpotPrice"])) == (Decimal("1.861"), Decimal("0.53"))
-    assert (row["AcceleratorName"], row["AcceleratorCount"], row["Arch"]) == ("L40S", "1.0", "x86_64")
-    assert purchase.config == {"aws": {"disk_encrypted": True, "remote_identity": "NO_UPLOAD"}}
-    assert (purchase.pin, purchase.network_tier) == ({}, None)
-
-
-async def test_an_on_demand_purchase_may_be_met_in_any_zone(world: World) -> None:
-    purchase = await bought(world, "on-demand", BootSpec())
-    assert (purchase.zone, purchase.use_spot) == (None, False)
-    rows = {row["AvailabilityZone"]: row["SpotPrice"] for row in purchase.catalog["aws/vms.csv"]}
-    assert set(rows) == {"use1-az1", "use1-az2", "use1-az4", "use1-az6"}
-    assert (Decimal(rows["use1-az6"]), rows["use1-az2"]) == (Decimal("0.60"), "")
-
-
-async def test_what_the_job_asks_for_reaches_skypilot_and_its_plugin(world: World) -> None:
-    options = CloudOptions(vpc="lab", subnets=("a", "b"), encrypted_volume=True, kms_key="alias/lab")
-    purchase = await bought(world, "on-demand", BootSpec(nodes=2, options=options))
-    assert purchase.config["aws"] == {
-        "disk_encrypted": True, "remote_identity": "NO_UPLOAD", "vpc_name": "lab", "subnet_names": ["a", "b"],
-    }  # fmt: skip
-    assert purchase.pin == {"kms_key": "alias/lab", "placement_group": "gb-aaaa-"}
-    assert purchase.network_tier == "best"
-
-
-# ------------------------------------------------------------------------------------------------------------ confirm
-
-
-def plain(**pin: str) -> Purchase:
-    config = {"aws": {"disk_encrypted": True}}
-    return Purchase(cloud="aws", region=EAST, instance_type="g6e.xlarge", use_spot=False, config=config, pin=pin)
-
-
-async def test_a_machine_that_would_stop_is_told_to_terminate_and_its_disk_to_go(world: World) -> None:
-    machine, ec2 = world.launch(), world.ec2()
-    await world.open().confirm(handle(machine), plain())
-    told = ec2.describe_instance_attribute(InstanceId=machine, Attribute="instanceInitiatedShutdownBehavior")
-    assert told["InstanceInitiatedShutdownBehavior"] == {"Value": "terminate"}
-    (found,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
-    assert [one["Ebs"]["DeleteOnTermination"] for one in found["BlockDeviceMappings"]] == [True]
-
-
-async def test_a_machine_that_stays_stoppable_is_refused(world: World) -> None:
-    world.front.failing = {("*", "ModifyInstanceAttribute"): (400, "UnsupportedOperation")}
-    machine = world.launch(ebs={"Encrypted": True, "DeleteOnTermination": True})
-    with pytest.raises(Rejected, match="UnsupportedOperation"):
-        await world.open().confirm(handle(machine), plain())
-
-
-async def test_a_plain_volume_is_refused_when_it_should_be_encrypted(world: World) -> None:
-    machine = world.launch(ebs={"Encrypted": False})
-    with pytest.raises(Rejected, match="not encrypted"):
-        await world.open().confirm(handle(machine), plain())
-    config = {"aws": {"disk_encrypted": False}}
-    free = Purchase(cloud="aws", region=EAST, instance_type="g6e.xlarge", use_spot=False, config=config)
-    await world.open().confirm(handle(machine), free)
-
-
-async def test_the_volumes_key_is_the_one_that_was_asked_for(world: World) -> None:
-    kms = boto3.client(
-        "kms", region_name=EAST, endpoint_url=world.front.moto, aws_access_key_id="x", aws_secret_access_key="y"
-    )
-    ours, other = (kms.create_key()["KeyMetadata"] for _ in range(2))
-    kms.create_alias(AliasName="alias/lab", TargetKeyId=ours["KeyId"])
-    machine = world.launch(ebs={"Encrypted": True, "KmsKeyId": ours["Arn"]})
-    await world.open().confirm(handle(machine), plain(kms_key="alias/lab"))
-    with pytest.raises(Rejected, match="not encrypted with"):
-        await world.open().confirm(handle(machine), plain(kms_key=other["KeyId"]))
-
-
-async def test_a_machine_with_a_role_is_refused(world: World) -> None:
-    iam = boto3.client(
-        "iam", region_name=EAST, endpoint_url=world.front.moto, aws_access_key_id="x", aws_secret_access_key="y"
-    )
-    iam.create_instance_profile(InstanceProfileName="skypilot-v1")
-    machine = world.launch(IamInstanceProfile={"Name": "skypilot-v1"})
-    with pytest.raises(Rejected, match="skypilot-v1"):
-        await world.open().confirm(handle(machine), plain())
-
-
-async def test_a_machine_elsewhere_than_asked_is_refused(world: World) -> None:
-    ec2, machine, cloud = world.ec2(), world.launch(), world.open()
-    (found,) = ec2.describe_instances(InstanceIds=[machine])["Reservations"][0]["Instances"]
-    base = {"cloud": "aws", "region": EAST, "instance_type": "g6e.xlarge", "use_spot": False}
-    vpc = Purchase(**base, config={"aws": {"vpc_name": "lab"}})  # type: ignore[arg-type]
-    subnet = Purchase(**base, config={"aws": {"subnet_names": ["left", "right"]}})  # type: ignore[arg-type]
-    for purchase, why in ((vpc, "VPC lab"), (subnet, "subnets"), (plain(placement_group="gb-aaaa-"), "placement")):
-        with pytest.raises(Rejected, match=why):
-            await cloud.confirm(handle(machine), purchase)
-    ec2.create_tags(Resources=[found["VpcId"]], Tags=[{"Key": "Name", "Value": "lab"}])
-    ec2.create_tags(Resources=[found["SubnetId"]], Tags=[{"Key": "Name", "Value": "right"}])
-    for purchase in (vpc, subnet):
-        await cloud.confirm(handle(machine), purchase)
