@@ -1,20 +1,19 @@
 """Builds the root file system that every emulated machine runs over: `python -m tests.clouds.bake [--force]`.
 
-Debian by debootstrap, SkyPilot's runtime as its own set-up would install it (so that the set-up needs no network), and
-the trainer as `deploy/Containerfile.trainer` installs it. All owners are shifted by BASE: see `tests.clouds.enclose`.
+Debian by debootstrap, as a cloud's stock image is, and in /srv/venv what the trainer imports, as
+`deploy/Containerfile.trainer` installs it. Nothing of SkyPilot's is there, since launches bring nothing of it along.
+All owners are shifted by BASE: see `tests.clouds.enclose`.
 Needs root, debootstrap, an apt that knows Debian bookworm, and the package indexes that pip is configured with.
 """
 
 import argparse
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,14 +24,15 @@ CHECKOUT = Path(__file__).parent.parent.parent
 ENCLOSE = Path(__file__).with_name("enclose.py")
 PROVISION = Path(__file__).with_name("bake_inside.sh")
 SUITE = "bookworm"
-EDITION = 1
+EDITION = 2
 """Raised when this file bakes something else than before; the other inputs are part of the recipe themselves."""
 BASE = 2_000_000
 """User id outside of a machine's root."""
 PACKAGES = (
-    "ca-certificates", "curl", "hostname", "iproute2", "lsof", "netcat-openbsd", "openssh-client", "openssh-server",
-    "patch", "procps", "psmisc", "python3", "python3-venv", "rsync", "sudo", "util-linux", "wget",
+    "ca-certificates", "curl", "hostname", "iproute2", "netcat-openbsd", "openssh-client", "openssh-server",
+    "patch", "procps", "python3", "rsync", "sudo", "util-linux",
 )  # fmt: skip
+"""No uv and no python3-venv: Debian's Python is new enough and /srv/venv is there, so setup.sh wants neither."""
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -57,7 +57,6 @@ def recipe() -> str:
     digest = hashlib.sha256(f"{EDITION} {SUITE} {BASE} {PACKAGES} {trainer_requirements()}".encode())
     for file in (PROVISION, CHECKOUT / "constraints-trainer.txt"):
         digest.update(file.read_bytes())
-    digest.update((importlib.metadata.distribution("skypilot").read_text("RECORD") or "").encode())
     return digest.hexdigest()[:16]
 
 
@@ -141,26 +140,11 @@ def bootstrap(root: Path, debs: Path) -> None:
     enclosed(root, ["/bin/sh", "/debootstrap/debootstrap", "--second-stage"], env, {})
 
 
-def sky_wheel(folder: Path) -> str:
-    """Builds SkyPilot's wheel into `folder` by SkyPilot's own code; returns the hash that its set-up compares."""
-    code = "from sky.backends import wheel_utils; print(*wheel_utils.build_sky_wheel(), sep='\\n')"
-    with tempfile.TemporaryDirectory() as home:
-        env = os.environ | {"HOME": home, "SKY_RUNTIME_DIR": home, "TMPDIR": home,
-                            "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}  # fmt: skip
-        done = subprocess.run([sys.executable, "-c", code], env=env, cwd=home, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise NoBake(f"SkyPilot could not build its wheel: {done.stderr[-2000:]}")
-        *_, built, wheel_hash = done.stdout.split()
-        shutil.copytree(built, folder / wheel_hash)
-    return wheel_hash
-
-
-def provision(root: Path) -> str:
-    """Installs SkyPilot's runtime and the trainer; returns the hash of SkyPilot's wheel."""
+def provision(root: Path) -> None:
+    """Makes the users, and installs what the trainer imports."""
     settings = index_settings()
     inputs = root / "bake"
     inputs.mkdir()
-    wheel_hash = sky_wheel(inputs / "wheels")
     shutil.copy(PROVISION, inputs / "inside.sh")
     shutil.copy(CHECKOUT / "constraints-trainer.txt", inputs)
     (inputs / "requirements.txt").write_text(trainer_requirements())
@@ -177,12 +161,11 @@ def provision(root: Path) -> str:
         binds["/bake/certificates.crt"] = (certificates, True)
         settings["SSL_CERT_FILE"] = "/bake/certificates.crt"
     env = settings | {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "UV_CACHE_DIR": "/bake/cache",
-                      "UV_LINK_MODE": "copy", "LANG": "C.UTF-8", "WHEEL": wheel_hash}  # fmt: skip
+                      "UV_LINK_MODE": "copy", "LANG": "C.UTF-8"}  # fmt: skip
     enclosed(root, ["/bin/bash", "/bake/inside.sh"], env, binds)
     for leftover in (inputs, root / "etc" / "resolv.conf"):
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     _drop_mount_points(root, local_indexes(settings))
-    return wheel_hash
 
 
 def _drop_mount_points(root: Path, folders: Sequence[Path]) -> None:
@@ -253,7 +236,7 @@ def bake(*, force: bool = False, say: bool = False) -> Path:
         steps: dict[str, object] = {}
         bootstrap(root, cache / "debs")
         steps["debian_s"] = round(time.monotonic() - started, 1)
-        steps["sky_wheel"] = provision(root)
+        provision(root)
         steps["bytes"] = shift_owners(root)
         steps["total_s"] = round(time.monotonic() - started, 1)
         (partial / "baked.json").write_text(json.dumps(steps))

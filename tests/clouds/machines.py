@@ -28,7 +28,6 @@ FILES = Path(__file__).with_name("root")
 INIT = "/usr/local/lib/emulated/init.py"
 EVERYWHERE = {
     INIT: "init.py",
-    "/etc/uv/uv.toml": "uv.toml",
     "/usr/local/bin/apt": "apt_get.py", "/usr/local/bin/apt-get": "apt_get.py",
     "/usr/local/sbin/halt": "power.sh", "/usr/local/sbin/poweroff": "power.sh", "/usr/local/sbin/shutdown": "power.sh",
 }  # fmt: skip
@@ -36,8 +35,6 @@ WITH_DOCKER = {"/usr/bin/docker": "docker_shim.py"}
 TRAINER = "/srv/venv/lib/python3.11/site-packages/trainer"
 UBUNTU = 1000
 """User id of `ubuntu`, who may install another trainer over this one, as into a virtual environment of its own."""
-PROBED = ("8.8.8.8", "1.1.1.1")
-"""What SkyPilot and Ray ask for a way to, to learn whether there is a network and what the own address is."""
 IMDS = ("169.254.169.254", 80)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOT_S = 30.0
@@ -124,7 +121,7 @@ class NamespaceMachine:
         listen += [IMDS] if self._imds else []
         return {
             "hostname": f"machine-{self.spec.id[:12]}", "user": self.spec.user, "keys": self.spec.public_keys,
-            "address": self.spec.inner_ip, "imds": IMDS[0], "probed": PROBED, "listen": listen,
+            "address": self.spec.inner_ip, "imds": IMDS[0], "listen": listen,
             "startup": self.spec.startup, "env": dict(self.spec.env),
         }  # fmt: skip
 

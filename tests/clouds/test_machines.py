@@ -79,17 +79,13 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 
 @pytest.mark.parametrize(("user", "home"), [("root", "/root"), ("ubuntu", "/home/ubuntu")])
-async def test_ssh_reaches_each_user_with_skypilots_runtime(fleet: Fleet, user: str, home: str) -> None:
+async def test_ssh_reaches_each_user_with_nothing_but_a_stock_image_there(fleet: Fleet, user: str, home: str) -> None:
     machine = await fleet.boot(user)
-    commands = ("whoami", "echo $HOME", "sudo id -u", "~/.local/bin/uv -V", "~/skypilot-runtime/bin/ray --version",
-                "head -1 ~/skypilot-runtime/bin/ray", "ls ~/.sky/wheels/$(cat ~/.sky/wheels/current_sky_wheel_hash)/*",
-                "ls ~/sky-user-env/bin/pip")  # fmt: skip
-    code, output = await fleet.ssh(machine, " && ".join(commands))
-    lines = output.split("\n")
+    code, output = await fleet.ssh(machine, "whoami && echo $HOME && sudo id -u && ls -A && ! command -v uv")
     assert code == 0, output
+    lines = output.splitlines()
     assert lines[:3] == [user, home, "0"]
-    assert lines[4] == "ray, version 2.9.3"
-    assert lines[5] == f"#!{home}/skypilot-runtime/bin/python", "root's runtime is ubuntu's"
+    assert set(lines[3:]) <= {".bash_logout", ".bashrc", ".profile", ".ssh"}, "somebody's runtime is baked"
     await machine.kill()
 
 
@@ -176,15 +172,6 @@ async def test_machines_reach_each_other_and_nobody_else(fleet: Fleet) -> None:
     assert await listening == (0, "hello\n")
 
 
-async def test_another_build_of_skypilot_installs_without_a_network(fleet: Fleet) -> None:
-    """As SkyPilot's set-up does where the baked wheel is not the API server's."""
-    machine = await fleet.boot("ubuntu")
-    uv = "VIRTUAL_ENV=~/skypilot-runtime UV_LINK_MODE=copy ~/.local/bin/uv pip"
-    code, output = await fleet.ssh(machine, f"{uv} uninstall skypilot && {uv} install "
-                                            '"$(echo ~/.sky/wheels/*/skypilot-*.whl)[aws, remote]"')  # fmt: skip
-    assert (code, "+ skypilot==" in output) == (0, True), output
-
-
 @pytest.mark.parametrize("user", ["root", "ubuntu"])
 async def test_the_trainers_own_installer_needs_no_network(fleet: Fleet, user: str) -> None:
     machine = await fleet.boot(user)
@@ -196,13 +183,6 @@ async def test_the_trainers_own_installer_needs_no_network(fleet: Fleet, user: s
     said = "mkdir ~/bundle && tar -xC ~/bundle && bash ~/bundle/deploy/trainer_install.sh /srv/venv"
     code, output = await fleet.ssh(machine, said, packed)
     assert (code, "trainer ready" in output) == (0, True), output
-
-
-async def test_a_machine_takes_its_own_address_for_its_own(fleet: Fleet) -> None:
-    """Ray asks so."""
-    machine = await fleet.boot("ubuntu")
-    ask = "from socket import *; u = socket(AF_INET, SOCK_DGRAM); u.connect(('8.8.8.8', 80)); print(u.getsockname()[0])"
-    assert await fleet.ssh(machine, f"python3 -c {shlex.quote(ask)}") == (0, f"{machine.spec.inner_ip}\n")
 
 
 # ------------------------------------------------------------------------------------------------------- docker's shim

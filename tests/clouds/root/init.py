@@ -58,7 +58,6 @@ class Init:
         Path("/etc/hosts").write_text(f"127.0.0.1 localhost {settings['hostname']}\n")
         commands = ["link set lo up"]
         commands += [f"address add {address}/32 dev lo" for address in (settings["imds"], settings["address"])]
-        commands += [f"route add local {to} dev lo table local src {settings['address']}" for to in settings["probed"]]
         subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)
         Path("/run/sshd").mkdir()
         Path("/run/lock").mkdir(mode=0o1777)
