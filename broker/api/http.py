@@ -1,22 +1,24 @@
 """The application: middlewares, operations and their description."""
 
 import logging
+import math
 from time import perf_counter
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from broker.api import admin, channels, costs, feeds, files, jobs, policies, shell, slack, spending, tenancy
-from broker.api.auth import Authenticator, Forbidden, Unauthenticated
+from broker.api.answers import again_after_s, answer_to
+from broker.api.auth import Authenticator
 from broker.api.content import Content
 from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
 from broker.api.metrics import Metrics
 from broker.api.openapi import JSON, Api, document, mount
-from broker.api.problems import of_error, problem
+from broker.api.problems import problem
 from broker.api.readiness import Readiness
 from broker.api.service import Service
 from broker.api.usecases.slack import Slack
-from broker.domain.errors import GpubrokerError
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
@@ -81,12 +83,8 @@ async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse
     """Every error is a problem document."""
     try:
         return await handler(request)
-    except Unauthenticated as error:
-        return problem(401, str(error), headers=CHALLENGE)
-    except Forbidden as error:
-        return problem(403, str(error))
     except GpubrokerError as error:
-        return of_error(error)
+        return _of_error(error)
     except web.HTTPException as error:
         return _of_http(error)
     except ConnectionError:
@@ -94,6 +92,21 @@ async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:
         log.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return problem(500, "a fault of the server; its log has the details")
+
+
+def _of_error(error: GpubrokerError) -> web.Response:
+    status, again_s = answer_to(error).http, again_after_s(error)
+    if isinstance(error, InvalidInput):
+        return problem(status, _count(error.problems), error.problems)
+    if again_s is not None:
+        return problem(status, str(error), headers={"Retry-After": str(math.ceil(again_s))})
+    return problem(status, str(error), headers=CHALLENGE if status == 401 else None)
+
+
+def _count(problems: tuple[Problem, ...]) -> str:
+    if len(problems) == 1:
+        return f"{problems[0].field}: {problems[0].message}" if problems[0].field else problems[0].message
+    return f"{len(problems)} things are wrong; see errors"
 
 
 def _of_http(error: web.HTTPException) -> web.Response:

@@ -65,8 +65,8 @@ class OffersQuery(Config):
 @api.op("POST", "/v1/quotes", scope="read")
 async def quote(call: Call, query: QuoteQuery, body: models.QuoteSpec) -> models.QuoteView:
     """Check a spec and price every offer against it; nothing is created."""
-    checked, made = await call.request.app[SERVICE].quote(call.caller, body)
-    return views.quote(checked, made, query.limit)
+    found = await call.request.app[SERVICE].quote(call.caller, body)
+    return views.quote(*found, query.limit)
 
 
 @api.op("POST", "/v1/jobs", scope="submit", status=202, errors=(409,), headers=("Idempotency-Key",))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from broker.api.models_costs import ForecastView, StorageView
+from broker.api.models_policies import HoldView
 from broker.api.wire import Wire
 from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
@@ -180,6 +181,8 @@ class QuoteView(Wire):
     """Least expected dollars to finish on any offer that fits, also where the cap does not suffice."""
     unsold_regions: tuple[str, ...] = ()
     """Regions that were asked for and no offer is in, each with those that it may mean."""
+    held: HoldView | None = None
+    """What a policy would do to the job now, with its cap or else the proposed one; null: none would hold it."""
     made_at: datetime
     expires_at: datetime
 

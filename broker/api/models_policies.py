@@ -7,10 +7,22 @@ from typing import Annotated
 from pydantic import Field
 
 from broker.api.wire import Wire
+from broker.decide.budgets import Hold
 from broker.domain.ids import JobId
 from broker.domain.policy import Action, Period, Policy, Window
 from broker.domain.spec import Usd
 from trainer.contract.base import Config
+
+
+class HoldView(Wire):
+    """What policies would do to a job if it were submitted now."""
+
+    hold: Hold
+    """`approval`: somebody with the scope `manage` is asked; `wait`: it waits in the queue."""
+    policy: str
+    """Its name."""
+    reason: str
+    """Why, and until when or what to change, in one line."""
 
 
 class PolicyView(Wire):

@@ -165,7 +165,7 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
             try:
                 arguments["body"] = op.body.model_validate_json(raw, strict=True)
             except ValidationError as error:
-                return _refuse(error, op.body, raw)
+                return _not_json(error, op.body, raw)
         call = Call(request=request, caller=caller)
         answer = await op.handler(call, **arguments)
         if isinstance(answer, web.StreamResponse):
@@ -178,11 +178,12 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
     return serve
 
 
-def _refuse(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
+def _not_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
+    """Raises InvalidInput for what is JSON and breaks a rule."""
     wrong = problems.of_json(error, model, raw)
-    if wrong is None:
-        return problems.problem(400, f"the body is not JSON: {error.errors(include_url=False)[0]['ctx']['error']}")
-    return problems.of_error(wrong)
+    if wrong is not None:
+        raise wrong from None
+    return problems.problem(400, f"the body is not JSON: {error.errors(include_url=False)[0]['ctx']['error']}")
 
 
 def _check_header(name: str, request: web.Request) -> None:

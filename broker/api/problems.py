@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
@@ -14,18 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from broker.api import models
-from broker.domain.errors import (
-    BlobsUnavailable,
-    Gone,
-    GpubrokerError,
-    IdempotencyConflict,
-    InUse,
-    InvalidInput,
-    OverBudget,
-    Problem,
-    Rejected,
-    StoreUnavailable,
-)
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 50
@@ -48,15 +36,15 @@ class TooLarge(GpubrokerError):
 
 
 class TooMany(GpubrokerError):
-    """More at once than one caller, or the daemon, is allowed."""
+    """More at once than one caller, or the daemon, is allowed; ask again after `after_s`."""
+
+    def __init__(self, message: str, after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
 
 
 class RateLimited(TooMany):
     """More in a time than one token is allowed; the same call is let through after `after_s`."""
-
-    def __init__(self, message: str, after_s: float) -> None:
-        super().__init__(message)
-        self.after_s = after_s
 
 
 class Deleted(GpubrokerError):
@@ -65,24 +53,6 @@ class Deleted(GpubrokerError):
 
 class Corrupt(GpubrokerError):
     """The blob store holds other bytes than the manifest says."""
-
-
-STATUS: Mapping[type[GpubrokerError], int] = {
-    InvalidInput: 422,
-    NotFound: 404,
-    Conflict: 409,
-    Deleted: 410,
-    IdempotencyConflict: 409,
-    InUse: 409,
-    OverBudget: 409,
-    TooLarge: 413,
-    TooMany: 429,
-    Corrupt: 502,
-    StoreUnavailable: 503,
-    BlobsUnavailable: 503,
-    Gone: 409,
-    Rejected: 409,
-}
 
 
 def problem(
@@ -97,22 +67,6 @@ def problem(
         content_type=MEDIA_TYPE,
         headers=headers,
     )
-
-
-def of_error(error: GpubrokerError) -> web.Response:
-    """The problem of a domain error; one that has no status of its own is a 500."""
-    status = next((s for kind, s in STATUS.items() if isinstance(error, kind)), 500)
-    if isinstance(error, InvalidInput):
-        return problem(status, _count(error.problems), error.problems)
-    if isinstance(error, RateLimited):
-        return problem(status, str(error), headers={"Retry-After": str(math.ceil(error.after_s))})
-    return problem(status, str(error), headers={"Retry-After": "2"} if status == 503 else None)
-
-
-def _count(problems: tuple[Problem, ...]) -> str:
-    if len(problems) == 1:
-        return f"{problems[0].field}: {problems[0].message}" if problems[0].field else problems[0].message
-    return f"{len(problems)} things are wrong; see errors"
 
 
 # --------------------------------------------------------------------------------------------- pydantic, in our words

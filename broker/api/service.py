@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from broker.api.usecases.costs import Costs, check_data, check_time, last_checkp
 from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
+from broker.decide.budgets import Refusal
 from broker.decide.quote import quote
 from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, Problem, Rejected
 from broker.domain.ids import JobId, job_id
@@ -94,10 +95,17 @@ class Settings:
     heartbeat_s: float = 15.0
     storage_usd_per_gib_month: Decimal = ZERO
     """What the blob store costs."""
-    lead_s: float = 0.0
-    """A machine with less time than this is drained as soon as it is bought."""
+    tick_s: float = 0.0
+    """Between two looks of billing."""
+    drain_s: float = 0.0
+    """What a drain may take at the most."""
     lease_stale_s: float = 90.0
     """/readyz: a broker's lease that did not change for so long is nobody's."""
+
+    @property
+    def lead_s(self) -> float:
+        """A machine with less time than this is drained as soon as it is bought."""
+        return self.tick_s + self.drain_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,13 +173,18 @@ class Service:
 
     # ----------------------------------------------------------------------------------------------- before the money
 
-    async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote]:
-        """Every offer against the spec. Raises InvalidInput."""
+    async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote, Refusal | None]:
+        """Every offer against the spec, and what policies would do to the job now. Raises InvalidInput."""
         spec, _, checked = await self._check(caller, spec)
         excluded = await self.store.blocked_offers()
         if not caller.admin:  # the words are about the launch of some team
             excluded = dict.fromkeys(excluded, LATELY)
-        return checked, self._quote(spec, checked, excluded, spec.cap_usd)
+        made, settings = self._quote(spec, checked, excluded, spec.cap_usd), self.settings
+        job = self._job(caller.team, caller.owner, spec, checked.workload)
+        if "cap_usd" not in spec.model_fields_set:
+            job = replace(job, cap_usd=made.proposed_cap_usd or ZERO)
+        caps, tick_s, drain_s = self.market.caps(), settings.tick_s, settings.drain_s
+        return checked, made, await self.policies.foresee(job, made, caps, tick_s=tick_s, drain_s=drain_s)
 
     async def _check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """The spec with its data format settled, its upload, and the findings. Raises InvalidInput."""

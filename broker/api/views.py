@@ -6,8 +6,10 @@ from typing import Any
 
 from broker.api import models
 from broker.api.models_costs import DeletedView, ForecastView, StorageView
+from broker.api.models_policies import HoldView
 from broker.api.service import Checked
 from broker.decide.billing import price_now
+from broker.decide.budgets import Refusal
 from broker.decide.retention import month_usd
 from broker.domain.job import Attempt, Event, Job, JobState
 from broker.domain.money import ZERO
@@ -94,7 +96,7 @@ def attempt(row: Attempt) -> models.AttemptView:
     )
 
 
-def quote(checked: Checked, made: Quote, limit: int) -> models.QuoteView:
+def quote(checked: Checked, made: Quote, held: Refusal | None, limit: int) -> models.QuoteView:
     return models.QuoteView(
         check=dict(checked.report),
         lines=tuple(models.LineView.model_validate(line) for line in made.lines[:limit]),
@@ -103,6 +105,7 @@ def quote(checked: Checked, made: Quote, limit: int) -> models.QuoteView:
         proposed_cap_usd=made.proposed_cap_usd,
         cheapest_usd=made.cheapest_usd,
         unsold_regions=made.unsold_regions,
+        held=None if held is None else HoldView.model_validate(held),
         made_at=made.made_at,
         expires_at=made.expires_at,
     )

@@ -7,8 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.api.models import LineView, QuoteView
+from broker.api.models_policies import HoldView
 from broker.cli import words
 from broker.cli.output import Output
+from broker.decide.budgets import Hold
 from broker.decide.quote_words import LABELS
 from broker.domain.offer import Drop, ModelShape, Verdict
 from broker.preflight.data import DataReport
@@ -35,8 +37,17 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
     if not quote.kept:
         cheapest = f" (the cheapest that fits: {words.money(quote.cheapest_usd)})" if quote.cheapest_usd else ""
         out.say(f"no offer is left{cheapest}; a submitted job would wait until one fits")
+    if quote.held is not None:
+        out.say(held(quote.held))
     if any(line.offer.simulated for line in shown):
         out.say("simulated offers cost nothing real: their machines are processes of the daemon's host")
+
+
+def held(by: HoldView) -> str:
+    """What a policy would do: never said of a job that would start."""
+    if by.hold is Hold.APPROVAL:
+        return f"approval: a job submitted now {by.reason}; somebody with the scope manage approves it"
+    return f"policy: a job submitted now {by.reason}"
 
 
 def offers(lines: list[LineView], *, why: bool) -> Table:

@@ -12,14 +12,13 @@ from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.forsale import Offers
 from broker.decide.billing import least_usd, out_of_time, reservation, reserved
-from broker.decide.budgets import Applied, Ask, Hold, Refusal, admission, gpu_room, judge
+from broker.decide.budgets import Applied, Hold, Refusal, admission, entry, gpu_room, judge
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, workload_left
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
-from broker.domain.money import ZERO
 from broker.domain.offer import Quote, QuoteLine
 from broker.ports import Change
 from broker.ports.policies import Whose
@@ -87,8 +86,7 @@ class Placement:
             return Change(job=(job, queued))
         if (late := out_of_time(job, self._context.clock.now(), needed_s=self._lead_s)) is not None:
             return self._too_late(job, late)
-        # What it reserves depends on the offer; this much is known before.
-        first = judge(Ask(reserve_usd=ZERO, cap_usd=job.cap_usd, approved_usd=job.approved_usd, jobs=1), *seen.of(job))
+        first = judge(entry(job.cap_usd, job.approved_usd), *seen.of(job))
         if job.state is JobState.AWAITING_APPROVAL:
             return self._await(job, first)
         if first is not None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from broker.decide.policy_windows import window_end
 from broker.domain.job import Attempt, AttemptState, Job
 from broker.domain.money import ZERO, show
+from broker.domain.offer import QuoteLine
 from broker.domain.policy import Action, Budget, Policy, Threshold
 
 _LEAVING = frozenset({AttemptState.DRAINING, AttemptState.TERMINATING, AttemptState.ENDED})
@@ -28,10 +29,20 @@ class Ask:
     jobs: int = 0
 
 
+def entry(cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
+    """What is known of a launch before an offer is chosen: what it reserves depends on that."""
+    return Ask(reserve_usd=ZERO, cap_usd=cap_usd, approved_usd=approved_usd, jobs=1)
+
+
+def purchase(line: QuoteLine, reserve_usd: Decimal, cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
+    """What buying a line wants."""
+    gpus = line.offer.gpus * line.nodes
+    return Ask(reserve_usd=reserve_usd, cap_usd=cap_usd, approved_usd=approved_usd, gpus=gpus, jobs=1)
+
+
 def admission(attempt: Attempt, cap_usd: Decimal, approved_usd: Decimal | None) -> Ask:
     """What a new attempt wants; the cap and its approval are the job's, as they are now."""
-    gpus = attempt.line.offer.gpus * attempt.line.nodes
-    return Ask(reserve_usd=attempt.reserved_usd, cap_usd=cap_usd, approved_usd=approved_usd, gpus=gpus, jobs=1)
+    return purchase(attempt.line, attempt.reserved_usd, cap_usd, approved_usd)
 
 
 def extension(job: Job, attempt: Attempt | None, cap_usd: Decimal) -> Ask | None:

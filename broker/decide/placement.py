@@ -1,10 +1,12 @@
 """Which line of a quote to buy, or why nothing is bought and what becomes of the job."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 
+from broker.decide.budgets import Applied, Refusal, entry, gpu_room, judge, purchase
 from broker.decide.quote_words import summary
 from broker.domain.money import show
 from broker.domain.offer import Drop, Quote, QuoteLine
@@ -79,3 +81,28 @@ def choose(quote: Quote, *, cap_left: Decimal, attempt_number: int, least: Calla
         reason=f"attempt {attempt_number}: {machines}{offer.cloud} {offer.instance_type} {kind}, {offer.region}, "
         f"{show(offer.usd_per_hour)}/h, {cost}; {summary(quote)}",
     )
+
+
+def foresee(
+    quote: Quote,
+    cap_usd: Decimal,
+    applied: Sequence[Applied],
+    now: datetime,
+    *,
+    least: Callable[[QuoteLine], Decimal],
+    reserve: Callable[[QuoteLine], Decimal],
+) -> Refusal | None:
+    """What policies would do to a new job of that cap if it were admitted now, on the market as it was quoted.
+
+    None: they would let it start, or nothing can be bought for other reasons. `least`: see `billing.least_usd`;
+    `reserve`: see `billing.reserved`.
+    """
+    first = judge(entry(cap_usd, None), applied, now)
+    if first is not None or not applied:
+        return first
+    lines = [line for line in _kept(quote) if least(line) < cap_usd]
+    room = gpu_room(applied)
+    # As placement does: what is larger than the room is not looked at. Where all is, the smallest says by how much.
+    fits = (line for line in lines if room is None or line.offer.gpus * line.nodes <= room[0])
+    line = next(fits, min(lines, key=lambda one: one.offer.gpus * one.nodes, default=None))
+    return None if line is None else judge(purchase(line, reserve(line), cap_usd, None), applied, now)

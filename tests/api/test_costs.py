@@ -79,7 +79,7 @@ async def test_what_is_needed_cannot_be_deleted(api: Running) -> None:
 
 
 async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> None:
-    api.service.settings = replace(api.service.settings, lead_s=135.0)
+    api.service.settings = replace(api.service.settings, tick_s=15.0, drain_s=120.0)
     me = await api.token("ada")
     ref, now = (await api.upload(me))["ref"], api.service.clock.now()
     for changes, words in (

@@ -11,6 +11,7 @@ from broker.cli.exits import Exit
 from broker.cli.output import Output
 from broker.domain.job import Job
 from broker.domain.money import show
+from broker.domain.policy import Policy
 from broker.ports import JobFilter
 from tests.cli.conftest import GOOD, Shell
 from trainer.contract import keys
@@ -111,6 +112,32 @@ async def test_quote_creates_nothing(shell: Shell) -> None:
     ran = await to_thread(shell.run, "quote", shell.spec())
     assert ran.code == 0
     assert not await shell.api.service.store.jobs(JobFilter())
+
+
+@pytest.mark.parametrize(
+    ("rules", "told", "hold"),
+    [
+        (
+            {"approval_above_usd": "2"},
+            "approval: a job submitted now waits for approval: policy limits asks",
+            "approval",
+        ),
+        (
+            {"budgets": [{"limit_usd": "3", "per": "day"}]},
+            "policy: a job submitted now waits for policy limits",
+            "wait",
+        ),
+    ],
+)
+async def test_a_quote_says_what_a_policy_would_do(
+    shell: Shell, rules: dict[str, object], told: str, hold: str
+) -> None:
+    await shell.api.service.store.put_policy(Policy.model_validate({"name": "limits", "team": "default", **rules}))
+    ran = await to_thread(shell.run, "quote", shell.spec())
+    assert ran.code == 0
+    assert told in " ".join(ran.out.split())
+    document = (await to_thread(shell.run, "quote", shell.spec(), "--json")).document
+    assert (document["held"]["hold"], document["held"]["policy"]) == (hold, "limits")
 
 
 async def test_dropped_offers_are_grouped_with_a_reason(shell: Shell) -> None:

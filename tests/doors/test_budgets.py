@@ -4,7 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from broker.api.models_policies import StandingView
+from broker.api.models_policies import HoldView, StandingView
+from broker.decide.budgets import Hold
 from broker.domain.policy import Policy
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from tests.doors.door import Refused
@@ -36,6 +37,30 @@ async def test_budgets_stand_the_same_at_both_doors(both: House) -> None:
 def _still(standing: StandingView) -> str:
     """Without the moments of windows that roll."""
     return standing.model_dump_json(exclude={"budgets": {"__all__": {"since"}}})
+
+
+async def test_a_quote_says_at_both_doors_what_policies_would_do(both: House) -> None:
+    ada, store = await both.door(), both.api.service.store
+    given = await good(ada)
+    doors = [await both.door(kind=kind) for kind in KINDS]
+    assert [(await door.quote(given)).held for door in doors] == [None, None]
+    await store.put_policy(Policy.model_validate({**POLICY, "approval_above_usd": None, "max_jobs": 0}))
+    await store.put_policy(Policy.model_validate({"name": "bobs", "user": "bob", "approval_above_usd": "1"}))
+    await store.put_team("web", "")
+    await store.put_policy(Policy.model_validate({"name": "webs", "team": "web", "approval_above_usd": "1"}))
+    waits = HoldView(hold=Hold.WAIT, policy="limit", reason="waits for policy limit: max_jobs is 0, 0 hold machines")
+    assert [(await door.quote(given)).held for door in doors] == [waits, waits], "of her team and herself alone"
+    await store.put_policy(Policy.model_validate(POLICY))
+    asks = HoldView(
+        hold=Hold.APPROVAL,
+        policy="limit",
+        reason="waits for approval: policy limit asks for it above a cap of $4.0000",
+    )
+    assert [(await door.quote(given)).held for door in doors] == [asks, asks]
+    del given["cap_usd"]  # the proposed one is some cents
+    assert [(await door.quote(given)).held for door in doors] == [None, None]
+    given["resources"] = {"regions": ["nowhere"]}  # none is proposed
+    assert [(await door.quote(given)).held for door in doors] == [None, None]
 
 
 async def test_a_job_is_approved_by_one_who_may(house: House) -> None:

@@ -27,8 +27,8 @@ class Quotes(quote_service_pb2_grpc.QuoteServiceServicer):
         self, request: quote_service_pb2.CreateQuoteRequest, call: Call
     ) -> quote_service_pb2.CreateQuoteResponse:
         limit = parse(request, QuoteQuery).limit
-        checked, made = await self._service.quote(call.caller, parse(request.spec, models.QuoteSpec))
-        return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(checked, made, limit)))
+        found = await self._service.quote(call.caller, parse(request.spec, models.QuoteSpec))
+        return quote_service_pb2.CreateQuoteResponse(quote=fill(quote.Quote(), views.quote(*found, limit)))
 
 
 class Offers(offer_service_pb2_grpc.OfferServiceServicer):

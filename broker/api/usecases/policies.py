@@ -1,18 +1,22 @@
 """Policies, budgets and approvals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 
 from broker.api.auth import Caller
 from broker.api.problems import Conflict, NotFound
-from broker.decide.budgets import Applied
+from broker.decide.billing import least_usd, reserved
+from broker.decide.budgets import Applied, Refusal
+from broker.decide.placement import foresee
 from broker.decide.policy_dryrun import DryRun, dry_run
 from broker.decide.policy_windows import ROLLING
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
+from broker.domain.instance import Caps
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, JobState
 from broker.domain.money import show
+from broker.domain.offer import Quote, QuoteLine
 from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 from broker.ports import Clock, Store
 
@@ -74,6 +78,21 @@ class Policies:
     async def budgets(self, caller: Caller) -> tuple[datetime, Sequence[Applied]]:
         """Every policy that the caller sees, with what its jobs have spent and hold."""
         return await self._store.as_tenant(caller.tenant).budgets()
+
+    async def foresee(
+        self, job: Job, made: Quote, caps: Mapping[str, Caps], *, tick_s: float, drain_s: float
+    ) -> Refusal | None:
+        """What the policies that cover this job would do to it if it were submitted now; nothing is written."""
+        whose, every_s = (job.team, job.owner), job.spec.checkpoint.every_s
+        now, applied = await self._store.applied([whose])
+
+        def least(line: QuoteLine) -> Decimal:
+            return least_usd(line, caps[line.offer.provider], every_s, tick_s=tick_s, drain_s=drain_s)
+
+        def reserve(line: QuoteLine) -> Decimal:
+            return reserved(job, line, caps[line.offer.provider], tick_s=tick_s, drain_s=drain_s)
+
+        return foresee(made, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
 
     # -------------------------------------------------------------------------------------------------------- approval
 

@@ -12,6 +12,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Hold(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HOLD_UNSPECIFIED: _ClassVar[Hold]
+    HOLD_APPROVAL: _ClassVar[Hold]
+    HOLD_WAIT: _ClassVar[Hold]
+
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERDICT_UNSPECIFIED: _ClassVar[Verdict]
@@ -39,6 +45,9 @@ class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DROP_UNAVAILABLE: _ClassVar[Drop]
     DROP_EXCLUDED: _ClassVar[Drop]
     DROP_DEADLINE: _ClassVar[Drop]
+HOLD_UNSPECIFIED: Hold
+HOLD_APPROVAL: Hold
+HOLD_WAIT: Hold
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_KEPT: Verdict
 VERDICT_DROPPED: Verdict
@@ -63,7 +72,7 @@ DROP_EXCLUDED: Drop
 DROP_DEADLINE: Drop
 
 class Quote(_message.Message):
-    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions")
+    __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions", "held")
     class DropsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +89,7 @@ class Quote(_message.Message):
     MADE_AT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     UNSOLD_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     check: _struct_pb2.Struct
     lines: _containers.RepeatedCompositeFieldContainer[QuoteLine]
     kept: int
@@ -89,7 +99,18 @@ class Quote(_message.Message):
     made_at: _timestamp_pb2.Timestamp
     expires_at: _timestamp_pb2.Timestamp
     unsold_regions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsold_regions: _Optional[_Iterable[str]] = ...) -> None: ...
+    held: QuoteHold
+    def __init__(self, check: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., lines: _Optional[_Iterable[_Union[QuoteLine, _Mapping]]] = ..., kept: _Optional[int] = ..., drops: _Optional[_Mapping[str, int]] = ..., proposed_cap_usd: _Optional[str] = ..., cheapest_usd: _Optional[str] = ..., made_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsold_regions: _Optional[_Iterable[str]] = ..., held: _Optional[_Union[QuoteHold, _Mapping]] = ...) -> None: ...
+
+class QuoteHold(_message.Message):
+    __slots__ = ("hold", "policy", "reason")
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    hold: Hold
+    policy: str
+    reason: str
+    def __init__(self, hold: _Optional[_Union[Hold, str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class QuoteLine(_message.Message):
     __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes")

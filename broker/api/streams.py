@@ -1,0 +1,85 @@
+"""What stays open: followers, transfers and shells, of both doors. They are counted, and none outlives its token."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from broker.api.auth import Authenticator, Caller, Unauthenticated
+from broker.api.problems import TooMany
+from broker.domain.errors import StoreUnavailable
+from broker.ports import Clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamLimits:
+    """Open at once."""
+
+    per_token: int = 100
+    total: int = 500
+    recheck_s: float = 5.0
+    """Between two looks whether the token of an open stream is still good."""
+
+
+class Streams:
+    """One for the installation's doors together."""
+
+    def __init__(self, auth: Authenticator, clock: Clock, limits: StreamLimits) -> None:
+        self._auth = auth
+        self._clock = clock
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def one_more(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
+        """The body is a stream: cancelled, and Unauthenticated raised, soon after its token ended or was deleted.
+
+        Raises TooMany before the body.
+        """
+        self._enter(caller.token_id)
+        try:
+            async with asyncio.timeout(None) as end:
+                watch = asyncio.create_task(self._until_over(caller, authorization))
+                # also when the watch itself fails: nothing goes on unwatched
+                watch.add_done_callback(lambda done: done.cancelled() or _expire(end))
+                try:
+                    yield
+                finally:
+                    watch.cancel()
+        except TimeoutError:
+            if not end.expired():
+                raise
+            raise Unauthenticated("this token has ended or was revoked; give another one") from None
+        finally:
+            self._open -= Counter({caller.token_id: 1})
+
+    def _enter(self, token_id: str) -> None:
+        most = self._limits
+        if self._open[token_id] >= most.per_token:
+            raise TooMany(f"this token has {most.per_token} streams open, which is the most; end one of them")
+        if self._open.total() >= most.total:
+            raise TooMany(f"{most.total} streams are open, which is the most of all; try again when one has ended")
+        self._open[token_id] += 1
+
+    async def _until_over(self, caller: Caller, authorization: str | None) -> None:
+        """In doubt it goes on, yet never past the expiry."""
+        while (left_s := self._left_s(caller)) > 0:
+            await self._clock.sleep(min(left_s, self._limits.recheck_s))
+            try:
+                await self._auth.still(authorization)
+            except StoreUnavailable:
+                continue
+            except Unauthenticated:
+                return
+
+    def _left_s(self, caller: Caller) -> float:
+        if caller.expires_at is None:
+            return float("inf")
+        return (caller.expires_at - self._clock.now()).total_seconds()
+
+
+def _expire(end: asyncio.Timeout) -> None:
+    """Does nothing where the stream has just ended by itself."""
+    if not end.expired():
+        end.reschedule(asyncio.get_running_loop().time())
