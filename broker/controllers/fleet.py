@@ -26,6 +26,7 @@ from broker.controllers.placement import Placement, Troubles
 from broker.controllers.retention import Retention
 from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
+from broker.controllers.through import Through
 from broker.decide.digest import DigestPlan
 from broker.domain.offer import Offer
 from broker.ports import Notifier
@@ -71,6 +72,7 @@ class Fleet:
                 LivenessController(context, looker),
                 interruption,
                 Termination(context, inventory, launchers),
+                Through(context, launchers),
                 Billing(context, inventory, (looker, launchers, interruption)),
                 Guard(context),
                 Retention(context),

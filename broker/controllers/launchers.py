@@ -48,7 +48,7 @@ class Launchers:
     async def stop(self, attempt: Attempt) -> None:
         """Ends our own call, which then holds no slot, and asks whatever carries it out to stop."""
         call = self._in_flight.get(attempt.name)
-        if call is not None:
+        if call is not None and not call.cancelling():
             call.cancel()
         await self.ask(attempt)
 

@@ -65,7 +65,8 @@ class Change:
 
     Fences: an attempt by (id, epoch, state) of `attempt[0]`; a job by (id, epoch, state) of `job[0]` when no attempt is
     written or admitted with it under an active job, else by (id, state, attempts).
-    The controllers' columns of `attempt[1]` and `job[1]` are written, the API's and billing's are not.
+    The controllers' columns of `attempt[1]` and `job[1]` are written, the API's and billing's are not. `launched_by` is
+    only where the change changes it: `Store.launchers_through` may have cleared it meanwhile.
     The lease is given up; the row is due again after `due_in_s`.
     """
 

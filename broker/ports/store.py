@@ -50,6 +50,15 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """Live or ended (for the sweep)."""
         ...
 
+    async def unproven_launches(self) -> Sequence[Attempt]:
+        """Terminating attempts with a launcher that is not known to be through, whoever has leased them."""
+        ...
+
+    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
+        """Clears `launched_by` where it is as it was read and the attempt is terminating still, whoever has leased it:
+        from there on nothing can create its machine, and no lease is needed to say so."""
+        ...
+
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         """Each charge atomically, of live attempts or ended ones; True where the attempt was charged up to `since`."""
         ...

@@ -70,14 +70,16 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             return False
         now = self._state.clock.now()
         if change.attempt is not None:
-            written = change.attempt[1]
+            read, written = change.attempt
             row = self._state.attempts[written.id]
-            self._put_attempt(row, written)
+            same = written.launched_by == read.launched_by
+            kept = row.value.launched_by if same else written.launched_by
+            self._put_attempt(row, replace(written, launched_by=kept))
             row.free(now, change.due_in_s)
         if change.job is not None:
-            read, to = change.job
-            job_row = self._state.jobs[read.id]
-            unseen_stop = job_row.value.stop_requested and not read.stop_requested
+            was, to = change.job
+            job_row = self._state.jobs[was.id]
+            unseen_stop = job_row.value.stop_requested and not was.stop_requested
             self._state.put_job(job_row, to)
             job_row.free(now, 0.0 if unseen_stop else change.due_in_s)
         if change.admit is not None:
@@ -159,6 +161,16 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
 
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
         return {i: self._state.attempts[i].value for i in ids if i in self._state.attempts}
+
+    async def unproven_launches(self) -> Sequence[Attempt]:
+        leaving = (self._state.attempts[i].value for i in self._state.by_lane[Lane.TERMINATION])
+        return [attempt for attempt in leaving if attempt.launched_by]
+
+    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
+        for read in attempts:
+            row = self._state.attempts[read.id]
+            if row.value.state is AttemptState.TERMINATING and row.value.launched_by == read.launched_by:
+                row.value = replace(row.value, launched_by="")
 
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         return await self.apply([Change(charge=charge) for charge in charges])

@@ -77,6 +77,12 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
     async def attempts_by_id(self, ids: Sequence[AttemptId]) -> Mapping[AttemptId, Attempt]:
         return {AttemptId(row["id"]): rows.attempt(row) for row in await self._pool.read("attempts_by_id", list(ids))}
 
+    async def unproven_launches(self) -> Sequence[Attempt]:
+        return [rows.attempt(row) for row in await self._pool.read("unproven_launches")]
+
+    async def launchers_through(self, attempts: Sequence[Attempt]) -> None:
+        await self._pool.fetch("launchers_through", *columns((one.id, one.launched_by) for one in attempts))
+
     async def charge(self, charges: Sequence[Charge]) -> Sequence[bool]:
         return await self._applier.apply([Change(charge=charge) for charge in charges])
 

@@ -182,7 +182,7 @@ class _Writes:
     def add(self, change: Change) -> None:
         """What a change that holds writes."""
         if change.attempt is not None:
-            self.attempts.append(rows.written_attempt(change.attempt[1], change.due_in_s))
+            self.attempts.append(rows.written_attempt(*change.attempt, change.due_in_s))
         if change.job is not None:
             read, to = change.job
             unseen_stop = self.locked[read.id].stop_requested and not read.stop_requested

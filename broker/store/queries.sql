@@ -69,7 +69,7 @@ WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE;
 
 -- name: write_attempts
 UPDATE attempts a SET state = u.state, reason = u.reason, detail = u.detail, create_sent_at = u.create_sent_at,
-    launched_by = u.launched_by, handles = u.handles::jsonb, booted_at = u.booted_at, first_beat_at = u.first_beat_at,
+    launched_by = COALESCE(u.launched_by, a.launched_by), handles = u.handles::jsonb, booted_at = u.booted_at, first_beat_at = u.first_beat_at,
     draining_since = u.draining_since, terminating_since = u.terminating_since, destroy_failures = u.destroy_failures,
     ended_at = u.ended_at, beat = u.beat::jsonb, final = u.final::jsonb, absent_at = u.absent_at,
     running_at = u.running_at, earlier_sent = u.earlier_sent, earlier_received = u.earlier_received, lease_until = NULL, lease_owner = NULL,
@@ -143,6 +143,13 @@ SELECT pg_notify('gpubroker', payload) FROM unnest($1::text[]) AS payload;
 -- name: live_attempts
 SELECT a.*, prices_of(a.id) AS prices, {job_columns}
 FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
+
+-- name: unproven_launches
+SELECT *, prices_of(id) AS prices FROM attempts WHERE lane = 'termination' AND launched_by <> '';
+
+-- name: launchers_through
+UPDATE attempts a SET launched_by = '' FROM unnest($1::text[], $2::text[]) AS u (id, launched_by)
+WHERE a.id = u.id AND a.launched_by = u.launched_by AND a.lane = 'termination';
 
 -- name: attempts_by_id
 SELECT *, prices_of(id) AS prices FROM attempts WHERE id = ANY ($1::text[]);

@@ -237,11 +237,12 @@ def written_job(value: Job, due_in_s: float) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def written_attempt(value: Attempt, due_in_s: float) -> tuple[Any, ...]:
-    """A row of `write_attempts`."""
+def written_attempt(read: Attempt, value: Attempt, due_in_s: float) -> tuple[Any, ...]:
+    """A row of `write_attempts`; a launcher that the change does not change is None, and left as it is."""
+    launched_by = None if value.launched_by == read.launched_by else value.launched_by
     return (
         value.id, value.state.value, value.reason and value.reason.value, clean(value.detail), value.create_sent_at,
-        value.launched_by, _json(_HANDLES, value.handles), value.booted_at, value.first_beat_at,
+        launched_by, _json(_HANDLES, value.handles), value.booted_at, value.first_beat_at,
         value.draining_since, value.terminating_since, value.destroy_failures, value.ended_at,
         _json(_BEAT, value.beat) if value.beat else None, _json(_FINAL, value.final) if value.final else None,
         value.absent_at, value.running_at, value.earlier_traffic.sent, value.earlier_traffic.received, due_in_s,

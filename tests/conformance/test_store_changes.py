@@ -73,6 +73,34 @@ async def test_controllers_do_not_overwrite_billing_and_the_api(store: Store) ->
     assert (after.charged_usd, after.charged_to, after.signal) == (1, START, Signal.CAP)
 
 
+async def test_whoever_launched_says_that_it_is_through_while_another_holds_the_lease(store: Store) -> None:
+    await running(store, AttemptState.LAUNCHING)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
+    sent = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="a")
+    assert await store.apply([Change(attempt=(leased.attempt, sent))]) == [True]
+    (read,) = await store.unproven_launches()
+    assert (read.id, read.launched_by) == (sent.id, "a")
+    (held,) = await store.claim_attempts(Lane.TERMINATION, owner="b", lease_s=HOUR, limit=9)
+    await store.launchers_through([replace(read, launched_by="another")])
+    assert len(await store.unproven_launches()) == 1
+    await store.launchers_through([read])
+    assert await store.unproven_launches() == []
+    # What was leased before holds still, and does not bring it back.
+    assert await store.apply([Change(attempt=(held.attempt, replace(held.attempt, destroy_failures=3)))]) == [True]
+    (after,) = await store.attempts(read.job_id)
+    assert (after.launched_by, after.destroy_failures) == ("", 3)
+
+
+async def test_no_launcher_is_through_with_what_may_be_created_again(store: Store) -> None:
+    await running(store, AttemptState.LAUNCHING)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="a", lease_s=HOUR, limit=9)
+    sent = replace(leased.attempt, launched_by="a")
+    assert await store.apply([Change(attempt=(leased.attempt, sent))]) == [True]
+    assert await store.unproven_launches() == []
+    await store.launchers_through([sent])
+    assert [one.launched_by for one in await store.attempts(sent.job_id)] == ["a"]
+
+
 async def test_a_job_has_one_live_attempt(store: Store) -> None:
     await running(store)
     _, job = await running(store)

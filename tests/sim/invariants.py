@@ -4,7 +4,7 @@ The numbers are those of "Invariants" in docs/architecture.md.
 
 1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
 4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled · 5 no_job_lost, legal_step, success_is_real ·
-6 one_job_a_key · 7 ended_absent · 8 live_state_ends, signal_is_heard · 10 own_checkpoint, good_checkpoint_kept ·
+6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard · 10 own_checkpoint, good_checkpoint_kept ·
 11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database · liveness: drains
 
 Beside them: foreign_untouched, no_false_death, who_writes_what, no_internal_error.
@@ -89,6 +89,10 @@ class Watch:
                 self._released(row.id, row.epoch)
         elif name == "ping":
             self._world.pinged(process)
+        elif name == "launchers_through":
+            for one in args[0]:
+                if self._world.launching(one.name):
+                    self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
         elif before is not None and name == "apply":
             for change, held in zip(args[0], answer, strict=True):
                 if held:
@@ -209,8 +213,6 @@ class Watch:
             since = self._world.time_of(one.create_sent_at or one.created_at)
             until = self._world.time_of(one.ended_at) if one.ended_at else now
             span = Decimal(str(disturbed_s(self._world.plan, since, until) + self._world.hands_s))
-            if one.terminating_since and len(self._world.slots) > 1:  # it may wait for another broker's word
-                span += Decimal(str(until - self._world.time_of(one.terminating_since)))
             allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
@@ -289,9 +291,7 @@ class Watch:
                 self._fail("signal_is_heard", f"{own} was told to end, and goes on for {now - since:.0f} s")
         for one in world.live():
             calm = self._calm(self._entered[one.id])
-            if world.waits_for_another(one):
-                self._entered[one.id] = now
-            elif calm > limits.get(one.state, 7200.0):
+            if calm > limits.get(one.state, 7200.0):
                 self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
 
     def _is_told(self, one: Attempt) -> bool:

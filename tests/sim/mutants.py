@@ -19,7 +19,7 @@ if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, "-m", "tests.sim.mutants", *sys.argv[1:]])
 
-from broker.controllers import boot, deadman, inventory, launch, launchers, termination
+from broker.controllers import boot, deadman, inventory, launch, launchers, termination, through
 from broker.controllers.beats import Beats
 from broker.decide import billing as money
 from broker.decide import liveness as life
@@ -91,6 +91,10 @@ _JUDGE = judge_launching
 
 
 # --- proofs
+
+
+async def _through_at_once(self: through.Through, attempt: Any) -> bool:
+    return True
 
 
 async def _dead_at_once(self: launchers.Launchers, attempt: Any) -> float | None:
@@ -275,6 +279,7 @@ MUTANTS = (
         "a live launcher counts as dead", "ended_absent create_once",
         (f"{C}.launchers.Launchers.dead_since", _dead_at_once),
     ),
+    _mutant("any launcher is through", "launcher_at_rest", (f"{C}.through.Through._is_through", _through_at_once)),
     _mutant("one listing proves absence", "ended_absent no_false_death", (f"{INVENTORY}._absent_since", _one_absence)),
     _mutant("absence without the list lag", "ended_absent", (f"{INVENTORY}._absent_since", _no_lag)),
     _mutant("listings from before the death count", "ended_absent", (f"{INVENTORY}._absent_since", _any_time)),

@@ -20,7 +20,7 @@ from broker.controllers.loop import run_forever
 from broker.domain.errors import GpubrokerError, NoCapacity
 from broker.domain.ids import Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState
+from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.domain.tenancy import Tenant
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, JobFilter, Lane, Provider, Store
@@ -180,12 +180,6 @@ class World:
     def is_dead(self, process_id: str) -> bool:
         return process_id in self._processes and self._processes[process_id].dead
 
-    def waits_for_another(self, one: Attempt) -> bool:
-        """Only the broker that sent its create can say that it is through, and others may always be quicker to lease
-        it; see README.md."""
-        by = one.launched_by
-        return len(self.slots) > 1 and one.state is AttemptState.TERMINATING and bool(by) and not self.is_dead(by)
-
     def live(self) -> list[Attempt]:
         return [self.state.attempts[i].value for lane in Lane for i in self.state.by_lane[lane]]
 
@@ -259,7 +253,6 @@ class World:
         for number in range(self.expected):
             self.spawn(self.people.submit(number), f"submit {number}")
         self.spawn(self.people.lose_patience(), "patience")
-        self.spawn(self._restart(), "restart")
         calm_at = max(fault.at + fault.for_s for fault in self.plan) if self.plan else 0.0
         while self.loop.time() < calm_at or not self._over():
             await asyncio.sleep(TICK_S)
@@ -271,15 +264,6 @@ class World:
         strangers = await self.store.as_tenant(Tenant(team="others", owner="me")).jobs(JobFilter())
         if strangers:
             self.fail("other_team_unseen", f"{len(strangers)} jobs of another team")
-
-    async def _restart(self) -> None:
-        """What the alert asks people to do about an attempt that waits for another broker's word."""
-        await asyncio.sleep(CALM_S + TAIL_S + 1000.0)
-        waiting = {one.launched_by for one in self.live() if self.waits_for_another(one)}
-        for slot in self.slots:
-            if slot.process.id in waiting:
-                self._kill(slot.process)
-                self.start(slot)
 
     def _over(self) -> bool:
         if len(self.jobs) < self.expected:

@@ -1,0 +1,71 @@
+"""Who says that a launcher is through: its own host, as soon as nothing of its call can create any more."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from broker.controllers.context import Context
+from broker.controllers.launchers import Launchers
+from broker.controllers.through import Through
+from broker.domain.ids import Installation
+from broker.domain.instance import Liveness
+from broker.domain.job import AttemptState
+from broker.ports import Blobs, Change, Lane, Provider
+from broker.store.memory import MemoryStore
+from tests.conformance.samples import HOUR, ManualClock, in_state, running
+
+
+class Cloud:
+    """Knows of the launcher `own` alone."""
+
+    name = "simulated"
+
+    def __init__(self, own: str) -> None:
+        self.own, self.creating, self.cancelled = own, True, 0
+
+    async def launcher(self, launched_by: str, name: str) -> Liveness:
+        if launched_by != self.own:
+            return Liveness.ALIVE
+        return Liveness.ALIVE if self.creating else Liveness.DEAD
+
+    async def cancel(self, name: str) -> None:
+        self.cancelled += 1
+
+
+class Broker:
+    def __init__(self, store: MemoryStore, owner: str) -> None:
+        self.cloud = Cloud(owner)
+        context = Context(
+            installation=Installation("test"), owner=owner, store=store, blobs=cast(Blobs, None), clock=ManualClock(),
+            providers={"simulated": cast(Provider, cast(Any, self.cloud))},
+        )  # fmt: skip
+        self.launchers = Launchers(context)
+        self.through = Through(context, self.launchers)
+
+
+async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> None:
+    store = MemoryStore(ManualClock())
+    first, second = Broker(store, "first"), Broker(store, "second")
+    await running(store, AttemptState.LAUNCHING)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="first", lease_s=HOUR, limit=1)
+    ended = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="first")
+    first.launchers.begin(ended.name)
+    call = asyncio.create_task(asyncio.sleep(HOUR))
+    first.launchers.carry(ended.name, call)
+    await store.apply([Change(attempt=(leased.attempt, ended))])
+    said: Callable[[], Any] = store.unproven_launches
+
+    await second.through.step()
+    assert (len(await said()), second.cloud.cancelled) == (1, 0)
+    await first.through.step()
+    assert call.cancelling()
+    assert first.cloud.cancelled == 1
+    await asyncio.gather(call, return_exceptions=True)
+    await first.through.step()
+    assert len(await said()) == 1  # the cloud's side of it goes on
+    first.cloud.creating = False
+    await second.through.step()
+    assert len(await said()) == 1
+    await first.through.step()
+    assert await said() == []
