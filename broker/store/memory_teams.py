@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import AuditFilter, Token
-from broker.store import fences
+from broker.store import fences, slack_rules
 from broker.store.memory_state import Part
 
 
@@ -24,8 +24,19 @@ class Teams(Part):
             if token.id == token_id and self._sees(token.team):
                 del self._state.tokens[secret]
                 self._state.write_audit(fences.token_revoked(self._tenant, token))
+                self._unlink(token)
                 return True
         return False
+
+    def _unlink(self, token: Token) -> None:
+        """Whoever has no token any more is nobody in Slack either."""
+        state, whose = self._state, (token.team, token.owner)
+        if any((left.team, left.owner) == whose for left in state.tokens.values()):
+            return
+        for own, link in list(state.slack_users.items()):
+            if (link.team, link.owner) == whose:
+                del state.slack_users[own]
+                state.write_audit(slack_rules.unlinked(self._tenant, link))
 
     async def put_team(self, name: str, note: str) -> Team | None:
         if not self._tenant.operator:

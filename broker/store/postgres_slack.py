@@ -16,20 +16,20 @@ class SlackUsers(Part):
             await connection.execute(
                 QUERIES["put_slack_user"], *own, link.owner, list(link.scopes), fences.clean(link.name), link.linked_by
             )
-            before = _link(found[0]) if found else None
+            before = slack_user(found[0]) if found else None
             await write_audit(connection, [slack_rules.linked(self._tenant, link, before)])
 
     async def slack_users(self, workspace: str | None = None, user: str | None = None) -> Sequence[SlackUser]:
-        return [_link(row) for row in await self._pool.read("slack_users", workspace, user)]
+        return [slack_user(row) for row in await self._pool.read("slack_users", workspace, user)]
 
     async def delete_slack_user(self, link: SlackUser) -> bool:
         async with self._pool.transaction("delete_slack_user") as connection:
             gone = await connection.fetch(QUERIES["delete_slack_user"], link.team, link.workspace, link.user)
-            await write_audit(connection, [slack_rules.unlinked(self._tenant, _link(row)) for row in gone])
+            await write_audit(connection, [slack_rules.unlinked(self._tenant, slack_user(row)) for row in gone])
             return bool(gone)
 
 
-def _link(row: rows.Record) -> SlackUser:
+def slack_user(row: rows.Record) -> SlackUser:
     return SlackUser(
         team=row["team"],
         workspace=row["workspace"],

@@ -6,9 +6,10 @@ import asyncpg
 
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports import AuditFilter, Token
-from broker.store import fences, rows
+from broker.store import fences, rows, slack_rules
 from broker.store.postgres_part import Part, write_audit
 from broker.store.postgres_pool import QUERIES
+from broker.store.postgres_slack import slack_user
 
 
 class Teams(Part):
@@ -23,8 +24,12 @@ class Teams(Part):
 
     async def delete_token(self, token_id: str) -> bool:
         async with self._pool.transaction("delete_token") as connection:
+            await connection.execute(QUERIES["enter_revocation"])
             found = await connection.fetch(QUERIES["delete_token"], token_id)
             await write_audit(connection, [fences.token_revoked(self._tenant, rows.token(row)) for row in found])
+            for row in found:
+                gone = await connection.fetch(QUERIES["unlink_tokenless"], row["team"], row["owner"])
+                await write_audit(connection, [slack_rules.unlinked(self._tenant, slack_user(one)) for one in gone])
             return bool(found)
 
     async def put_team(self, name: str, note: str) -> Team | None:

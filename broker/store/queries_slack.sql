@@ -15,5 +15,10 @@ SELECT * FROM slack_users
 WHERE ($1::text IS NULL OR workspace = $1) AND ($2::text IS NULL OR slack_user = $2)
 ORDER BY team, workspace, slack_user;
 
+-- name: unlink_tokenless
+-- Whoever has no token any more is nobody in Slack either.
+DELETE FROM slack_users WHERE team = $1 AND owner = $2
+    AND NOT EXISTS (SELECT id FROM tokens t WHERE t.team = $1 AND t.owner = $2) RETURNING *;
+
 -- name: delete_slack_user
 DELETE FROM slack_users WHERE team = $1 AND workspace = $2 AND slack_user = $3 RETURNING *;

@@ -17,6 +17,11 @@ SELECT * FROM tokens WHERE secret_sha256 = $1;
 -- name: tokens
 SELECT id, team, owner, scopes, created_at, expires_at, note FROM tokens ORDER BY created_at, id;
 
+-- name: enter_revocation
+-- Two tokens that go at the same time: the second one sees that it is the last. A statement of its own, since the next
+-- one's snapshot has to be later.
+SELECT pg_advisory_xact_lock(hashtextextended('gpubroker.revocation', 0));
+
 -- name: delete_token
 DELETE FROM tokens WHERE id = $1 RETURNING id, team, owner, scopes, created_at, expires_at, note;
 

@@ -1,5 +1,6 @@
 """Who of Slack acts as whom: of one team, told to nobody else, and written down."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from broker.domain.errors import StoreError
 from broker.domain.slack import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
-from broker.ports import AuditFilter, Store
+from broker.ports import AuditFilter, Store, Token
+from tests.conformance.samples import START
 
 ANN = Tenant(team=DEFAULT_TEAM, owner="ann")
 NLP = Tenant(team="nlp", owner="eve")
@@ -63,4 +65,34 @@ async def test_links_go_with_their_team(store: Store) -> None:
     await store.put_team("nlp", "")
     await store.put_slack_user(link(team="nlp"))
     await store.delete_team("nlp")
+    assert await store.slack_users() == []
+
+
+def token(token_id: str, owner: str = "ann", team: str = DEFAULT_TEAM) -> Token:
+    return Token(id=token_id, team=team, owner=owner, scopes=("read",), created_at=START)
+
+
+async def test_links_go_with_the_last_token_of_their_owner(store: Store) -> None:
+    await store.put_team("nlp", "")
+    for team in (DEFAULT_TEAM, "nlp"):
+        await store.put_slack_user(link(team=team))
+        await store.put_slack_user(link(team=team, user="U2"))
+        await store.put_slack_user(link(team=team, user="U3", owner="bob"))
+        await store.put_token(token(f"{team}1", team=team), f"{team}1")
+    await store.put_token(token("a2"), "a2")
+    seen = store.as_tenant(ANN)
+    assert await seen.delete_token("default1")
+    assert len(await seen.slack_users()) == 3, "one token is left"
+    assert await seen.delete_token("a2")
+    assert [u.user for u in await seen.slack_users()] == ["U3"], "bob never had a token"
+    assert len(await store.as_tenant(NLP).slack_users()) == 3, "who she is elsewhere stays"
+    told = [(e.action, e.target, e.actor) for e in await seen.audit(AuditFilter(action="slack.unlink"))]
+    assert sorted(told) == [("slack.unlink", "T1/U1", "ann"), ("slack.unlink", "T1/U2", "ann")]
+
+
+async def test_two_last_tokens_that_go_at_once_leave_no_link(store: Store) -> None:
+    await store.put_slack_user(link())
+    for number in range(8):
+        await store.put_token(token(f"t{number}"), f"t{number}")
+    await asyncio.gather(*(store.as_tenant(ANN).delete_token(f"t{number}") for number in range(8)))
     assert await store.slack_users() == []

@@ -3,144 +3,24 @@
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from broker.api.slack import SLACK
-from broker.api.usecases.slack import Slack as Incoming
 from broker.clock import SystemClock
-from broker.domain.channel import Channel, Snapshot
-from broker.domain.job import RESTING_JOB_STATES, Job, JobState
-from broker.domain.slack import SlackUser
-from broker.domain.tenancy import Scope, Tenant
-from broker.notify.slack import SlackNotifier
-from broker.notify.slack_app import SlackApp
-from broker.notify.slack_blocks import buttons, extended
+from broker.domain.channel import Snapshot
+from broker.domain.job import JobState
+from broker.domain.tenancy import Tenant
+from broker.notify.slack_blocks import extended
 from broker.ports import AuditFilter, Store
-from broker.store.memory import MemoryStore
-from broker.store.postgres import PostgresStore
-from tests.api.harness import Running, memory_blobs, serving
 from tests.conformance.samples import START, make_job
-from tests.slack.conftest import BOX, channel
-from tests.slack.server import BOT_TOKEN, WORKSPACE, Slack, slack
+from tests.slack.incoming import FORM, SECRET, Desk, either_store, signed_desk
+from tests.slack.server import WORKSPACE
 
-SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-
-def secured(secret: str = SECRET, **changes: Any) -> Channel:
-    sealed = BOX.seal(json.dumps({"bot_token": BOT_TOKEN, "signing_secret": secret, "app_token": "xapp-test-app"}))
-    return channel(**{"sealed": sealed, **changes})
-
-
-@dataclass
-class Desk:
-    there: Slack
-    api: Running
-    store: Store
-    incoming: Incoming
-
-    async def post(
-        self,
-        body: bytes,
-        *,
-        secret: str = SECRET,
-        age_s: float = 0,
-        status: int = 200,
-        headers: Mapping[str, str] = FORM,
-    ) -> dict[str, Any]:
-        at = f"{SystemClock().now().timestamp() - age_s:.0f}"
-        mac = hmac.new(secret.encode(), f"v0:{at}:".encode() + body, hashlib.sha256).hexdigest()
-        signed = {"X-Slack-Request-Timestamp": at, "X-Slack-Signature": f"v0={mac}", **FORM, **headers}
-        answer = await self.api.call("POST", "/v1/slack", signed, status, data=body)
-        await self.incoming.close()
-        return answer
-
-    async def press(self, job: Job, action: str, *, value: str | None = None, user: str = "U0ANN", **how: Any) -> str:
-        """What the person is told."""
-        offered = {b["action_id"]: b["value"] for b in buttons(job)}
-        url = self.there.response_url()
-        payload = {
-            "type": "block_actions", "user": {"id": user, "team_id": WORKSPACE}, "team": {"id": WORKSPACE},
-            "channel": {"id": "C0JOBS"}, "response_url": url,
-            "actions": [
-                {"type": "button", "action_id": f"gpubroker.{action}",
-                 "value": offered[f"gpubroker.{action}"] if value is None else value}
-            ],
-        }  # fmt: skip
-        await self.post(urlencode({"payload": json.dumps(payload)}).encode(), **how)
-        return self.said(url)
-
-    async def command(self, text: str, *, user: str = "U0ANN", **how: Any) -> str:
-        url = self.there.response_url()
-        form = {
-            "command": "/gpubroker", "text": text, "user_id": user, "team_id": WORKSPACE, "channel_id": "C0JOBS",
-            "response_url": url,
-        }  # fmt: skip
-        await self.post(urlencode(form).encode(), **how)
-        return self.said(url)
-
-    def answers(self, url: str) -> list[dict[str, Any]]:
-        return self.there.responses[url.rsplit("/", 1)[-1]]
-
-    def said(self, url: str) -> str:
-        own = [a for a in self.answers(url) if not a["replace_original"]]
-        return "\n".join(a["blocks"][0]["text"]["text"] for a in own)
-
-    async def job(self, state: JobState = JobState.QUEUED, **changes: Any) -> Job:
-        ended = {"finished_at": START} if state in RESTING_JOB_STATES else {}
-        made = make_job(state=state, **ended, **changes)
-        job, _ = await self.store.submit(made, key=None, body_sha256="", events=[])
-        return job
-
-    async def link(self, *scopes: Scope, user: str = "U0ANN", team: str = "default", owner: str = "ann") -> None:
-        await self.store.put_slack_user(
-            SlackUser(team=team, workspace=WORKSPACE, user=user, owner=owner, scopes=scopes or ("read", "submit"))
-        )
-
-    async def now(self, job: Job) -> Job:
-        found = await self.store.job(job.id)
-        assert found is not None
-        return found
-
-
-@asynccontextmanager
-async def desk_on(store: Store) -> AsyncIterator[Desk]:
-    async with slack() as there, serving(store, memory_blobs()) as api:
-        api_url = f"{there.url}/api/"
-        clock = SystemClock()
-        notifier = SlackNotifier(BOX, clock, _no_curve, api_url=api_url)
-        incoming = Incoming(api.service, SlackApp(notifier, BOX, clock, api_url=api_url))
-        api.app._state[SLACK] = incoming  # the harness serves without Slack
-        await store.add_channel(secured())
-        yield Desk(there, api, store, incoming)
-        await notifier.close()
-
-
-async def _no_curve(job: Job) -> tuple[tuple[int, float], ...]:
-    return ()
-
-
-@pytest.fixture(params=["memory", "postgres"])
-async def store(request: pytest.FixtureRequest, postgres_dsn: str) -> AsyncIterator[Store]:
-    if request.param == "memory":
-        made: Store = MemoryStore(SystemClock())
-    else:
-        made = await PostgresStore.connect(postgres_dsn)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def desk(store: Store) -> AsyncIterator[Desk]:
-    async with desk_on(store) as made:
-        yield made
+__all__ = ["either_store", "signed_desk"]
 
 
 # ---------------------------------------------------------------------------------------------------------- signatures
@@ -198,75 +78,6 @@ async def test_answers_go_to_slack_only(desk: Desk) -> None:
                 "channel_id": "C0JOBS", "response_url": other}  # fmt: skip
         await desk.post(urlencode(form).encode())
     assert desk.answers(url) == []
-
-
-# ------------------------------------------------------------------------------------------------------------- people
-
-
-async def test_a_stranger_is_told_how_to_be_linked(desk: Desk) -> None:
-    job = await desk.job()
-    said = await desk.press(job, "cancel", user="U0BOB")
-    assert "gpubroker slack link U0BOB --owner NAME" in said
-    assert not (await desk.now(job)).stop_requested
-
-
-async def test_the_scopes_of_the_link_hold(desk: Desk) -> None:
-    job = await desk.job(JobState.AWAITING_APPROVAL)
-    await desk.link("read")
-    queued = await desk.job()
-    assert "lacks the scope 'submit'" in await desk.press(queued, "cancel")
-    assert "lacks the scope 'submit'" in await desk.press(queued, "extend")
-    await desk.link("submit")
-    assert "lacks the scope 'manage'" in await desk.press(job, "approve")
-    assert "lacks the scope 'read'" in await desk.command("status")
-    assert not (await desk.now(queued)).stop_requested
-
-
-async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> None:
-    """Whoever runs a team's Slack app knows its secret, and could sign for anybody of the workspace."""
-    job = await desk.job()
-    await desk.link("read", "submit", "admin")
-    await desk.store.put_team("evil", "")
-    other = "evil signing secret of their own"
-    await desk.store.add_channel(secured(other, id="ch2", name="evil", team="evil"))
-    desk.incoming._known = (float("-inf"), ())
-    assert "not linked" in await desk.command(f"cancel {job.id}", secret=other)
-    await desk.link("read", "submit", "admin", team="evil", owner="mallory")
-    assert "no job" in await desk.command(f"cancel {job.id}", secret=other)
-    assert not (await desk.now(job)).stop_requested
-
-
-async def test_one_in_two_teams_is_asked_which(desk: Desk) -> None:
-    await desk.store.put_team("nlp", "")
-    await desk.store.add_channel(secured(id="ch2", name="nlp", team="nlp", config={"channel": "C0NLP"}))
-    desk.incoming._known = (float("-inf"), ())
-    await desk.link()
-    await desk.link(team="nlp", owner="annie")
-    mine = await desk.job()
-    assert mine.id in await desk.command("status")
-    await desk.store.delete_channel("ch1")
-    await desk.store.add_channel(secured(id="ch3", name="else", team=None, config={"channel": "C0ELSE"}))
-    desk.incoming._known = (float("-inf"), ())
-    assert "several teams" in await desk.command("status")
-
-
-async def test_links_are_made_by_whoever_manages_and_checked_with_slack(desk: Desk) -> None:
-    manager = await desk.api.token("boss", "read", "submit", "manage")
-    made = await desk.api.call(
-        "POST", "/v1/slack/users", manager, 201, json={"user": "U0BOB", "owner": "bob", "scopes": ["read"]}
-    )
-    assert (made["name"], made["workspace"], made["team"]) == ("bob", WORKSPACE, "default")
-    await desk.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0NOBODY", "owner": "bob"})
-    await desk.api.call("POST", "/v1/slack/users", manager, 403,
-                        json={"user": "U0BOB", "owner": "bob", "scopes": ["admin"]})  # fmt: skip
-    await desk.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0BOB", "owner": "bob", "team": "x"})
-    assert "nothing runs" in await desk.command("status", user="U0BOB")
-    listed = await desk.api.call("GET", "/v1/slack/users", manager, 200)
-    assert [u["user"] for u in listed["items"]] == ["U0BOB"]
-    await desk.api.call("GET", "/v1/slack/users", await desk.api.token("bob", "submit"), 403)
-    await desk.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 204)
-    await desk.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 404)
-    assert "not linked" in await desk.command("status", user="U0BOB")
 
 
 # ------------------------------------------------------------------------------------------------------------- buttons

@@ -15,8 +15,8 @@ from broker.notify.slack import SlackNotifier
 from broker.notify.slack_app import SlackApp
 from broker.notify.slack_socket import SlackSockets
 from tests.slack.conftest import BOX, channel
+from tests.slack.incoming import secured
 from tests.slack.server import Slack, slack
-from tests.slack.test_incoming import secured
 
 COMMAND = {"command": "/gpubroker", "text": "status"}
 

@@ -12,13 +12,13 @@ from urllib.parse import parse_qsl
 from broker.api.auth import Caller, Forbidden, Unauthenticated
 from broker.api.problems import Conflict, NotFound
 from broker.api.service import Service
-from broker.api.usecases.slack_acts import HELP, SlackActs
-from broker.decide.tenancy import withheld
+from broker.api.usecases.slack_acts import HELP, SlackActs, may
+from broker.decide.tenancy import over_since, withheld
 from broker.domain.channel import Channel, Snapshot
 from broker.domain.errors import GpubrokerError, InvalidInput, NotifyError, Problem
 from broker.domain.ids import JobId
 from broker.domain.slack import SlackUser
-from broker.domain.tenancy import Scope
+from broker.domain.tenancy import Scope, Tenant
 
 log = logging.getLogger(__name__)
 
@@ -208,6 +208,8 @@ class Slack:
         except GpubrokerError as e:
             done = str(e)
         await self._asked.say(sent.answer_to, [done])
+        if not may(caller, "read"):
+            return  # the channel itself brings the message up to date
         try:
             job = await self._service.job(caller, JobId(sent.value.partition(":")[0]))
         except NotFound:
@@ -218,7 +220,8 @@ class Slack:
     async def _caller(self, sent: Sent) -> Caller | None:
         """Whoever knows an app's secrets can speak for its people, but for none of another team, and for no operator.
 
-        Raises Conflict for one who is linked in several teams and speaks outside of their channels.
+        Raises Conflict for one who is linked in several teams and speaks outside of their channels, Forbidden for one
+        whose tokens have all ended.
         """
         teams = {channel.team for channel in sent.channels}
         links = await self._service.store.slack_users(sent.workspace, sent.user)
@@ -230,9 +233,20 @@ class Slack:
                 raise Conflict("you are linked in several teams; say it in the channel of the one that you mean")
         if not links:
             return None
+        await self._refuse_ended(links[0])
         scopes = frozenset(links[0].scopes) - (frozenset() if None in teams else {"admin"})
         token = f"slack:{sent.workspace}/{sent.user}"
         return Caller(team=links[0].team, owner=links[0].owner, scopes=scopes, token_id=token)
+
+    async def _refuse_ended(self, link: SlackUser) -> None:
+        """A link is its owner's and outlives whoever made it, but not the owner's own time here."""
+        tokens = await self._service.store.as_tenant(Tenant(team=link.team, owner=link.owner)).tokens()
+        ends = [token.expires_at for token in tokens if token.owner == link.owner and token.team == link.team]
+        if (since := over_since(ends, self._service.clock.now())) is not None:
+            raise Forbidden(
+                f"the access of {link.owner} to gpubroker ended on {since:%Y-%m-%d}; "
+                f"ask whoever has the scope manage to run: gpubroker token new {link.owner}"
+            )
 
     @property
     def _asked(self) -> Door:

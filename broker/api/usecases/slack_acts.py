@@ -39,9 +39,10 @@ class SlackActs:
 
     async def press(self, caller: Caller, action: str, value: str) -> tuple[JobId, str]:
         """(the job, what was done in one line). Raises Conflict where the job has moved on, and what the acts raise."""
-        act = BUTTONS.get(action)
-        if act is None:
+        if action not in BUTTONS:
             raise NotFound("this button is of another version of gpubroker; look at the job again")
+        scope, act = BUTTONS[action]
+        require(caller, scope)
         job_id, _, rest = value.partition(":")
         if not FULL.fullmatch(job_id):
             raise InvalidInput(Problem(field="value", message="names no job; look at the job again"))
@@ -49,33 +50,28 @@ class SlackActs:
         return job.id, await act(self, caller, job, rest)
 
     async def _approve(self, caller: Caller, job: Job, rest: str) -> str:
-        require(caller, "manage")
         _still_waits(job)
         _still_capped(job, *_caps(rest, 1))
         await self._service.policies.approve(caller, job.id, None)
         return f"{job.spec.name} is approved up to {show(job.cap_usd)}"
 
     async def _refuse(self, caller: Caller, job: Job, rest: str) -> str:
-        require(caller, "manage")
         _still_waits(job)
         await self._service.policies.refuse(caller, job.id)
         return f"{job.spec.name} is refused"
 
     async def _extend(self, caller: Caller, job: Job, rest: str) -> str:
-        require(caller, "submit")
         was, new = _caps(rest, 2)
         _still_capped(job, was)
         await self._service.raise_cap(caller, job.id, new)
         return f"the cap of {job.spec.name} is {show(new)} now"
 
     async def _cancel(self, caller: Caller, job: Job, rest: str) -> str:
-        require(caller, "submit")
         stopped = await self._service.cancel(caller, job.id)
         return f"{job.spec.name} is {'cancelled' if stopped.state is JobState.CANCELLED else 'stopping'}"
 
     async def _retry(self, caller: Caller, job: Job, rest: str) -> str:
         """One new job for each old one, however often the button is pressed."""
-        require(caller, "submit")
         made, new = await self._service.retry(caller, job.id, resume=True, key=f"slack-retry-{job.id}")
         return f"{job.spec.name} {'goes' if new else 'went'} on as job {made.id}, cap {show(made.cap_usd)}"
 
@@ -84,11 +80,13 @@ class SlackActs:
     async def command(self, caller: Caller, text: str) -> Sequence[str]:
         """The answer's lines. Raises what the acts raise."""
         words = text.split()
-        act = COMMANDS.get(words[0].lower()) if words else None
-        return HELP if act is None else await act(self, caller, words[1:])
+        if not words or words[0].lower() not in COMMANDS:
+            return HELP
+        scope, act = COMMANDS[words[0].lower()]
+        require(caller, scope)
+        return await act(self, caller, words[1:])
 
     async def _status(self, caller: Caller, words: list[str]) -> Sequence[str]:
-        require(caller, "read")
         if words:
             job = await self._meant(caller, words[0])
             return _detail(job, await self._service.attempts(caller, job))
@@ -100,7 +98,6 @@ class SlackActs:
         return [*map(_line, page.jobs[:SHOWN]), *([f"and {hidden} more"] if hidden > 0 else [])]
 
     async def _spend(self, caller: Caller, words: list[str]) -> Sequence[str]:
-        require(caller, "read")
         by = words[0].lower() if words else "user"
         if by not in get_args(SpendBy):
             raise InvalidInput(Problem(field="spend", message=f"by {', '.join(get_args(SpendBy))}, not {by}"))
@@ -116,9 +113,13 @@ class SlackActs:
         return [await self._cancel(caller, await self._meant(caller, words[0]), "")]
 
     async def _meant(self, caller: Caller, said: str) -> Job:
-        """By id, the start of it, or name, among the newest. Raises NotFound, InvalidInput when several are meant."""
+        """By id, or, for who may look, by the start of it or the name, among the newest.
+
+        Raises NotFound, Forbidden, InvalidInput when several are meant.
+        """
         if FULL.fullmatch(said):
             return await self._service.job(caller, JobId(said))
+        require(caller, "read")
         jobs = (await self._service.jobs(caller, JobFilter(limit=LOOKED_AT), None)).jobs
         found = [job for job in jobs if job.id.startswith(said)] or [job for job in jobs if job.spec.name == said]
         if not found:
@@ -129,23 +130,30 @@ class SlackActs:
         return found[0]
 
 
-BUTTONS: Mapping[str, Callable[[SlackActs, Caller, Job, str], Awaitable[str]]] = {
-    "gpubroker.approve": SlackActs._approve,
-    "gpubroker.refuse": SlackActs._refuse,
-    "gpubroker.extend": SlackActs._extend,
-    "gpubroker.cancel": SlackActs._cancel,
-    "gpubroker.retry": SlackActs._retry,
+Button = Callable[[SlackActs, Caller, Job, str], Awaitable[str]]
+Command = Callable[[SlackActs, Caller, list[str]], Awaitable[Sequence[str]]]
+# Each with the scope that the same needs over HTTP: asked for before anything is looked up.
+BUTTONS: Mapping[str, tuple[Scope, Button]] = {
+    "gpubroker.approve": ("manage", SlackActs._approve),
+    "gpubroker.refuse": ("manage", SlackActs._refuse),
+    "gpubroker.extend": ("submit", SlackActs._extend),
+    "gpubroker.cancel": ("submit", SlackActs._cancel),
+    "gpubroker.retry": ("submit", SlackActs._retry),
 }
-COMMANDS: Mapping[str, Callable[[SlackActs, Caller, list[str]], Awaitable[Sequence[str]]]] = {
-    "status": SlackActs._status,
-    "spend": SlackActs._spend,
-    "cancel": SlackActs._cancelled,
+COMMANDS: Mapping[str, tuple[Scope, Command]] = {
+    "status": ("read", SlackActs._status),
+    "spend": ("read", SlackActs._spend),
+    "cancel": ("submit", SlackActs._cancelled),
 }
+
+
+def may(caller: Caller, scope: Scope) -> bool:
+    return scope in caller.scopes or caller.admin
 
 
 def require(caller: Caller, scope: Scope) -> None:
     """Raises Forbidden."""
-    if scope not in caller.scopes and not caller.admin:
+    if not may(caller, scope):
         raise Forbidden(f"your link lacks the scope {scope!r}; ask whoever has the scope 'manage' to link you with it")
 
 

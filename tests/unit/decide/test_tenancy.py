@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.tenancy import stays, withheld
+from broker.decide.tenancy import over_since, stays, withheld
+from tests.unit.decide.build import at
 
 SCOPES = ["read", "submit", "manage", "metrics", "admin"]
 
@@ -24,6 +25,19 @@ def test_nobody_but_an_operator_hands_on_what_it_lacks(own: set[str], wanted: li
 ])  # fmt: skip
 def test_what_is_withheld_is_named(own: list[str], wanted: list[str], left: list[str]) -> None:
     assert withheld(own, wanted) == left
+
+
+@pytest.mark.parametrize(("ends", "over"), [
+    ([], None),
+    ([None], None),
+    ([1, None], None),
+    ([1, 9], None),
+    ([1, 5], 5),
+    ([3], 3),
+])  # fmt: skip
+def test_somebodys_time_is_over_with_the_last_token(ends: list[int | None], over: int | None) -> None:
+    times = [None if end is None else at(end) for end in ends]
+    assert over_since(times, at(5)) == (None if over is None else at(over))
 
 
 def test_the_default_team_stays() -> None:

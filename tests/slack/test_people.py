@@ -1,0 +1,134 @@
+"""Who of Slack may do what, as whom, and for how long: over both stores."""
+
+from datetime import timedelta
+
+from broker.api import jobs, policies, spending
+from broker.api.usecases.slack_acts import BUTTONS, COMMANDS
+from broker.domain.job import JobState
+from broker.ports import Token
+from tests.slack.incoming import Desk, either_store, secured, signed_desk
+from tests.slack.server import WORKSPACE
+
+__all__ = ["either_store", "signed_desk"]
+
+
+async def test_a_stranger_is_told_how_to_be_linked(desk: Desk) -> None:
+    job = await desk.job()
+    said = await desk.press(job, "cancel", user="U0BOB")
+    assert "gpubroker slack link U0BOB --owner NAME" in said
+    assert not (await desk.now(job)).stop_requested
+
+
+async def test_the_scopes_of_the_link_hold(desk: Desk) -> None:
+    job = await desk.job(JobState.AWAITING_APPROVAL)
+    await desk.link("read")
+    queued = await desk.job()
+    assert "lacks the scope 'submit'" in await desk.press(queued, "cancel")
+    assert "lacks the scope 'submit'" in await desk.press(queued, "extend")
+    await desk.link("submit")
+    assert "lacks the scope 'manage'" in await desk.press(job, "approve")
+    assert "lacks the scope 'read'" in await desk.command("status")
+    assert not (await desk.now(queued)).stop_requested
+
+
+async def test_each_act_needs_what_it_needs_over_http() -> None:
+    scopes = {
+        f"{op.method} {op.path}": op.scope for api in (jobs.api, policies.api, spending.api) for op in api.operations
+    }
+    job = "/v1/jobs/{job_id}"
+    over_http = {
+        "gpubroker.approve": f"POST {job}/approve", "gpubroker.refuse": f"POST {job}/refuse",
+        "gpubroker.extend": f"PATCH {job}", "gpubroker.cancel": f"POST {job}/cancel",
+        "gpubroker.retry": f"POST {job}/retry", "status": "GET /v1/jobs", "spend": "GET /v1/spend",
+        "cancel": f"POST {job}/cancel",
+    }  # fmt: skip
+    assert {name: scope for name, (scope, _) in {**BUTTONS, **COMMANDS}.items()} == {
+        name: scopes[asked] for name, asked in over_http.items()
+    }
+
+
+async def test_who_may_not_look_is_told_of_no_job(desk: Desk) -> None:
+    """Not by a name that several have, by one that nobody has, or by the message that a click updates."""
+    job, twin = await desk.job(), await desk.job()
+    await desk.link("manage")
+    for text in (f"cancel {job.id}", "cancel tune", "cancel nothing"):
+        assert "lacks the scope 'submit'" in await desk.command(text)
+    await desk.link("submit")
+    for text in ("cancel tune", f"cancel {job.id[:6]}", "cancel nothing", f"status {job.id}"):
+        said = await desk.command(text)
+        assert "lacks the scope 'read'" in said
+        assert twin.id not in said
+    assert "lacks the scope 'manage'" in await desk.press(job, "approve", value="a" * 13)
+    assert "is stopping" in await desk.press(job, "cancel"), "with the id it may, as over HTTP"
+    assert not any(a["replace_original"] for answers in desk.there.responses.values() for a in answers)
+
+
+async def test_a_link_outlives_whoever_made_it_but_not_its_owner(desk: Desk) -> None:
+    store, now = desk.store, desk.api.service.clock.now()
+    boss = await desk.api.token("boss", "read", "submit", "manage")
+    made = {"user": "U0BOB", "owner": "bob", "scopes": ["read"]}
+    await desk.api.call("POST", "/v1/slack/users", boss, 201, json=made)
+    for known in await store.tokens():
+        await store.delete_token(known.id)
+    assert "nothing runs" in await desk.command("status", user="U0BOB"), "bob needs no token of his own"
+
+    def token(name: str, ended_days_ago: float) -> Token:
+        over = now - timedelta(days=ended_days_ago)
+        return Token(id=name, team="default", owner="bob", scopes=("read",), created_at=now, expires_at=over)
+
+    await store.put_token(token("old", 3), "old")
+    await store.put_token(token("older", 9), "older")
+    said = await desk.command("status", user="U0BOB")
+    assert f"the access of bob to gpubroker ended on {now - timedelta(days=3):%Y-%m-%d}" in said
+    await store.put_token(token("new", -1), "new")
+    assert "nothing runs" in await desk.command("status", user="U0BOB")
+    for name in ("old", "older", "new"):
+        await store.delete_token(name)
+    assert "not linked" in await desk.command("status", user="U0BOB"), "revoked is gone for good"
+
+
+async def test_another_teams_app_speaks_for_its_own_people_only(desk: Desk) -> None:
+    """Whoever runs a team's Slack app knows its secret, and could sign for anybody of the workspace."""
+    job = await desk.job()
+    await desk.link("read", "submit", "admin")
+    await desk.store.put_team("evil", "")
+    other = "evil signing secret of their own"
+    await desk.store.add_channel(secured(other, id="ch2", name="evil", team="evil"))
+    desk.incoming._known = (float("-inf"), ())
+    assert "not linked" in await desk.command(f"cancel {job.id}", secret=other)
+    await desk.link("read", "submit", "admin", team="evil", owner="mallory")
+    assert "no job" in await desk.command(f"cancel {job.id}", secret=other)
+    assert not (await desk.now(job)).stop_requested
+
+
+async def test_one_in_two_teams_is_asked_which(desk: Desk) -> None:
+    await desk.store.put_team("nlp", "")
+    await desk.store.add_channel(secured(id="ch2", name="nlp", team="nlp", config={"channel": "C0NLP"}))
+    desk.incoming._known = (float("-inf"), ())
+    await desk.link()
+    await desk.link(team="nlp", owner="annie")
+    mine = await desk.job()
+    assert mine.id in await desk.command("status")
+    await desk.store.delete_channel("ch1")
+    await desk.store.add_channel(secured(id="ch3", name="else", team=None, config={"channel": "C0ELSE"}))
+    desk.incoming._known = (float("-inf"), ())
+    assert "several teams" in await desk.command("status")
+
+
+async def test_links_are_made_by_whoever_manages_and_checked_with_slack(desk: Desk) -> None:
+    manager = await desk.api.token("boss", "read", "submit", "manage")
+    made = await desk.api.call(
+        "POST", "/v1/slack/users", manager, 201, json={"user": "U0BOB", "owner": "bob", "scopes": ["read"]}
+    )
+    assert (made["name"], made["workspace"], made["team"]) == ("bob", WORKSPACE, "default")
+    await desk.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0NOBODY", "owner": "bob"})
+    await desk.api.call("POST", "/v1/slack/users", manager, 403,
+                        json={"user": "U0BOB", "owner": "bob", "scopes": ["admin"]})  # fmt: skip
+    await desk.api.call("POST", "/v1/slack/users", manager, 422, json={"user": "U0BOB", "owner": "bob", "team": "x"})
+    assert "nothing runs" in await desk.command("status", user="U0BOB")
+    listed = await desk.api.call("GET", "/v1/slack/users", manager, 200)
+    assert [u["user"] for u in listed["items"]] == ["U0BOB"]
+    await desk.api.call("GET", "/v1/slack/users", await desk.api.token("bob", "submit"), 403)
+    await desk.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 204)
+    await desk.api.call("DELETE", "/v1/slack/users/U0BOB", manager, 404)
+    assert "not linked" in await desk.command("status", user="U0BOB")
