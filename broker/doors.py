@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
+from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.grpc.server import Parts, Taken, serving
 from broker.config import DaemonConfig
 from broker.domain.errors import GpubrokerError
@@ -80,6 +80,7 @@ async def _grpc(
         auth=application[AUTH],
         metrics=application[METRICS],
         readiness=application[READINESS],
+        streams=application[STREAMS],
     )
     credentials = None if certificate is None else _credentials(certificate)
     host, reflects = config.grpc_host, config.grpc.reflection

@@ -10,6 +10,7 @@ from broker.api.content import Content
 from broker.api.metrics import Metrics
 from broker.api.readiness import Readiness
 from broker.api.service import Service
+from broker.api.streams import Streams
 from broker.domain.ids import JobId
 
 SERVICE = web.AppKey("service", Service)
@@ -17,5 +18,6 @@ CONTENT = web.AppKey("content", Content)
 AUTH = web.AppKey("auth", Authenticator)
 METRICS = web.AppKey("metrics", Metrics)
 READINESS = web.AppKey("readiness", Readiness)
+STREAMS = web.AppKey("streams", Streams)
 
 JobRef = Annotated[JobId, Field(pattern=r"^[a-z2-7]{13}$")]

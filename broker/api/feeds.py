@@ -49,7 +49,7 @@ async def job_events(call: Call, job_id: JobRef, query: EventsQuery) -> models.E
         events = await service.rows(call.caller).events(job.id, after=after, limit=BATCH)
         return models.EventList(items=tuple(views.event(e) for e in events))
     source = _events(service, call.caller, job, after)
-    return await sse.stream(call.request, source, service.clock, service.settings.heartbeat_s)
+    return await sse.stream(call, source, service.clock, service.settings.heartbeat_s)
 
 
 async def _events(service: Service, caller: Caller, job: Job, after: int) -> AsyncIterator[sse.Message | None]:
@@ -88,7 +88,7 @@ async def job_logs(call: Call, job_id: JobRef, query: LogsQuery) -> web.StreamRe
     if query.attempt is not None:
         await content.attempt(call.caller, job, query.attempt)
     source = _log(service, call.caller, content.follow(call.caller, job, query.attempt, position), job)
-    return await sse.stream(call.request, source, service.clock, service.settings.heartbeat_s)
+    return await sse.stream(call, source, service.clock, service.settings.heartbeat_s)
 
 
 async def _log(

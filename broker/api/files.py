@@ -1,5 +1,6 @@
 """Handlers: uploads and artifacts."""
 
+import asyncio
 from typing import Annotated
 
 from aiohttp import web
@@ -7,8 +8,9 @@ from pydantic import Field
 
 from broker.api import models, problems, views
 from broker.api.content import Content, Format
-from broker.api.context import CONTENT, JobRef
+from broker.api.context import CONTENT, STREAMS, JobRef
 from broker.api.openapi import Api, Call
+from broker.api.streams import abort
 from trainer.contract.base import Config, Text
 
 api = Api()
@@ -37,9 +39,9 @@ async def upload(call: Call, query: UploadQuery) -> models.UploadView | web.Resp
     if request.content_type != OCTETS:
         return problems.problem(415, f"send {OCTETS}, not {request.content_type}")
     content: Content = request.app[CONTENT]
-    stored = await content.upload(
-        call.caller, query.name, query.format, request.content.iter_any(), sha256=query.sha256
-    )
+    async with request.app[STREAMS].one_more(call.caller, call.authorization):
+        body = request.content.iter_any()
+        stored = await content.upload(call.caller, query.name, query.format, body, sha256=query.sha256)
     return views.upload(stored)
 
 
@@ -57,12 +59,21 @@ async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
 @api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 410, 502), media=(OCTETS,))
 async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.StreamResponse:
     """One file, checked against its hash before the first byte is sent."""
-    file, data = await call.request.app[CONTENT].artifact(call.caller, job_id, path)
-    response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
-    response.content_length = file.bytes
-    await response.prepare(call.request)
+    async with call.request.app[STREAMS].one_more(call.caller, call.authorization):
+        file, data = await call.request.app[CONTENT].artifact(call.caller, job_id, path)
+        response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
+        response.content_length = file.bytes
+        try:
+            await _send(call.request, response, data)
+        except asyncio.CancelledError:
+            abort(call.request)  # a part of the file was sent: nothing else says that it is not all
+            raise
+    return response
+
+
+async def _send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    await response.prepare(request)
     view = memoryview(data)
     for start in range(0, len(data), WRITE_BYTES):
         await response.write(view[start : start + WRITE_BYTES])
     await response.write_eof()
-    return response

@@ -11,12 +11,13 @@ from broker.api import admin, channels, costs, feeds, files, jobs, policies, she
 from broker.api.answers import again_after_s, answer_to
 from broker.api.auth import Authenticator
 from broker.api.content import Content
-from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
+from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.metrics import Metrics
 from broker.api.openapi import JSON, Api, document, mount
 from broker.api.problems import problem
 from broker.api.readiness import Readiness
 from broker.api.service import Service
+from broker.api.streams import StreamLimits, Streams
 from broker.api.usecases.slack import Slack
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 
@@ -28,16 +29,25 @@ APIS: tuple[Api, ...] = (
 )  # fmt: skip
 BODY_BYTES = 4 * 1024**2
 """Of a JSON body; uploads are streamed under their own limit."""
+UNLESS_TOLD = StreamLimits()
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
-def build_app(service: Service, auth: Authenticator, *, version: str, slacks: Slack | None = None) -> web.Application:
+def build_app(
+    service: Service,
+    auth: Authenticator,
+    *,
+    version: str,
+    slacks: Slack | None = None,
+    limits: StreamLimits = UNLESS_TOLD,
+) -> web.Application:
     """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
     measured = Metrics(service.store)
     app = web.Application(middlewares=[_observed(measured), _refused], client_max_size=BODY_BYTES)
     app[SERVICE] = service
     app[CONTENT] = Content(service)
     app[AUTH] = auth
+    app[STREAMS] = Streams(auth, service.clock, limits)
     app[slack.SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
     app[READINESS] = Readiness(service.store, service.blobs, service.clock, service.settings.lease_stale_s)

@@ -74,6 +74,11 @@ class Call:
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
     """Added to a JSON answer."""
 
+    @property
+    def authorization(self) -> str | None:
+        """What the caller gave, for what looks at it again."""
+        return self.request.headers.get("Authorization")
+
 
 Handler = Callable[..., Awaitable[Any]]
 

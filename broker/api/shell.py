@@ -11,9 +11,10 @@ from aiohttp import WSCloseCode, web
 
 from broker.api import terminal
 from broker.api.auth import Caller, Forbidden, Unauthenticated
-from broker.api.context import AUTH, SERVICE
+from broker.api.context import AUTH, SERVICE, STREAMS
 from broker.api.problems import Conflict, NotFound, TooMany
-from broker.domain.errors import InvalidInput, Problem, StoreUnavailable
+from broker.api.streams import abort
+from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState
 
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 PATH = "/v1/jobs/{job_id}/shell"
 REACHABLE = frozenset({AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING, AttemptState.TERMINATING})
 WORDS, WORD_CHARACTERS = 256, 8192
-RECHECK_S = 5.0
-"""Between two looks whether the token of an open shell is still good."""
+CLOSE_S = 12.0
+"""How long a client may take to hear that its shell has ended."""
 SHELLS_OF_ONE, SHELLS = 8, 32
 """Open at once, of one owner and in all: each is an ssh process of this host."""
 
@@ -78,25 +79,22 @@ async def _open(request: web.Request, caller: Caller, name: JobId, words: tuple[
     socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=4 * 1024**2)
     if not socket.can_prepare(request).ok:
         raise InvalidInput(Problem(field="Upgrade", message="this address speaks WebSocket; use `gpubroker exec JOB`"))
-    await socket.prepare(request)
-    watch = asyncio.create_task(_end_with_token(request, socket))
     try:
-        await terminal.serve(argv, socket, tty=tty)
-    finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-    await socket.close()
+        async with request.app[STREAMS].one_more(caller, request.headers.get("Authorization")):
+            await socket.prepare(request)
+            await terminal.serve(argv, socket, tty=tty)
+    except Unauthenticated as error:
+        if not socket.prepared:
+            raise
+        await _close(request, socket, WSCloseCode.POLICY_VIOLATION, str(error))
+    else:
+        await _close(request, socket, WSCloseCode.OK, "")
     return socket
 
 
-async def _end_with_token(request: web.Request, socket: web.WebSocketResponse) -> None:
-    """Closes the shell when its token has ended or was deleted; in doubt it stays open."""
-    while True:
-        await asyncio.sleep(RECHECK_S)
-        try:
-            await request.app[AUTH].still(request.headers.get("Authorization"))
-        except StoreUnavailable:
-            continue
-        except Unauthenticated as error:
-            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=str(error).encode())
-            return
+async def _close(request: web.Request, socket: web.WebSocketResponse, code: int, message: str) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await socket.close(code=code, message=message.encode())
+    except TimeoutError:
+        abort(request)

@@ -1,5 +1,6 @@
 """Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html"""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -7,7 +8,10 @@ from dataclasses import dataclass
 
 from aiohttp import ClientConnectionResetError, web
 
-from broker.api.context import AUTH
+from broker.api.auth import Unauthenticated
+from broker.api.context import AUTH, STREAMS
+from broker.api.openapi import Call
+from broker.api.streams import abort
 from broker.domain.errors import GpubrokerError
 from broker.ports import Clock
 
@@ -16,6 +20,8 @@ log = logging.getLogger(__name__)
 MEDIA_TYPE = "text/event-stream"
 END = "end"
 """Event that closes a stream: the job rests, do not reconnect."""
+CUT_S = 1.0
+"""How long a client may take to hear the end of a stream that is cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +38,51 @@ class Message:
 
 
 async def stream(
-    request: web.Request, messages: AsyncIterator[Message | None], clock: Clock, heartbeat_s: float
+    call: Call, messages: AsyncIterator[Message | None], clock: Clock, heartbeat_s: float
 ) -> web.StreamResponse:
     """Sends until the source ends or the client is gone. None: nothing is new; a heartbeat when it is time.
 
     An outage ends the stream; the client comes back with Last-Event-ID and misses nothing. The end of
-    its token ends it as well.
+    its token ends it as well. Raises TooMany.
     """
-    auth, authorization = request.app[AUTH], request.headers.get("Authorization")
     headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    response = web.StreamResponse(headers=headers)
-    sent_at = clock.monotonic()
+    request, response = call.request, web.StreamResponse(headers=headers)
+    try:
+        async with request.app[STREAMS].one_more(call.caller, call.authorization):
+            await _send(call, response, messages, clock, heartbeat_s)
+    except Unauthenticated as error:
+        if not response.prepared:
+            raise
+        log.info("a stream of %s was cut: %s", request.path, error)
+        await _cut(request, response)
+    return response
+
+
+async def _send(
+    call: Call, response: web.StreamResponse, messages: AsyncIterator[Message | None], clock: Clock, heartbeat_s: float
+) -> None:
+    auth, sent_at = call.request.app[AUTH], clock.monotonic()
     with contextlib.suppress(ClientConnectionResetError):
-        await response.prepare(request)
+        await response.prepare(call.request)
         await response.write(b": hello\n\n")
         try:
             async for message in messages:
-                await auth.still(authorization)
+                await auth.still(call.authorization)
                 if message is None and clock.monotonic() - sent_at < heartbeat_s:
                     continue
                 await response.write(b": alive\n\n" if message is None else message.encode())
                 sent_at = clock.monotonic()
+        except Unauthenticated:
+            raise
         except GpubrokerError as error:
-            log.warning("a stream of %s was cut: %s", request.path, error)
+            log.warning("a stream of %s was cut: %s", call.request.path, error)
         await response.write_eof()
-    return response
+
+
+async def _cut(request: web.Request, response: web.StreamResponse) -> None:
+    """Cleanly, where the client reads."""
+    try:
+        async with asyncio.timeout(CUT_S):
+            await response.write_eof()
+    except (TimeoutError, ConnectionError):
+        abort(request)

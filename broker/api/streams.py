@@ -1,15 +1,20 @@
 """What stays open: followers, transfers and shells, of both doors. They are counted, and none outlives its token."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from aiohttp import web
+
 from broker.api.auth import Authenticator, Caller, Unauthenticated
 from broker.api.problems import TooMany
 from broker.domain.errors import StoreUnavailable
 from broker.ports import Clock
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +45,7 @@ class Streams:
         self._enter(caller.token_id)
         try:
             async with asyncio.timeout(None) as end:
-                watch = asyncio.create_task(self._until_over(caller, authorization))
-                # also when the watch itself fails: nothing goes on unwatched
-                watch.add_done_callback(lambda done: done.cancelled() or _expire(end))
+                watch = asyncio.create_task(self._watch(caller, authorization, end))
                 try:
                     yield
                 finally:
@@ -62,6 +65,13 @@ class Streams:
             raise TooMany(f"{most.total} streams are open, which is the most of all; try again when one has ended")
         self._open[token_id] += 1
 
+    async def _watch(self, caller: Caller, authorization: str | None, end: asyncio.Timeout) -> None:
+        try:
+            await self._until_over(caller, authorization)
+        except Exception:
+            log.exception("watching a token failed; its stream is cut, since nothing goes on unwatched")
+        end.reschedule(asyncio.get_running_loop().time())
+
     async def _until_over(self, caller: Caller, authorization: str | None) -> None:
         """In doubt it goes on, yet never past the expiry."""
         while (left_s := self._left_s(caller)) > 0:
@@ -79,7 +89,7 @@ class Streams:
         return (caller.expires_at - self._clock.now()).total_seconds()
 
 
-def _expire(end: asyncio.Timeout) -> None:
-    """Does nothing where the stream has just ended by itself."""
-    if not end.expired():
-        end.reschedule(asyncio.get_running_loop().time())
+def abort(request: web.Request) -> None:
+    """Drops the connection: whoever reads from it sees that the answer is not whole."""
+    if request.transport is not None:
+        request.transport.abort()

@@ -13,6 +13,7 @@ from aiohttp import web
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.service import Service, Settings
+from broker.api.streams import StreamLimits
 from broker.blobs import ObstoreBlobs
 from broker.checks import Checks
 from broker.clock import SystemClock
@@ -33,6 +34,7 @@ CSV = "word,definition\n" + "".join(f"word{i},what word {i} means to a cynic\n" 
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 SEEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SETTINGS = Settings(upload_bytes=200_000, poll_s=0.02)
+LIMITS = StreamLimits(recheck_s=0.02)
 
 
 @dataclass
@@ -119,6 +121,7 @@ async def serving(
     *,
     clock: Clock | None = None,
     settings: Settings = SETTINGS,
+    limits: StreamLimits = LIMITS,
     port: int = 0,
 ) -> AsyncIterator[Running]:
     clock = clock or SystemClock()
@@ -137,8 +140,8 @@ async def serving(
         notifiers=[LogNotifier(), webhooks],
     )
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1).model_dump_json().encode())
-    app = build_app(service, Authenticator(store, clock), version="0.0.0")
-    runner = web.AppRunner(app, access_log=None)
+    app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # as the daemon does
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()

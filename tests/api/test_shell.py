@@ -87,11 +87,8 @@ async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[s
     os.close(held)
 
 
-async def test_it_ends_with_its_token(
-    api: Running, training: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_ends_with_its_token(api: Running, training: tuple[str, dict[str, str]]) -> None:
     job, headers = training
-    monkeypatch.setattr("broker.api.shell.RECHECK_S", 0.01)
     async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params={"word": "cat"}) as socket:
         await socket.send_bytes(b"up")
         assert (await socket.receive(timeout=20)).data == b"\x01up"

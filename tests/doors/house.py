@@ -7,12 +7,13 @@ from typing import Literal
 
 import grpc
 
-from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE
+from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.grpc.server import Parts, serving
 from broker.api.service import Settings
+from broker.api.streams import StreamLimits
 from broker.domain.tenancy import Scope
 from broker.ports import Store
-from tests.api.harness import SETTINGS, Running, memory_blobs
+from tests.api.harness import LIMITS, SETTINGS, Running, memory_blobs
 from tests.api.harness import serving as serving_http
 from tests.doors.door import Door
 from tests.doors.grpc_door import GrpcDoor
@@ -45,8 +46,9 @@ class House:
 def parts(api: Running) -> Parts:
     app = api.app
     return Parts(
-        service=app[SERVICE], content=app[CONTENT], auth=app[AUTH], metrics=app[METRICS], readiness=app[READINESS]
-    )
+        service=app[SERVICE], content=app[CONTENT], auth=app[AUTH], metrics=app[METRICS], readiness=app[READINESS],
+        streams=app[STREAMS],
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -55,10 +57,11 @@ async def standing(
     kind: Kind,
     *,
     settings: Settings = SETTINGS,
+    limits: StreamLimits = LIMITS,
     reflects: bool = False,
 ) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(serving_http(store, memory_blobs(), settings=settings))
+        api = await stack.enter_async_context(serving_http(store, memory_blobs(), settings=settings, limits=limits))
         port = await stack.enter_async_context(serving(parts(api), "127.0.0.1", 0, reflects=reflects, grace_s=0.1))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
         yield House(api, port, channel, kind)

@@ -216,12 +216,12 @@ async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(hou
 
 
 async def test_watchers_of_health_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.api.grpc.health.WATCHERS", 2)
+    monkeypatch.setattr("broker.api.grpc.guests.PLACES", 2)
     stub = health_pb2_grpc.HealthStub(house.channel)
     watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
     for watch in watching:
         await watch.read()
-    assert (await fails(stub.Watch(health_pb2.HealthCheckRequest()).read())).text == "2 watch already; ask with Check"
+    assert (await fails(stub.Watch(health_pb2.HealthCheckRequest()).read())).text == "2 of these calls are open already; end one of them, or ask again later"
     watching.pop().cancel()
     async with asyncio.timeout(20):
         while True:

@@ -1,9 +1,9 @@
-"""What every call passes: authentication, errors into statuses, measuring."""
+"""What every call passes: authentication, the count of streams, errors into statuses, measuring."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar, cast
@@ -13,8 +13,10 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from broker.api.auth import Authenticator, Caller
+from broker.api.grpc.guests import OPEN, Guests
 from broker.api.grpc.refusals import DETAILS, fault, status_of
 from broker.api.metrics import Metrics
+from broker.api.streams import Streams
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.tenancy import Scope
 
@@ -24,11 +26,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MARK = "__gpubroker_scope__"
 MALFORMED = object()
+MESSAGE_S = 30.0
+"""How long a call may be open without its first message."""
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def scope(needed: Scope) -> Callable[[F], F]:
-    """Says what a token must be good for to make this call; a method without it is open."""
+    """Says what a token must be good for to make this call; a method without it needs `admin`."""
 
     def mark(method: F) -> F:
         setattr(method, MARK, needed)
@@ -42,15 +46,16 @@ class Call:
     """One call, authenticated; handlers get it in place of gRPC's context."""
 
     caller: Caller
-    context: "grpc.aio.ServicerContext[Any, Any]"
 
 
 class Doorkeeper(grpc.aio.ServerInterceptor):
-    """Wraps every method that is marked with a `scope`; health and reflection pass as they are."""
+    """Wraps every method. Tokens are looked at when a call comes, before any of its messages."""
 
-    def __init__(self, auth: Authenticator, measured: Metrics) -> None:
+    def __init__(self, auth: Authenticator, streams: Streams, measured: Metrics) -> None:
         self._auth = auth
+        self._streams = streams
         self._measured = measured
+        self._guests = Guests()
 
     async def intercept_service(
         self,
@@ -60,60 +65,102 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         found: Any = await continuation(handler_call_details)
         if found is None:
             return None  # UNIMPLEMENTED
-        behaviour = found.unary_unary or found.unary_stream or found.stream_unary or found.stream_stream
-        needed = getattr(behaviour, MARK, None)
-        if needed is None:
-            return cast("Handler", found)
-        method, metadata = handler_call_details.method, cast(Any, handler_call_details.invocation_metadata)
+        metadata = cast(Any, handler_call_details.invocation_metadata)
         given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
+        method = _Method.of(handler_call_details.method, found)
+
+        async def serve(requests: Any, context: Any) -> None:
+            with _Measure(self._measured, method.name) as measure:
+                try:
+                    if method.name in OPEN:
+                        await self._guest(method, requests, context)
+                    else:
+                        await self._caller(method, given, requests, context)
+                except _Left:
+                    measure.left()
+                except Exception as error:
+                    await measure.refuse(context, error)
+
+        # gRPC hands over streams at once, a single message only when it is there: whoever has no token would hold a
+        # place by sending none.
+        read, write = _tolerant(found.request_deserializer), found.response_serializer
+        return grpc.stream_stream_rpc_method_handler(serve, request_deserializer=read, response_serializer=write)
+
+    async def _guest(self, method: "_Method", requests: Any, context: Any) -> None:
+        with self._guests.one_more(method.name):
+            request = await method.request(requests, self._guests.silent(method.name, MESSAGE_S))
+            async with aclosing(method.answers(request, context)) as answers:
+                async for answer in answers:
+                    await _tell(context, answer)
+
+    async def _caller(self, method: "_Method", given: str | None, requests: Any, context: Any) -> None:
+        caller = await self._auth.caller(given, method.needed)
+        async with self._streams.one_more(caller, given) if method.streams else nullcontext():
+            request = await method.request(requests, asyncio.timeout(MESSAGE_S))
+            await self._auth.still(given)  # the message may come long after the token
+            async with aclosing(method.answers(request, Call(caller=caller))) as answers:
+                async for answer in answers:
+                    if method.streams:
+                        await self._auth.still(given)
+                    await _tell(context, answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    name: str
+    behaviour: Callable[..., Any]
+    needed: Scope
+    hears_many: bool
+    tells_many: bool
+
+    @classmethod
+    def of(cls, name: str, handler: Any) -> "_Method":
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        return cls(
+            name=name,
+            behaviour=behaviour,
+            needed=getattr(behaviour, MARK, "admin"),
+            hears_many=handler.request_streaming,
+            tells_many=handler.response_streaming,
+        )
+
+    @property
+    def streams(self) -> bool:
+        return self.hears_many or self.tells_many
+
+    async def request(self, requests: Any, patience: AbstractAsyncContextManager[Any]) -> Any:
+        """The message, or all of them once the first is there. Raises InvalidInput."""
+        coming = aiter(requests)
         try:
-            caller = await self._auth.caller(given, needed)
-        except Exception as error:
-            return self._refusal(method, error)
-        wrap = self._stream if found.response_streaming else self._one
-        kind = f"{'stream' if found.request_streaming else 'unary'}_{'stream' if found.response_streaming else 'unary'}"
-        changed = {
-            "request_deserializer": _tolerant(found.request_deserializer),
-            kind: wrap(method, behaviour, caller, given),
-        }
-        return cast("Handler", found._replace(**changed))
+            async with patience:
+                first = await anext(coming, None)
+        except TimeoutError:
+            raise InvalidInput(Problem(field="message", message="did not come; send it with the call")) from None
+        if self.hears_many:
+            return _readables(first, coming)
+        if first is None:
+            raise InvalidInput(Problem(field="message", message="is missing; send one"))
+        return _readable(first)
 
-    def _refusal(self, method: str, error: Exception) -> "Handler":
-        """Says it without waiting for a message: whoever has no token holds no place by sending none."""
+    async def answers(self, request: Any, call: Any) -> AsyncGenerator[Any]:
+        if not self.tells_many:
+            yield await self.behaviour(request, call)
+            return
+        async with aclosing(self.behaviour(request, call)) as answers:
+            async for answer in answers:
+                yield answer
 
-        async def serve(_: Any, context: Any) -> None:
-            with _Measure(self._measured, method) as measure:
-                await measure.refuse(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(serve)
+class _Left(Exception):
+    """The client is gone."""
 
-    def _one(self, method: str, behaviour: Callable[..., Awaitable[Any]], caller: Caller, given: str | None) -> Any:
-        async def serve(request: Any, context: Any) -> Any:
-            with _Measure(self._measured, method) as measure:
-                try:
-                    await self._auth.still(given)  # the message may come long after the token
-                    return await behaviour(_readable(request), Call(caller=caller, context=context))
-                except Exception as error:
-                    await measure.refuse(context, error)
 
-        return serve
-
-    def _stream(
-        self, method: str, behaviour: Callable[..., AsyncIterator[Any]], caller: Caller, given: str | None
-    ) -> Any:
-        async def serve(request: Any, context: Any) -> AsyncIterator[Any]:
-            with _Measure(self._measured, method) as measure:
-                try:
-                    await self._auth.still(given)
-                    call = Call(caller=caller, context=context)
-                    async with aclosing(cast(Any, behaviour(_readable(request), call))) as answers:
-                        async for answer in answers:
-                            await self._auth.still(given)
-                            yield answer
-                except Exception as error:
-                    await measure.refuse(context, error)
-
-        return serve
+async def _tell(context: Any, answer: Any) -> None:
+    """Raises _Left."""
+    try:
+        await context.write(answer)
+    except grpc.aio.BaseError as error:
+        raise _Left from error
 
 
 class _Measure:
@@ -134,6 +181,10 @@ class _Measure:
         seconds = perf_counter() - self._started
         self._measured.called(self._method, self._code.name, seconds)
         access.info("%s %s %.1f ms", self._method, self._code.name, seconds * 1000)
+
+    def left(self) -> None:
+        """The client did not wait for the end."""
+        self._code = grpc.StatusCode.CANCELLED
 
     async def refuse(self, context: Any, error: Exception) -> None:
         """Ends the call with the status of an error."""
@@ -163,14 +214,16 @@ def _tolerant(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _readable(request: Any) -> Any:
-    """Raises InvalidInput, for a stream when it comes to the bytes that are none."""
-    if hasattr(request, "__aiter__"):
-        return _readables(request)
+    """Raises InvalidInput."""
     if request is MALFORMED:
         raise InvalidInput(Problem(field="message", message="is not a message of this method's type; see the .proto"))
     return request
 
 
-async def _readables(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
+async def _readables(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Raises InvalidInput when it comes to bytes that are no message."""
+    if first is None:
+        return
+    yield _readable(first)
+    async for request in others:
         yield _readable(request)

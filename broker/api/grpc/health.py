@@ -4,16 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as stubs
 
+from broker.api.problems import NotFound
 from broker.api.readiness import Readiness
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 LOOK_S = 5.0
-WATCHERS = 64
-"""At once: they need no token, and are not to take the calls of those who have one."""
 
 
 class Health(stubs.HealthServicer):  # type: ignore[misc]  # the package has no types
@@ -22,26 +20,14 @@ class Health(stubs.HealthServicer):  # type: ignore[misc]  # the package has no 
     def __init__(self, readiness: Readiness, services: frozenset[str]) -> None:
         self._readiness = readiness
         self._known = services | {""}
-        self._watchers = 0
 
     async def Check(self, request: Any, context: Any) -> Any:
         if request.service not in self._known:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+            raise NotFound("no such service here")
         return pb.HealthCheckResponse(status=await self._status())
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Only changes are told."""
-        if self._watchers >= WATCHERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{WATCHERS} watch already; ask with Check")
-        self._watchers += 1
-        try:
-            async for status in self._changes(request):
-                yield status
-        finally:
-            self._watchers -= 1
-
-    async def _changes(self, request: Any) -> AsyncIterator[Any]:
-        """By its protocol an unknown service is an answer, not an error."""
+        """Only changes are told. By its protocol an unknown service is an answer, not an error."""
         if request.service not in self._known:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()

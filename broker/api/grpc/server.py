@@ -13,6 +13,7 @@ from broker.api.content import Content
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
 from broker.api.grpc.doorkeeper import Doorkeeper
+from broker.api.grpc.guests import HEALTH
 from broker.api.grpc.health import Health
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
@@ -33,6 +34,7 @@ from broker.api.proto.gpubroker.v1 import (
 )
 from broker.api.readiness import Readiness
 from broker.api.service import Service
+from broker.api.streams import Streams
 
 FILES = (
     artifact_service_pb2,
@@ -43,7 +45,6 @@ FILES = (
     quote_service_pb2,
 )
 SERVICES = frozenset(service.full_name for file in FILES for service in file.DESCRIPTOR.services_by_name.values())
-HEALTH = "grpc.health.v1.Health"
 
 MESSAGE_BYTES = 4 * 1024**2
 OPTIONS = (
@@ -75,6 +76,7 @@ class Parts:
     auth: Authenticator
     metrics: Metrics
     readiness: Readiness
+    streams: Streams
 
 
 @asynccontextmanager
@@ -91,9 +93,8 @@ async def serving(
 
     Raises Taken.
     """
-    server = grpc.aio.server(
-        interceptors=[Doorkeeper(parts.auth, parts.metrics)], options=OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE
-    )
+    doorkeeper = Doorkeeper(parts.auth, parts.streams, parts.metrics)
+    server = grpc.aio.server(interceptors=[doorkeeper], options=OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(parts.service, parts.content), server)
     quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(Quotes(parts.service), server)
     offer_service_pb2_grpc.add_OfferServiceServicer_to_server(Offers(parts.service), server)
