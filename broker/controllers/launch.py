@@ -87,7 +87,7 @@ class Launch:
         intents = await each(self._context, self.name, leased, self._intent)
         for one, change in intents:
             if _sends(change):
-                self._launchers.begin(one.attempt.name)
+                self._launchers.begin(one.attempt)
         held: list[bool] = [False] * len(intents)
         try:
             held = list(await self._context.store.apply([change for _, change in intents]))
@@ -294,7 +294,7 @@ class Launch:
     async def _again(self, one: Leased) -> None:
         """The same name and the first `create_sent_at`: no second machine, and no second left uncharged."""
         attempt = one.attempt
-        self._launchers.begin(attempt.name)
+        self._launchers.begin(attempt)
         sent = step(attempt, AttemptEvent.ABSENT, self._context.clock.now()).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
         try:

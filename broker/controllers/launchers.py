@@ -29,9 +29,11 @@ class Launchers:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def begin(self, name: InstanceName) -> None:
-        """Before the create is committed; `end` when it was not, else `carry` the call that sends it."""
-        self._in_flight[name] = None
+    def begin(self, attempt: Attempt) -> None:
+        """Before the create is committed; `end` when it was not, else `carry` the call that sends it. What was known of
+        an earlier create's launcher says nothing of this one's, also where it is the same."""
+        self._in_flight[attempt.name] = None
+        self._dead_since = {key: at for key, at in self._dead_since.items() if key[0] != attempt.id}
 
     def carry(self, name: InstanceName, call: asyncio.Task[None]) -> None:
         """In flight until `call` has ended, whatever it said."""
@@ -76,6 +78,8 @@ class Launchers:
         provider = self._context.provider_of(attempt)
         through = not attempt.launched_by
         if not through and await provider.launcher(attempt.launched_by, attempt.name) is not Liveness.DEAD:
+            return None
+        if attempt.name in self._in_flight:  # begun while the launcher of the one before was asked for
             return None
         return self._dead_since.setdefault(key, self._context.clock.monotonic())
 

@@ -50,7 +50,7 @@ async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> Non
     await running(store, AttemptState.LAUNCHING)
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="first", lease_s=HOUR, limit=1)
     ended = replace(in_state(leased.attempt, AttemptState.TERMINATING), launched_by="first")
-    first.launchers.begin(ended.name)
+    first.launchers.begin(ended)
     call = asyncio.create_task(asyncio.sleep(HOUR))
     first.launchers.carry(ended.name, call)
     await store.apply([Change(attempt=(leased.attempt, ended))])
@@ -69,3 +69,18 @@ async def test_only_the_sender_says_it_and_not_while_its_launch_goes_on() -> Non
     assert len(await said()) == 1
     await first.through.step()
     assert await said() == []
+
+
+async def test_a_create_that_is_sent_again_is_not_over_because_an_earlier_one_was() -> None:
+    """By the same process, so under the same launcher: the boot deadline, which passes meanwhile, must wait for it."""
+    store = MemoryStore(ManualClock())
+    broker = Broker(store, "first")
+    await running(store, AttemptState.LAUNCHING)
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="first", lease_s=HOUR, limit=1)
+    sent = replace(leased.attempt, launched_by="first")
+    broker.cloud.creating = False
+    assert await broker.launchers.dead_since(sent) is not None
+    broker.launchers.begin(sent)
+    broker.cloud.creating = True
+    broker.launchers.end(sent.name)  # given up on; the cloud's side of it goes on
+    assert await broker.launchers.dead_since(sent) is None
