@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from broker.api.auth import Caller
 from broker.api.problems import Corrupt, NotFound, TooLarge
 from broker.api.service import Service
-from broker.api.usecases.costs import check_kept, last_checkpoint
+from broker.api.usecases.costs import check_kept
+from broker.decide.retention import last_checkpoint
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job

@@ -1,27 +1,26 @@
 """The use cases, once, whatever the door. All are by team: what another team has does not exist for the caller."""
 
-import base64
-import binascii
+import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Protocol
 
 from broker.api.auth import Caller
+from broker.api.cursor import JobsPage, cursor_of, read_cursor
 from broker.api.inputs import Inputs
-from broker.api.problems import Conflict, NotFound
+from broker.api.problems import Conflict, Deleted, NotFound
 from broker.api.usecases.channels import Channels
-from broker.api.usecases.costs import Costs, check_data, check_time, last_checkpoint
+from broker.api.usecases.costs import Costs, check_data, check_time
 from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
 from broker.decide.budgets import Refusal
 from broker.decide.quote import quote
-from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, Problem, Rejected
+from broker.decide.retention import last_checkpoint, origin_deleted
+from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, OriginDeleted, Problem, Rejected
 from broker.domain.ids import JobId, job_id
 from broker.domain.instance import Caps
 from broker.domain.job import (
@@ -108,12 +107,6 @@ class Settings:
         return self.tick_s + self.drain_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobsPage:
-    jobs: Sequence[Job]
-    next: str | None
-
-
 Reach = Callable[[Handle, Sequence[str], bool], Awaitable[Sequence[str]]]
 """(machine, command, terminal or not) -> argv that runs it there. Raises ProviderError."""
 
@@ -193,8 +186,8 @@ class Service:
             *self._inputs.accelerators(spec, self.market.offers()),
             *await self._inputs.secrets(self.rows(caller), caller.owner, spec),
         ]
-        if spec.init_from is not None:
-            faults += await self._origin(caller, JobId(spec.init_from.removeprefix("job/")))
+        if spec.origin is not None:
+            faults += await self._origin(caller, spec.origin)
         try:
             settled, upload = await self._inputs.upload(self.rows(caller), caller.tenant, spec)
             checked = await self.preflight.check(settled, upload.summary)
@@ -208,10 +201,10 @@ class Service:
         job = await self.rows(caller).job(origin)
         if job is None:
             return [Problem(field="init_from", message=f"no job {origin}; gpubroker ls lists yours")]
+        if (when := job.deleted.get(last_checkpoint(job))) is not None:
+            return [Problem(field="init_from", message=f"{origin_deleted(origin, when)}; leave it out")]
         if not await self._committed(job):
-            when = job.deleted.get(last_checkpoint(job))
-            why = f"had its checkpoints deleted on {when:%Y-%m-%d}" if when else "has no committed checkpoint"
-            return [Problem(field="init_from", message=f"job {origin} {why}; leave it out")]
+            return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
         return []
 
     async def _committed(self, job: Job) -> bool:
@@ -265,7 +258,10 @@ class Service:
                 )
             )
         job = self._job(caller.team, caller.owner, spec, checked.workload)
-        return await self._create(caller, job, keys.upload(upload.sha256), upload.sha256, key=key, body=asked)
+        try:
+            return await self._create(caller, job, keys.upload(upload.sha256), upload.sha256, key=key, body=asked)
+        except OriginDeleted as error:  # since it was looked at
+            raise InvalidInput(Problem(field="init_from", message=f"{error}; leave it out")) from None
 
     def _job(self, team: str, owner: str, spec: JobSpec, work: Workload, retry_of: JobId | None = None) -> Job:
         return Job(
@@ -294,9 +290,12 @@ class Service:
         event = Event(
             job_id=job.id, kind="job.submitted", message=f"{job.spec.name} submitted, cap {show(job.cap_usd)}"
         )
-        stored, created = await self.rows(caller).submit(
-            job, key=key, body_sha256=hashlib.sha256(body.encode()).hexdigest(), events=(event,)
-        )
+        sha256 = hashlib.sha256(body.encode()).hexdigest()
+        try:
+            stored, created = await self.rows(caller).submit(job, key=key, body_sha256=sha256, events=(event,))
+        except OriginDeleted:
+            await self.blobs.delete(target)
+            raise
         if not created:
             await self.blobs.delete(target)
         return stored, created
@@ -310,12 +309,22 @@ class Service:
         spec = origin.spec.model_copy(update={"cap_usd": origin.cap_usd})
         if spec.deadline is not None and spec.deadline <= self.clock.now():
             spec = spec.model_copy(update={"deadline": None})
+        resumed = spec.model_copy(update={"init_from": f"job/{origin_id}"})
         if resume and origin.state is not JobState.SUCCEEDED and await self._committed(origin):
-            spec = spec.model_copy(update={"init_from": f"job/{origin_id}"})
-        job = self._job(origin.team, origin.owner, spec, origin.workload, origin_id)
+            with contextlib.suppress(OriginDeleted):  # since it was looked at: it begins anew
+                return await self._again(caller, origin, resumed, resume=resume, key=key)
+        try:
+            return await self._again(caller, origin, spec, resume=resume, key=key)
+        except OriginDeleted as error:
+            raise Deleted(f"{error}; submit its spec anew without init_from") from None
+
+    async def _again(
+        self, caller: Caller, origin: Job, spec: JobSpec, *, resume: bool, key: str | None
+    ) -> tuple[Job, bool]:
+        job = self._job(origin.team, origin.owner, spec, origin.workload, origin.id)
         sha256 = self._inputs.reference(spec)
-        body = f"retry {origin_id} {resume}"
-        return await self._create(caller, job, keys.job_data(origin_id, sha256), sha256, key=key, body=body)
+        body = f"retry {origin.id} {resume}"
+        return await self._create(caller, job, keys.job_data(origin.id, sha256), sha256, key=key, body=body)
 
     # --------------------------------------------------------------------------------------------------------- reading
 
@@ -335,12 +344,12 @@ class Service:
             labels=where.labels,
             since=where.since,
             until=where.until,
-            before=_read_cursor(cursor) if cursor is not None else None,
+            before=read_cursor(cursor) if cursor is not None else None,
             limit=where.limit,
         )
         jobs = await self.rows(caller).jobs(narrowed)
         full = len(jobs) == where.limit
-        return JobsPage(jobs=jobs, next=_cursor(jobs[-1]) if full else None)
+        return JobsPage(jobs=jobs, next=cursor_of(jobs[-1]) if full else None)
 
     async def attempts(self, caller: Caller, job: Job) -> Sequence[Attempt]:
         return await self.rows(caller).attempts(job.id)
@@ -383,17 +392,3 @@ class Service:
         if raised.cap_usd < cap_usd:
             check_data(raised)  # deleted since the job was read
         return raised
-
-
-def _cursor(job: Job) -> str:
-    return base64.urlsafe_b64encode(f"{job.created_at.isoformat()} {job.id}".encode()).decode().rstrip("=")
-
-
-def _read_cursor(text: str) -> tuple[datetime, JobId]:
-    try:
-        when, _, name = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().partition(" ")
-        if re.fullmatch(r"[a-z2-7]{13}", name) is None:
-            raise ValueError(name)
-        return datetime.fromisoformat(when).astimezone(UTC), JobId(name)
-    except (binascii.Error, ValueError, OverflowError):
-        raise InvalidInput(Problem(field="cursor", message="is not one of ours; take `next` of a page")) from None

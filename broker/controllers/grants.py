@@ -15,7 +15,7 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.domain.errors import BlobError
-from broker.domain.ids import AttemptId, JobId
+from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt, AttemptState, Job
 from broker.ports import Change, Leased, StoreAccess
 from broker.secrets import SecretBox, SecretsError
@@ -55,7 +55,7 @@ class Granting:
         self, job: Job, attempt: Attempt, secrets: Mapping[str, str], *, after: Grant | None = None
     ) -> Granted:
         """`after`: the grant that this one replaces. Raises BlobsUnavailable."""
-        access = await self.context.blobs.grant(job.id, attempt.id, origin=origin_of(job))
+        access = await self.context.blobs.grant(job.id, attempt.id, origin=job.spec.origin)
         if not secrets and access.expires_at is None:
             return Granted(access=access, grant=None)
         url = await self._url(attempt.id) if access.expires_at else ""
@@ -75,11 +75,6 @@ class Granting:
             return await self.context.blobs.sign(keys.grant(attempt), for_s=URL_S)
         except BlobError:
             return ""  # then credentials that end unseen are not renewed; everything else works
-
-
-def origin_of(job: Job) -> JobId | None:
-    """The job whose checkpoints this one starts from."""
-    return JobId(job.spec.init_from.removeprefix("job/")) if job.spec.init_from else None
 
 
 def renew_at(grant: Grant | None) -> datetime:

@@ -17,7 +17,7 @@ from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, workload_left
-from broker.domain.ids import JobId, attempt_id, instance_name
+from broker.domain.ids import attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.offer import Quote, QuoteLine
 from broker.ports import Change
@@ -208,8 +208,8 @@ class Placement:
     async def _resume_from(self, job: Job) -> tuple[str, ...]:
         """Committed manifests of this job (or of the one it starts from), the furthest step first."""
         sources = [job.id] if job.attempts else []
-        if job.spec.init_from:
-            sources.append(JobId(job.spec.init_from.removeprefix("job/")))
+        if job.spec.origin is not None:
+            sources.append(job.spec.origin)
         found: list[str] = []
         for source in sources:
             listed = await self._context.blobs.list(keys.checkpoints(source))

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import get_args
 
 from broker.decide.recovery import furthest_first
+from broker.domain.ids import JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job, JobState, Stored, StoredKind
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB
@@ -61,6 +62,16 @@ def _results(job: Job, attempts: Sequence[Attempt]) -> str | None:
     own = f"{keys.checkpoints(job.id)}{attempts[-1].id}/"
     folder = last.checkpoint.manifest.removesuffix(keys.MANIFEST)
     return folder if folder.startswith(own) and folder != own else None
+
+
+def last_checkpoint(job: Job) -> StoredKind:
+    """What its furthest checkpoint counts as: a finished job's is its results."""
+    return "artifacts" if job.state is JobState.SUCCEEDED else "checkpoints"
+
+
+def origin_deleted(origin: JobId, when: datetime) -> str:
+    """Why nothing can start from a job, for people."""
+    return f"job {origin} had its checkpoints deleted on {when:%Y-%m-%d}"
 
 
 def keep_for(job: Job, defaults: Retention, kind: StoredKind) -> timedelta | None:

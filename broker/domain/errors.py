@@ -11,6 +11,7 @@ GpubrokerError
 ├── StoreError
 │   ├── IdempotencyConflict  the key was used with another body
 │   ├── InUse                other rows need it: it is not deleted
+│   ├── OriginDeleted        the checkpoints that a new job starts from are deleted
 │   └── StoreUnavailable     the database cannot be reached, or a commit's fate is unknown
 ├── BlobError
 │   ├── AlreadyExists        put-if-absent found something
@@ -75,6 +76,10 @@ class IdempotencyConflict(StoreError):
 
 class InUse(StoreError):
     """Other rows need it."""
+
+
+class OriginDeleted(StoreError):
+    """What a new job starts from is gone."""
 
 
 class StoreUnavailable(StoreError):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
 from broker.domain.idle import IdlePolicy
+from broker.domain.ids import JobId
 from trainer.contract.base import Config, Text
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
@@ -138,6 +139,11 @@ class JobSpec(Config):
     """When a machine counts as idle, and what follows; absent: as the team's policy says."""
     keep_on_failure: Annotated[int, Field(ge=0, le=86_400)] = 0
     """Seconds for which a machine on which the job failed is kept, to look at it with `gpubroker ssh`; it bills."""
+
+    @property
+    def origin(self) -> JobId | None:
+        """The job that `init_from` names."""
+        return None if self.init_from is None else JobId(self.init_from.removeprefix("job/"))
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from broker.domain.errors import InUse
+from broker.decide.retention import last_checkpoint, origin_deleted
+from broker.domain.errors import InUse, OriginDeleted
 from broker.domain.ids import JobId
 from broker.domain.job import (
     RESTING_JOB_STATES,
@@ -47,8 +48,16 @@ def check_rest(job: Job) -> None:
         raise InUse(f"job {job.id} is {job.state}; cancel it first, or wait for its end")
 
 
-def still_needed(job: Job, by: JobId) -> InUse:
-    return InUse(f"job {by} starts from the checkpoints of {job.id} and is not at rest; wait for its end, or cancel it")
+def still_needed(job: Job, by: JobId, team: str) -> InUse:
+    """`by`: a job of `team`; another team's is not named."""
+    who = f"job {by}" if team == job.team else "an operator's job"
+    return InUse(f"{who} starts from the checkpoints of {job.id} and is not at rest; wait for its end, or cancel it")
+
+
+def check_origin(origin: Job | None) -> None:
+    """`origin`: what a new job starts from, as locked. Raises OriginDeleted."""
+    if origin is not None and (when := origin.deleted.get(last_checkpoint(origin))) is not None:
+        raise OriginDeleted(origin_deleted(origin.id, when))
 
 
 def data_deleted(tenant: Tenant, job: Job, kinds: Collection[StoredKind]) -> AuditEntry:

@@ -19,7 +19,7 @@ class TenantCosts(Part):
             return None
         cost_rules.check_rest(row.value)
         if RESUMED_FROM & set(kinds) and (by := self._starts_from(job_id)):
-            raise cost_rules.still_needed(row.value, by)
+            raise cost_rules.still_needed(row.value, by.id, by.team)
         new = set(kinds) - row.value.deleted.keys()
         if not new:
             return shown(row)
@@ -30,11 +30,9 @@ class TenantCosts(Part):
         state.write_events([event])
         return shown(row)
 
-    def _starts_from(self, origin: JobId) -> JobId | None:
-        jobs = (row.value for row in self._state.jobs.values() if self._sees(row.value.team))
-        asked = f"job/{origin}"
-        found = (j.id for j in jobs if j.spec.init_from == asked and j.state not in TERMINAL_JOB_STATES)
-        return next(found, None)
+    def _starts_from(self, origin: JobId) -> Job | None:
+        jobs = (row.value for row in self._state.jobs.values())
+        return next((j for j in jobs if j.spec.origin == origin and j.state not in TERMINAL_JOB_STATES), None)
 
 
 class HouseCosts(Part):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from broker.domain.ids import JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
 from broker.ports import JobFilter, Upload
-from broker.store import fences
+from broker.store import cost_rules, fences
 from broker.store.memory_channels import TenantChannels
 from broker.store.memory_costs import TenantCosts
 from broker.store.memory_policies import TenantPolicies
@@ -33,6 +33,8 @@ class MemoryTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUser
         broken = fences.broken_job_rule(job) or ("jobs_team" if job.team not in state.teams else None)
         if rule := broken or ("jobs_pkey" if job.id in state.jobs else None):
             raise fences.refused(f"job {job.id}", rule)
+        if job.spec.origin is not None and (origin := state.jobs.get(job.spec.origin)) is not None:
+            cost_rules.check_origin(origin.value)
         now = state.clock.now()
         row = Row(value=replace(job, created_at=now, epoch=0, due_at=None), due_at=now, stored_due_at=now)
         state.jobs[job.id] = row

@@ -9,19 +9,24 @@ from broker.ports import Note, StorageCharge
 from broker.store import cost_rules, rows
 from broker.store.postgres_apply import notify, send_events
 from broker.store.postgres_part import Part, write_audit
-from broker.store.postgres_pool import QUERIES, columns
+from broker.store.postgres_pool import QUERIES, Pool, columns
 
 
 class TenantCosts(Part):
+    _house: Pool
+
     async def delete_data(self, job_id: JobId, kinds: Collection[StoredKind], event: Event) -> Job | None:
-        async with self._pool.transaction("delete_data") as connection:
+        if not await self._pool.read("job", job_id):
+            return None
+        # Whoever starts from it locks it as well, and may be of a team that the tenant does not see.
+        async with self._house.transaction("delete_data") as connection:
             row = await connection.fetchrow(QUERIES["lock_job"], job_id)
             if row is None:
                 return None
             job = rows.job(row)
             cost_rules.check_rest(job)
             if RESUMED_FROM & set(kinds) and (by := await connection.fetch(QUERIES["starts_from"], job_id)):
-                raise cost_rules.still_needed(job, JobId(by[0]["id"]))
+                raise cost_rules.still_needed(job, JobId(by[0]["id"]), by[0]["team"])
             new = sorted(set(kinds) - job.deleted.keys())
             if not new:
                 return job

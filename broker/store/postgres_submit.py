@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.job import Event, Job
 from broker.domain.tenancy import Tenant
-from broker.store import fences, rows
+from broker.store import cost_rules, fences, rows
 from broker.store.postgres_apply import notify, send_events
 from broker.store.postgres_part import write_audit
 from broker.store.postgres_pool import QUERIES, Connection, Pool, RolledBack, columns, enter
@@ -101,9 +101,13 @@ class Submitter:
             teams[one.team].append(one)
         answers: _Answers = {}
         async with self._pool.transaction("submit") as connection:
+            origins = await _lock_origins(connection, group)
             for team, own in sorted(teams.items()):
                 await enter(connection, team, operator=False)
                 answers |= await self._of_team(connection, own)
+            for one, outcome in answers.items():
+                if isinstance(outcome, tuple) and outcome[1] and (origin := one.job.spec.origin) is not None:
+                    cost_rules.check_origin(origins.get(origin))
             if any(isinstance(outcome, tuple) and outcome[1] for outcome in answers.values()):
                 await notify(connection, {"jobs": None})
         return answers
@@ -134,3 +138,12 @@ class Submitter:
         """Lets what is under way commit."""
         if self._task is not None:
             await asyncio.wait({self._task})
+
+
+async def _lock_origins(connection: Connection, group: Sequence[_Submission]) -> Mapping[str, Job]:
+    """What these jobs start from, by id; whoever deletes checkpoints waits. An operator's may be another team's."""
+    wanted = {one.job.spec.origin for one in group if one.job.spec.origin is not None}
+    if not wanted:
+        return {}
+    await enter(connection, "", operator=True)
+    return {row["id"]: rows.job(row) for row in await connection.fetch(QUERIES["lock_origins"], sorted(wanted))}

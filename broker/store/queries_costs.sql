@@ -23,8 +23,13 @@ RETURNING j.*;
 UPDATE jobs SET stored = $2, stored_due_at = clock_timestamp() + $3::double precision * interval '1 second'
 WHERE id = $1;
 
+-- name: lock_origins
+-- Those who delete checkpoints lock the job for a change: they see who starts from it, or are seen by who would.
+-- Before anything is inserted, and in the order of their ids.
+SELECT * FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR SHARE;
+
 -- name: starts_from
-SELECT id FROM jobs WHERE spec ->> 'init_from' = 'job/' || $1
+SELECT id, team FROM jobs WHERE spec ->> 'init_from' = 'job/' || $1
     AND state NOT IN ('succeeded', 'cancelled', 'failed') LIMIT 1;
 
 -- name: delete_data

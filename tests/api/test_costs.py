@@ -5,6 +5,9 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
+from broker.domain.errors import Problem
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState, Stored
 from broker.ports import AuditFilter, Change, StorageCharge
@@ -60,6 +63,37 @@ async def test_deleted_data_is_gone_with_its_date(api: Running) -> None:
     assert kinds == ["job.submitted", "job.data_deleted", "job.data_deleted"]
     audit = await api.service.store.audit(AuditFilter(action="job.delete_data"))
     assert [(entry.actor, entry.target) for entry in audit] == [("ada", name)] * 2
+
+
+async def test_checkpoints_that_are_deleted_after_they_were_looked_at(
+    api: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry begins anew, as one that comes later; what asks for them by name is refused, and leaves nothing."""
+    me = await api.token("ada")
+    origin = await rested(api, me, JobState.FAILED)
+    await api.service.blobs.put(f"checkpoints/{origin}/a1/10-x/manifest.json", b"{}")
+    heir = await rested(api, me, JobState.FAILED, init_from=f"job/{origin}")
+    await api.call("DELETE", f"/v1/jobs/{origin}/data?kind=checkpoints", me, 202)
+
+    async def looked(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(api.service, "_committed", looked)
+    again = await api.call("POST", f"/v1/jobs/{origin}/retry", me, 202)
+    assert (await api.call("GET", f"/v1/jobs/{again['id']}", me, 200))["spec"]["init_from"] is None
+    kept = await api.service.blobs.list("data/")
+    monkeypatch.setattr(api.service, "_origin", lambda *_: _nothing())
+    body = spec((await api.upload(me))["ref"], init_from=f"job/{origin}")
+    refused = await api.call("POST", "/v1/jobs", me, 422, json=body)
+    assert refused["errors"][0]["field"] == "init_from"
+    assert f"job {origin} had its checkpoints deleted on 20" in refused["detail"]
+    gone = await api.call("POST", f"/v1/jobs/{heir}/retry?resume=0", me, 410)
+    assert "submit its spec anew without init_from" in gone["detail"]
+    assert await api.service.blobs.list("data/") == kept
+
+
+async def _nothing() -> list[Problem]:
+    return []
 
 
 async def test_a_capped_job_without_its_data_cannot_go_on(api: Running) -> None:

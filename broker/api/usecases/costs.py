@@ -7,7 +7,7 @@ from broker.api.auth import Caller
 from broker.api.problems import Deleted, NotFound
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
-from broker.domain.job import Event, Job, JobState, StoredKind
+from broker.domain.job import Event, Job, StoredKind
 from broker.domain.spec import JobSpec
 from broker.ports import Store
 
@@ -34,11 +34,6 @@ class Costs:
         if job is None:
             raise NotFound(f"no job {wanted}; GET /v1/jobs lists yours")
         return job
-
-
-def last_checkpoint(job: Job) -> StoredKind:
-    """What its furthest checkpoint counts as: a finished job's is its results."""
-    return "artifacts" if job.state is JobState.SUCCEEDED else "checkpoints"
 
 
 def check_kept(job: Job, kind: StoredKind) -> None:
