@@ -29,6 +29,7 @@ from broker.clock import SystemClock
 from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
 from broker.controllers.context import Context, Costs, Rhythm
 from broker.controllers.fleet import Fleet
+from broker.controllers.house_clock import HouseClock
 from broker.controllers.loop import run_forever
 from broker.controllers.outbox import Keep
 from broker.decide.digest import DigestPlan
@@ -76,6 +77,7 @@ class House:
     store: Store
     market: Market
     fleet: Fleet
+    clock: HouseClock
     application: web.Application
     sockets: SlackSockets
 
@@ -113,6 +115,7 @@ def calm_garbage_collector() -> None:
 
 async def _work(house: House) -> None:
     async with asyncio.TaskGroup() as group:
+        group.create_task(run_forever(house.clock, house.clock), name=house.clock.name)
         group.create_task(run_forever(house.market, house.fleet.context.clock), name=house.market.name)
         group.create_task(house.fleet.run(), name="fleet")
         group.create_task(run_forever(house.sockets, house.fleet.context.clock), name=house.sockets.name)
@@ -132,7 +135,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
     _make_home(config.home)
     image = image_of(config.trainer, os.environ)
     async with AsyncExitStack() as stack:
-        context, report_only = await _context(stack, config)
+        context, clock, report_only = await _context(stack, config)
         box = SecretBox(master_key(config.home / "master.key", os.environ))
         market = await _market(context, config)
         slacks = Slacks(box, context.clock, api_url=config.slack.api_url)
@@ -145,7 +148,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             report_only=report_only, troubles=market.troubles, keep=keep_of(config),
             digest=DigestPlan(**config.notify.digest.model_dump()),
         )  # fmt: skip
-        service = _service(config, context, market, box, notifiers)
+        service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, Rate(**config.rate_limit.model_dump()))
         yield House(
@@ -154,6 +157,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             store=context.store,
             market=market,
             fleet=fleet,
+            clock=clock,
             application=build_app(service, authenticator, version=version("gpubroker"), slacks=incoming),
             sockets=sockets,
         )
@@ -167,16 +171,18 @@ def _make_home(home: Path) -> None:
         raise InvalidInput(Problem(field="home", message=message)) from None
 
 
-async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, bool]:
-    """What the controllers are given, and whether the sweep only reports."""
-    clock = SystemClock()
+async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, HouseClock, bool]:
+    """What the controllers are given, its clock, and whether the sweep only reports."""
     dsn = config.database_url or await _embedded(stack, config.home)
     new_database = FIRST_MIGRATION in await migrate(dsn)
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
+    clock = HouseClock(store, SystemClock())
+    await clock.start()
     installation, was_here = await _installation(store, config.home)
     report_only = _only_report(config.home, new=new_database and was_here)
-    blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants_of(config))
+    grants = replace(grants_of(config), now=clock.now)
+    blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants)
     providers = build(
         config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
         launches=True,
@@ -195,7 +201,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
         limits=Limits(**config.limits.model_dump()),
         costs=costs_of(config),
     )
-    return context, report_only
+    return context, clock, report_only
 
 
 async def _market(context: Context, config: DaemonConfig) -> Market:
@@ -280,8 +286,9 @@ def keep_of(config: DaemonConfig) -> Keep:
 
 
 def _service(
-    config: DaemonConfig, context: Context, market: Market, box: SecretBox, notifiers: Sequence[Notifier]
-) -> Service:
+    config: DaemonConfig, context: Context, market: Market, box: SecretBox, notifiers: Sequence[Notifier], *,
+    skew: Callable[[], float],
+) -> Service:  # fmt: skip
     return Service(
         store=context.store,
         blobs=context.blobs,
@@ -289,6 +296,7 @@ def _service(
         preflight=Checks(HubClient.of_environment(os.environ), context.clock),
         box=box,
         clock=context.clock,
+        skew=skew,
         entropy=os.urandom,
         notifiers=notifiers,
         check_providers=partial(_check_providers, context.providers),

@@ -7,6 +7,7 @@ from broker.api.context import METRICS, READINESS, SERVICE
 from broker.api.metrics import CONTENT_TYPE
 from broker.api.openapi import Api, Call
 from broker.api.problems import NotFound, problem
+from broker.api.readiness import unready
 from broker.domain.errors import Problem
 from broker.domain.spec import EnvName, JobSpec
 
@@ -49,9 +50,10 @@ async def healthz(call: Call) -> models.Health:
 
 @api.op("GET", "/readyz", scope=None)
 async def readyz(call: Call) -> models.Health | web.Response:
-    """Database, blob store and a broker at work: 200 when all are there, else 503 with what is wrong."""
+    """Database, blob store and a broker at work: 200 when all are there, else 503 with what is wrong. A wrong clock of
+    this host is told of in `clock`, and makes nobody unready."""
     checks = await call.request.app[READINESS].check()
-    wrong = [Problem(field=part, message=text) for part, text in checks.items() if text != "ok"]
+    wrong = [Problem(field=part, message=text) for part, text in unready(checks).items()]
     if wrong:
         return problem(503, "not ready", wrong)
     return models.Health(status="ok", checks=checks)

@@ -42,7 +42,7 @@ def build_app(
     limits: StreamLimits = UNLESS_TOLD,
 ) -> web.Application:
     """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
-    measured = Metrics(service.store)
+    measured = Metrics(service.store, lambda: service.skew())
     app = web.Application(middlewares=[_observed(measured), _refused], client_max_size=BODY_BYTES)
     app[SERVICE] = service
     app[CONTENT] = Content(service)
@@ -50,7 +50,8 @@ def build_app(
     app[STREAMS] = Streams(auth, service.clock, limits)
     app[slack.SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
-    app[READINESS] = Readiness(service.store, service.blobs, service.clock, service.settings.lease_stale_s)
+    stale_s = service.settings.lease_stale_s
+    app[READINESS] = Readiness(service.store, service.blobs, service.clock, stale_s, lambda: service.skew())
     mount(app, APIS, auth)
     described = document(APIS, version=version)
 

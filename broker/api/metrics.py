@@ -1,5 +1,6 @@
 """Prometheus metrics: what this process served, and the house's state at the time of the scrape."""
 
+from collections.abc import Callable
 from decimal import Decimal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,7 +16,8 @@ SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 class Metrics:
     """Names start with `gpubroker_`; labels are bounded: routes, methods and states, never ids or owners."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, skew: Callable[[], float]) -> None:
+        """`skew`: seconds that this host's wall clock is ahead of the database's."""
         self._store = store
         self.registry = CollectorRegistry()
         self._latency = Histogram(
@@ -39,6 +41,10 @@ class Metrics:
         self._attempts = Gauge("gpubroker_attempts", "Attempts by state", ("state",), registry=self.registry)
         self._rate = Gauge("gpubroker_live_usd_per_hour", "Price of all live attempts", registry=self.registry)
         self._charged = Gauge("gpubroker_live_charged_usd", "Charged so far for live attempts", registry=self.registry)
+        ahead = Gauge(
+            "gpubroker_clock_skew_seconds", "This host's wall clock less the database's", registry=self.registry
+        )
+        ahead.set_function(skew)
 
     def served(self, method: str, route: str, status: int, seconds: float) -> None:
         self._latency.labels(method, route).observe(seconds)

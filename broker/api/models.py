@@ -391,7 +391,7 @@ class Identity(Wire):
 
 
 class Health(Wire):
-    """`checks`: the parts of /readyz; a part that is not well makes it a 503 problem instead."""
+    """`checks`: the parts of /readyz; a part that is not well makes it a 503 problem instead, but for `clock`."""
 
     status: Literal["ok"]
     checks: dict[str, str] = Field(default_factory=dict)

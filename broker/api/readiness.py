@@ -1,14 +1,26 @@
 """Can this installation do its work now?"""
 
+from collections.abc import Callable, Mapping
+
+from broker.decide.skew import skewed
 from broker.domain.errors import GpubrokerError
 from broker.ports import Blobs, Clock, Store
 from trainer.contract import keys
+
+TOLD = frozenset({"clock"})
+"""Parts that are told of, and without which the work is done all the same."""
+
+
+def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
+    """What is wrong, of the parts that the work needs."""
+    return {part: text for part, text in checks.items() if text != "ok" and part not in TOLD}
 
 
 class Readiness:
     """Freshness of the broker's lease is "it changed, as seen on our own monotonic clock": see docs/architecture.md."""
 
-    def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float) -> None:
+    def __init__(self, store: Store, blobs: Blobs, clock: Clock, stale_s: float, skew: Callable[[], float]) -> None:
+        self._skew = skew
         self._store = store
         self._blobs = blobs
         self._clock = clock
@@ -18,7 +30,7 @@ class Readiness:
 
     async def check(self) -> dict[str, str]:
         """`ok` or what is wrong, by part; never raises."""
-        checks = {"database": "ok", "blobs": "ok", "broker": "ok"}
+        checks = {"database": "ok", "blobs": "ok", "broker": "ok", "clock": skewed(self._skew()) or "ok"}
         try:
             await self._store.ping()
         except GpubrokerError as error:

@@ -140,13 +140,16 @@ class Service:
         reach: Reach = _nowhere,
         check_providers: CheckProviders = _unasked,
         notifiers: Sequence[Notifier] = (),
+        skew: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`skew`: seconds that this host's wall clock is ahead of `clock`."""
         self.store = store
         self.blobs = blobs
         self.market = market
         self.preflight = preflight
         self.box = box
         self.clock = clock
+        self.skew = skew
         self.entropy = entropy
         self.settings = settings
         self.reach = reach

@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time, injected: wall time for records, monotonic time for patience."""
+    """Time, injected: wall time for records, monotonic time for patience. The daemon's wall time is its database's."""
 
     def now(self) -> datetime: ...
     def monotonic(self) -> float: ...

@@ -1,6 +1,7 @@
 """The door to the database: rows, leases and the ledger."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from broker.domain.ids import AttemptId, Installation
@@ -99,8 +100,8 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """{"jobs": {state: n}, "attempts": {state: n}} for metrics."""
         ...
 
-    async def ping(self) -> None:
-        """A successful transaction. Raises StoreUnavailable."""
+    async def ping(self) -> datetime:
+        """A successful transaction, and the database's time during it. Raises StoreUnavailable."""
         ...
 
     async def close(self) -> None: ...

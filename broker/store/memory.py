@@ -237,8 +237,8 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
     async def token(self, secret_sha256: str) -> Token | None:
         return self._state.tokens.get(secret_sha256)
 
-    async def ping(self) -> None:
-        return None
+    async def ping(self) -> datetime:
+        return self._state.clock.now()
 
     async def close(self) -> None:
         return None

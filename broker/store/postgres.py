@@ -4,6 +4,7 @@ The statements are in queries.sql, the rules in migrations/; this file only says
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation
@@ -119,8 +120,10 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         found = found or await self._pool.read("installation", proposed)
         return Installation(found[0]["id"])
 
-    async def ping(self) -> None:
-        await self._pool.fetch("ping")
+    async def ping(self) -> datetime:
+        (row,) = await self._pool.fetch("ping")
+        now: datetime = row["now"]
+        return now
 
     async def close(self) -> None:
         await self._submitter.close()

@@ -148,8 +148,11 @@ FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.lane IS NOT NULL;
 SELECT *, prices_of(id) AS prices FROM attempts WHERE lane = 'termination' AND launched_by <> '';
 
 -- name: launchers_through
-UPDATE attempts a SET launched_by = '' FROM unnest($1::text[], $2::text[]) AS u (id, launched_by)
-WHERE a.id = u.id AND a.launched_by = u.launched_by AND a.lane = 'termination';
+WITH held AS (
+    SELECT a.id FROM attempts a JOIN unnest($1::text[], $2::text[]) AS u (id, launched_by) USING (id, launched_by)
+    WHERE a.lane = 'termination' ORDER BY a.id FOR NO KEY UPDATE OF a
+)
+UPDATE attempts a SET launched_by = '' FROM held WHERE a.id = held.id;
 
 -- name: attempts_by_id
 SELECT *, prices_of(id) AS prices FROM attempts WHERE id = ANY ($1::text[]);
@@ -244,4 +247,5 @@ WITH proposed AS (INSERT INTO installation (id) VALUES ($1) ON CONFLICT DO NOTHI
 SELECT id FROM proposed UNION ALL SELECT id FROM installation LIMIT 1;
 
 -- name: ping
-SELECT id FROM installation FOR SHARE;
+WITH house AS (SELECT id FROM installation FOR SHARE)
+SELECT clock_timestamp() AS now FROM (SELECT count(*) FROM house) AS held;

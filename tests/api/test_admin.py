@@ -55,12 +55,20 @@ async def test_a_secret_is_stored_sealed_and_never_shown(api: Running, caplog: p
 async def test_ready_says_what_is_missing(api: Running) -> None:
     assert (await api.call("GET", "/healthz", {}, 200))["status"] == "ok"
     ready = await api.call("GET", "/readyz", {}, 200)
-    assert ready["checks"] == {"database": "ok", "blobs": "ok", "broker": "ok"}
+    assert ready["checks"] == {"database": "ok", "blobs": "ok", "broker": "ok", "clock": "ok"}
     await api.service.blobs.delete(keys.BROKER_LEASE)
     missing = await api.call("GET", "/readyz", {}, 503)
     assert missing["errors"] == [
         {"field": "broker", "message": "no broker has ever held the lease; start gpubroker serve"}
     ]
+
+
+async def test_a_wrong_clock_of_this_host_is_told_of_and_stops_nobody(api: Running) -> None:
+    api.service.skew = lambda: -3600.0
+    ready = await api.call("GET", "/readyz", {}, 200)
+    assert ready["checks"]["clock"].startswith("this host's clock is 3600 s behind the database's")
+    async with api.http.get(f"{api.url}/metrics", headers=await api.token("prometheus", "metrics")) as response:
+        assert "gpubroker_clock_skew_seconds -3600.0" in await response.text()
 
 
 async def test_metrics_count_jobs_and_requests_without_ids(api: Running) -> None:

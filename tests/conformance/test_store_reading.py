@@ -160,4 +160,14 @@ async def test_a_database_belongs_to_one_installation(store: Store) -> None:
     answers = await asyncio.gather(*(store.installation(Installation(name)) for name in ("aaaa", "bbbb", "cccc")))
     assert len(set(answers)) == 1
     assert await store.installation(Installation("dddd")) == answers[0]
-    await store.ping()
+
+
+async def test_a_ping_tells_the_time_by_which_rows_are_written(store: Store) -> None:
+    """Also before the database belongs to anybody."""
+    before = await store.ping()
+    _, job = await running(store)
+    after = await store.ping()
+    assert before <= job.created_at <= after
+    assert after.utcoffset() == timedelta(0)
+    await store.installation(Installation("aaaa"))
+    assert await store.ping() >= after

@@ -12,10 +12,11 @@ from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
+from broker.ports import Clock
 from providers.body import Machine
 from providers.sim_virtual import VirtualBody, _Instance
 from providers.simulated import SimulatedProvider
-from tests.sim.loop import Process, SimClock
+from tests.sim.loop import Process
 from trainer.contract import keys
 from trainer.contract.rendezvous import AttemptSpec, Beat, Manifest, Outcome
 
@@ -189,7 +190,7 @@ class CloudDoor:
 
     name = "simulated"
 
-    def __init__(self, world: "World", process: Process, clock: SimClock, broker: int) -> None:
+    def __init__(self, world: "World", process: Process, clock: Clock, broker: int) -> None:
         self._world = world
         self._process = process
         self._clock = clock

@@ -55,7 +55,7 @@ INSTANTS = (
 )  # fmt: skip
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
-    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine",
+    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine", "clock",
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})

@@ -4,8 +4,9 @@ The numbers are those of "Invariants" in docs/architecture.md.
 
 1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
 4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled · 5 no_job_lost, legal_step, success_is_real ·
-6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard · 10 own_checkpoint, good_checkpoint_kept ·
-11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database · liveness: drains
+6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard ·
+10 own_checkpoint, good_checkpoint_kept · 11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced ·
+14 lease_needs_database · liveness: drains
 
 Beside them: foreign_untouched, no_false_death, who_writes_what, no_internal_error.
 """
@@ -90,13 +91,10 @@ class Watch:
         elif name == "ping":
             self._world.pinged(process)
         elif name == "launchers_through":
-            for one in args[0]:
-                if self._world.launching(one.name):
-                    self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
+            self._through(process, args[0])
         elif before is not None and name == "apply":
-            for change, held in zip(args[0], answer, strict=True):
-                if held:
-                    self._applied(process, change, before)
+            for change in (change for change, held in zip(args[0], answer, strict=True) if held):
+                self._applied(process, change, before)
         if before is not None:
             for job_id in before.jobs:
                 self.job_adds_up(job_id)
@@ -108,6 +106,11 @@ class Watch:
             if other is not None and other.until > now:
                 self._fail("one_lease_holder", f"{row.id} claimed by {process.id}, held by {other.process}")
             self._held[row.id] = Held(process=process.id, epoch=row.epoch, until=now + lease_s)
+
+    def _through(self, process: Process, attempts: Sequence[Attempt]) -> None:
+        for one in attempts:
+            if self._world.launching(one.name):
+                self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
 
     def _released(self, row_id: str, epoch: int) -> None:
         held = self._held.get(row_id)
@@ -166,7 +169,7 @@ class Watch:
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
             self._fail("reservation_settled", f"{to.id}: {released} of {attempt.reserved_usd} released")
-        if not self._world.skewed and not self._world.lies:
+        if not self._world.lies:
             true = sum((self._cost(one) for one in self.stands if one.attempt == to.id), ZERO)
             if attempt.charged_usd < true:
                 self._fail("charged_in_full", f"{to.id}: {attempt.charged_usd} charged, the cloud bills {true}")
@@ -202,7 +205,7 @@ class Watch:
         if not written == charged == job.spent_usd:
             self._fail("ledger_adds_up", f"job {job_id}: {written} written, {charged} charged, {job.spent_usd} spent")
         late = sum((entry.usd for entry in state.ledger[job_id] if entry.kind is LedgerKind.ADJUSTMENT), ZERO)
-        if job.spent_usd - late > job.cap_usd and not self._world.skewed:
+        if job.spent_usd - late > job.cap_usd:
             self._over_cap(job, attempts, late)
 
     def _over_cap(self, job: Job, attempts: Sequence[Attempt], late: Decimal) -> None:

@@ -19,7 +19,7 @@ if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, "-m", "tests.sim.mutants", *sys.argv[1:]])
 
-from broker.controllers import boot, deadman, inventory, launch, launchers, termination, through
+from broker.controllers import boot, deadman, house_clock, inventory, launch, launchers, termination, through
 from broker.controllers.beats import Beats
 from broker.decide import billing as money
 from broker.decide import liveness as life
@@ -170,6 +170,10 @@ _REFRESH = Beats.refresh
 # --- money
 
 
+def _local_now(self: house_clock.HouseClock) -> datetime:
+    return self._own.now()
+
+
 def _no_release(self: termination.Termination, *args: Any, **more: Any) -> Any:
     return replace(_SETTLE(self, *args, **more), ledger=())
 
@@ -293,6 +297,10 @@ MUTANTS = (
     _mutant("charges are not cumulative", "spend_within_cap", (f"{C}.billing.owed", money.accrued)),
     _mutant("the cap is not watched", "spend_within_cap", (f"{D}.billing.cap_is_near", _always(False))),
     _mutant("the cap has no lead", "spend_within_cap", (f"{D}.billing._lead_s", _always(0.0))),
+    _mutant(
+        "money by the local clock", "spend_within_cap charged_in_full",
+        (f"{C}.house_clock.HouseClock.now", _local_now),
+    ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", _no_release)),
     _mutant("no last charge", "charged_in_full", (f"{C}.termination._last_charge", _nothing_last)),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", _charge_twice)),

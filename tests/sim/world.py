@@ -16,8 +16,9 @@ from typing import Any, cast
 
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
+from broker.controllers.house_clock import HouseClock
 from broker.controllers.loop import run_forever
-from broker.domain.errors import GpubrokerError, NoCapacity
+from broker.domain.errors import GpubrokerError, NoCapacity, StoreUnavailable
 from broker.domain.ids import Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, Attempt
@@ -113,7 +114,6 @@ class World:
         self.cloud = Cloud(config, self.body, installation=self.installation, state=self._folder, clock=clock)
         self.body.world = self.cloud.world = self
         skewed = self._draw.random() < 0.25
-        self.skewed = skewed or any(fault.kind == "clock" for fault in plan)
         self.slots = [
             self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0)
             for n in range(self._draw.choice((1, 1, 2, 2, 3)))
@@ -200,18 +200,18 @@ class World:
         process = Process(f"b{slot.number}.{slot.starts}", skew_s=slot.skew_s)
         slot.process = self._processes[process.id] = process
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
-        provider = cast(Provider, CloudDoor(self, process, slot.clock, slot.number))
+        store = cast(Store, StoreDoor(self, process, slot.number, self.store))
+        clock = HouseClock(store, slot.clock)
+        provider = cast(Provider, CloudDoor(self, process, clock, slot.number))
         context = Context(
-            installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=slot.clock,
-            store=cast(Store, StoreDoor(self, process, slot.number, self.store)),
-            blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
+            installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
+            store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
         )  # fmt: skip
-        market = Market({"simulated": provider}, slot.clock, MarketRhythm(poll_s=self.rhythm.market_s))
+        market = Market({"simulated": provider}, clock, MarketRhythm(poll_s=self.rhythm.market_s))
         fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
         self.note(process.id, "starts")
-        for work in (run_forever(market, slot.clock), fleet.run()):
-            task = self.loop.create_task(work, context=context_of(process))
-            task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
+        task = self.loop.create_task(_daemon(clock, market, fleet), context=context_of(process))
+        task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
 
     def _stopped(self, process: Process, done: asyncio.Task[Any]) -> None:
         self.fail("no_internal_error", f"{process.id} ended: {done!r}")
@@ -348,6 +348,21 @@ class World:
             lost = sorted(self.cloud.more)[0]
             del self.cloud.more[lost]
             self.note("cloud", f"lost {lost}")
+
+
+async def _daemon(clock: HouseClock, market: Market, fleet: Fleet) -> None:
+    """What the daemon's process does, again until it could start."""
+    started = False
+    while not started:
+        try:
+            await clock.start()
+            started = True
+        except StoreUnavailable:
+            await clock.sleep(1.0)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_forever(clock, clock))
+        group.create_task(run_forever(market, clock))
+        group.create_task(fleet.run())
 
 
 class _Errors(logging.Handler):

@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as stubs
 
 from broker.api.problems import NotFound
-from broker.api.readiness import Readiness
+from broker.api.readiness import Readiness, unready
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 LOOK_S = 5.0
@@ -40,5 +40,4 @@ class Health(stubs.HealthServicer):  # type: ignore[misc]  # the package has no 
             await asyncio.sleep(LOOK_S)
 
     async def _status(self) -> Any:
-        checks = await self._readiness.check()
-        return SERVING if all(text == "ok" for text in checks.values()) else NOT_SERVING
+        return NOT_SERVING if unready(await self._readiness.check()) else SERVING
