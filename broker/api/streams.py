@@ -36,6 +36,10 @@ class Streams:
         self._limits = limits
         self._open: Counter[str] = Counter()
 
+    @property
+    def open(self) -> int:
+        return self._open.total()
+
     @asynccontextmanager
     async def one_more(self, caller: Caller, authorization: str | None) -> AsyncIterator[None]:
         """The body is a stream: cancelled, and Unauthenticated raised, soon after its token ended or was deleted.
@@ -61,7 +65,7 @@ class Streams:
         most = self._limits
         if self._open[token_id] >= most.per_token:
             raise TooMany(f"this token has {most.per_token} streams open, which is the most; end one of them")
-        if self._open.total() >= most.total:
+        if self.open >= most.total:
             raise TooMany(f"{most.total} streams are open, which is the most of all; try again when one has ended")
         self._open[token_id] += 1
 

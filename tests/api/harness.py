@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from broker.api.auth import Authenticator, hashed, mint
+from broker.api.context import AUTH
 from broker.api.http import build_app
 from broker.api.service import Service, Settings
 from broker.api.streams import StreamLimits
@@ -82,13 +83,23 @@ class Running:
     market: FixedMarket
     app: web.Application
 
-    async def token(self, owner: str, *scopes: Scope, team: str = DEFAULT_TEAM) -> dict[str, str]:
+    async def token(
+        self, owner: str, *scopes: Scope, team: str = DEFAULT_TEAM, expires_at: datetime | None = None
+    ) -> dict[str, str]:
         """Headers with a new token. Any other team is made first."""
         await self.service.store.put_team(team, "")
         token_id, text = mint(os.urandom)
-        row = Token(id=token_id, team=team, owner=owner, scopes=scopes or ("read", "submit"), created_at=SEEN)
+        given = scopes or ("read", "submit")
+        row = Token(id=token_id, team=team, owner=owner, scopes=given, created_at=SEEN, expires_at=expires_at)
         await self.service.store.put_token(row, hashed(text))
         return {"Authorization": f"Bearer {text}"}
+
+    async def revoke(self, owner: str) -> None:
+        """All tokens of an owner, as this daemon does it."""
+        for token in await self.service.store.tokens():
+            if token.owner == owner:
+                await self.service.store.delete_token(token.id)
+        self.app[AUTH].forget()
 
     async def upload(
         self, headers: Mapping[str, str], data: bytes | str = CSV, name: str = "words.csv"

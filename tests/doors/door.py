@@ -13,6 +13,10 @@ Kind = Literal[
 ]  # fmt: skip
 
 
+PATIENCE_S = 120.0
+"""Of a caller who names no deadline: for a machine that has much else to do."""
+
+
 @dataclass
 class Refused(Exception):
     """An error, in words that both doors share."""
@@ -58,10 +62,10 @@ class Door(Protocol):
     async def budgets(self) -> BudgetList: ...
     async def ledger(self, job: str) -> models.LedgerList: ...
     def events(
-        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = 20
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
     ) -> AsyncIterator[models.EventView | End]: ...
     def logs(
-        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = 20
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
     ) -> AsyncIterator[Piece | End]: ...
     async def artifacts(self, job: str) -> models.ArtifactList: ...
     async def artifact(self, job: str, path: str) -> tuple[bytes, str]:

@@ -1,7 +1,8 @@
 """By gRPC, with the stubs that the daemon's package brings."""
 
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -26,7 +27,7 @@ from broker.api.proto.gpubroker.v1 import (
     quote_service_pb2_grpc,
 )
 from broker.api.proto.gpubroker.v1.job_pb2 import JobState
-from tests.doors.door import End, Kind, Piece, Refused
+from tests.doors.door import PATIENCE_S, End, Kind, Piece, Refused
 from tests.doors.message import write
 
 CODES: dict[grpc.StatusCode, Kind] = {
@@ -87,12 +88,22 @@ def _many(method: F) -> F:
     @functools.wraps(method)
     async def call(*given: Any, **named: Any) -> AsyncIterator[Any]:
         try:
-            async for found in method(*given, **named):
-                yield found
+            async with aclosing(method(*given, **named)) as answers:
+                async for found in answers:
+                    yield found
         except grpc.aio.AioRpcError as error:
             raise refused(error) from None
 
     return cast(F, call)
+
+
+@contextmanager
+def _ending(call: Any) -> Iterator[Any]:
+    """The call ends when nobody wants more."""
+    try:
+        yield call
+    finally:
+        call.cancel()
 
 
 def view(message: Any, model: type[M]) -> M:
@@ -109,7 +120,7 @@ class GrpcDoor:
         self._providers = provider_service_pb2_grpc.ProviderServiceStub(channel)
         self._artifacts = artifact_stubs.ArtifactServiceStub(channel)
 
-    async def _call(self, method: Any, request: Any, timeout_s: float = 20) -> Any:
+    async def _call(self, method: Any, request: Any, timeout_s: float = PATIENCE_S) -> Any:
         return await method(request, metadata=self._metadata, timeout=timeout_s)
 
     @_one
@@ -183,26 +194,28 @@ class GrpcDoor:
 
     @_many
     async def events(
-        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = 20
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
     ) -> AsyncIterator[models.EventView | End]:
         request = job_pb.WatchEventsRequest(job_id=job, after=after, follow=follow)
-        async for answer in self._jobs.WatchEvents(request, metadata=self._metadata, timeout=timeout_s):
-            if answer.WhichOneof("part") == "end":
-                yield _end(answer.end)
-            else:
-                yield view(answer.event, models.EventView)
+        with _ending(self._jobs.WatchEvents(request, metadata=self._metadata, timeout=timeout_s)) as answers:
+            async for answer in answers:
+                if answer.WhichOneof("part") == "end":
+                    yield _end(answer.end)
+                else:
+                    yield view(answer.event, models.EventView)
 
     @_many
     async def logs(
-        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = 20
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
     ) -> AsyncIterator[Piece | End]:
         request = job_pb.FollowLogsRequest(job_id=job, attempt=attempt, position=position or None)
-        async for answer in self._jobs.FollowLogs(request, metadata=self._metadata, timeout=timeout_s):
-            if answer.WhichOneof("part") == "end":
-                yield _end(answer.end)
-            else:
-                piece = answer.piece
-                yield Piece(piece.position, piece.attempt, piece.node, piece.text)
+        with _ending(self._jobs.FollowLogs(request, metadata=self._metadata, timeout=timeout_s)) as answers:
+            async for answer in answers:
+                if answer.WhichOneof("part") == "end":
+                    yield _end(answer.end)
+                else:
+                    piece = answer.piece
+                    yield Piece(piece.position, piece.attempt, piece.node, piece.text)
 
     @_one
     async def artifacts(self, job: str) -> models.ArtifactList:
@@ -213,7 +226,7 @@ class GrpcDoor:
     async def artifact(self, job: str, path: str, *, offset: int = 0) -> tuple[bytes, str]:
         request = artifact.DownloadArtifactRequest(job_id=job, path=path, offset=offset)
         data, sha256 = bytearray(), ""
-        async for answer in self._artifacts.DownloadArtifact(request, metadata=self._metadata, timeout=20):
+        async for answer in self._artifacts.DownloadArtifact(request, metadata=self._metadata, timeout=PATIENCE_S):
             if answer.WhichOneof("part") == "file":
                 sha256 = answer.file.sha256
             data += answer.data

@@ -1,8 +1,8 @@
 """By HTTP."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote as escape
@@ -11,7 +11,7 @@ import aiohttp
 
 from broker.api import models
 from broker.api.models_policies import BudgetList
-from tests.doors.door import End, Kind, Piece, Refused
+from tests.doors.door import PATIENCE_S, End, Kind, Piece, Refused
 
 KINDS: dict[int, Kind] = {
     401: "unauthenticated", 403: "forbidden", 404: "not_found", 409: "conflict", 413: "too_large", 422: "invalid",
@@ -27,7 +27,7 @@ class HttpDoor:
 
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, headers: Mapping[str, str] = {}, timeout_s: float = 20, **request: Any
+        self, method: str, path: str, headers: Mapping[str, str] = {}, timeout_s: float = PATIENCE_S, **request: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         sent = {"Authorization": self._authorization, **headers}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -105,7 +105,7 @@ class HttpDoor:
         return view
 
     async def events(
-        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = 20
+        self, job: str, *, after: int = 0, follow: bool = True, timeout_s: float = PATIENCE_S
     ) -> AsyncIterator[models.EventView | End]:
         path = f"/v1/jobs/{job}/events?after={after}&follow={int(follow)}"
         if not follow:
@@ -113,27 +113,29 @@ class HttpDoor:
             for event in listed.items:
                 yield event
             return
-        async for message in self._stream(path, timeout_s):
-            if message["event"] == "end":
-                yield End(json.loads(message["data"])["state"])
-                return
-            yield models.EventView.model_validate_json(message["data"])
+        async with aclosing(self._stream(path, timeout_s)) as messages:
+            async for message in messages:
+                if message["event"] == "end":
+                    yield End(json.loads(message["data"])["state"])
+                    return
+                yield models.EventView.model_validate_json(message["data"])
 
     async def logs(
-        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = 20
+        self, job: str, *, attempt: int | None = None, position: str = "", timeout_s: float = PATIENCE_S
     ) -> AsyncIterator[Piece | End]:
         path = f"/v1/jobs/{job}/logs" + ("" if attempt is None else f"?attempt={attempt}")
         headers = {"Last-Event-ID": position} if position else {}
-        async for message in self._stream(path, timeout_s, headers):
-            data = json.loads(message["data"])
-            if message["event"] == "end":
-                yield End(data["state"])
-                return
-            yield Piece(message["id"], data["attempt"], data["node"], data["text"])
+        async with aclosing(self._stream(path, timeout_s, headers)) as messages:
+            async for message in messages:
+                data = json.loads(message["data"])
+                if message["event"] == "end":
+                    yield End(data["state"])
+                    return
+                yield Piece(message["id"], data["attempt"], data["node"], data["text"])
 
     async def _stream(
         self, path: str, timeout_s: float, headers: Mapping[str, str] = {}
-    ) -> AsyncIterator[dict[str, str]]:
+    ) -> AsyncGenerator[dict[str, str], None]:
         async with self._open("GET", path, headers, timeout_s) as answer:
             fields: dict[str, str] = {}
             async for raw in answer.content:
