@@ -14,6 +14,7 @@ from broker.controllers.forsale import ForSale, Offers
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import Tasks
+from broker.decide.billing import told_out_of_time
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
@@ -109,9 +110,10 @@ class Launch:
 
     def _never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
         """Why an intended attempt is not created after all, also in words."""
-        if one.job.stop_requested:
-            return AttemptEvent.STOP, AttemptEvent.STOP.value
-        age_s = (self._context.clock.now() - one.attempt.created_at).total_seconds()
+        now = self._context.clock.now()
+        if (signal := signalled(one.attempt, one.job)) is not None:
+            return signal, told_out_of_time(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
+        age_s = (now - one.attempt.created_at).total_seconds()
         if age_s > self._context.rhythm.quote_ttl_s:
             return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old"
         bought = one.attempt.line.offer

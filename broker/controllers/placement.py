@@ -82,7 +82,7 @@ class Placement:
             )
             return Change(job=(job, stopped), events=(event(job, "job.cancelled", "cancelled"),))
         if job.state is JobState.RECOVERING:
-            queued = replace(job, state=next_job_state(job.state, JobEvent.BACK_OFF_OVER), due_at=None)
+            queued = replace(job, state=next_job_state(job.state, JobEvent.BACK_OFF_OVER), reason="", due_at=None)
             return Change(job=(job, queued))
         if (late := out_of_time(job, self._context.clock.now(), needed_s=self._lead_s)) is not None:
             return self._too_late(job, late)
@@ -96,7 +96,7 @@ class Placement:
     @property
     def _lead_s(self) -> float:
         """A machine that has less time is drained as soon as it is bought."""
-        return self._context.rhythm.billing_s + self._context.limits.drain_s
+        return self._context.tempo.lead_s
 
     def _too_late(self, job: Job, reason: str) -> Change:
         state = next_job_state(job.state, JobEvent.OUT_OF_TIME)
@@ -157,12 +157,12 @@ class Placement:
     def _least_usd(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context
         caps, every_s = context.providers[line.offer.provider].caps, job.spec.checkpoint.every_s
-        return least_usd(line, caps, every_s, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
+        return least_usd(line, caps, every_s, context.tempo)
 
     def _reserved(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context
         caps = context.providers[line.offer.provider].caps
-        return reserved(job, line, caps, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
+        return reserved(job, line, caps, context.tempo)
 
     def _wait(self, job: Job, reason: str, *, capped: bool) -> Change:
         if capped:

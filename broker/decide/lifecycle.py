@@ -90,6 +90,9 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.INTENDED, E.LEASE_TAKEN): Rule(next=A.LAUNCHING, effects=(Effect.CREATE,)),
     (A.INTENDED, E.STOP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.STOPPED),
     (A.INTENDED, E.QUOTE_EXPIRED): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.QUOTE_EXPIRED),
+    (A.INTENDED, E.CAP): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.CAPPED),
+    (A.INTENDED, E.OUT_OF_TIME): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.OUT_OF_TIME),
+    (A.INTENDED, E.BUDGET): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.BUDGET),
     (A.LAUNCHING, E.CREATED): Rule(next=A.BOOTING, effects=(Effect.RECORD_HANDLES,)),
     (A.LAUNCHING, E.OUTCOME_UNKNOWN): Rule(next=A.LAUNCHING),
     (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
@@ -137,7 +140,7 @@ _ANSWERS = frozenset({E.CREATED, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E
 """What comes of a launch, and may come after a look-up has shown the machine."""
 
 ATTEMPT_STALE: Mapping[A, frozenset[E]] = {
-    A.INTENDED: frozenset({E.CAP, E.OUT_OF_TIME, E.BUDGET}),
+    A.INTENDED: frozenset(),
     # A beat can overtake the reply of the create; the inventory will show the machine.
     A.LAUNCHING: frozenset({E.LEASE_TAKEN, E.QUOTE_EXPIRED, E.FIRST_BEAT, E.NOTICE, E.HUNG}),
     A.BOOTING: (_ANSWERS - {E.SETUP_FAILED}) | {E.LEASE_TAKEN, E.HUNG},
@@ -230,7 +233,8 @@ def tables() -> str:
         effects = "; ".join(e.value for e in rule.effects)
         lines.append(f"| {state.value} | {event.value} | {target} | {effects} |")
     lines += ["", "| attempt state | stale (recorded, no change) |", "|---|---|"]
-    lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in ATTEMPT_STALE.items()]
+    some = ((state, stale) for state, stale in ATTEMPT_STALE.items() if stale)
+    lines += [f"| {s.value} | {', '.join(sorted(e.value for e in stale))} |" for s, stale in some]
     lines += ["", "| job state | event | next |", "|---|---|---|"]
     lines += [f"| {s.value} | {e.value} | {n.value} |" for (s, e), n in JOB_RULES.items()]
     lines += ["", "| job state | stale |", "|---|---|"]

@@ -5,14 +5,16 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from broker.controllers.budgets import Budgets
 from broker.controllers.placement import Placement
 from broker.domain.channel import NOTICES
 from broker.domain.instance import Caps
-from broker.domain.job import Event, JobState, Reason
+from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason, Signal
 from broker.domain.notice import Notice
 from broker.domain.policy import Policy
-from broker.ports import Store
+from broker.ports import Note, Store
 from providers.simulated import SimulatedProvider
 from tests.controllers.house import House
 
@@ -124,6 +126,51 @@ async def test_a_drained_job_waits_and_goes_on_when_the_budget_allows_it(house: 
     assert [event.kind for event in await here.events(job)].count("job.budget_drain") == 1
     told = [notice.data["action"] for notice in await notices(store)]
     assert sorted(told) == ["drain", "notify"]  # once each, though two brokers looked
+
+
+@pytest.mark.parametrize(
+    ("signal", "reason", "then"),
+    [(Signal.BUDGET, Reason.BUDGET, JobState.RECOVERING), (Signal.OUT_OF_TIME, Reason.OUT_OF_TIME, JobState.FAILED)],
+)
+async def test_what_is_to_end_before_its_launch_is_not_bought(
+    house: Build, store: Store, signal: Signal, reason: Reason, then: JobState
+) -> None:
+    here = house()
+    await here.market.step()
+    job = await here.submit(max_duration=3600)
+    fleet = here.fleet("one")
+    controllers = {one.name: one for one in fleet.controllers}
+    await controllers["placement"].step()
+    (leased,) = await store.live_attempts()
+    note = Note(attempt=leased.attempt, job=leased.job, forecast=None, idle=None, signal=signal)
+    assert await store.note([note]) == [True]
+    await controllers["launch"].step()
+    (ended,) = await here.attempts(job)
+    assert (ended.state, ended.reason, ended.create_sent_at) == (AttemptState.ENDED, reason, None)
+    assert await here.machines() == []
+    assert (await here.state_of(job, then)).spent_usd == 0
+    ledger = [(entry.kind, entry.usd) for entry in await store.ledger(job)]
+    assert ledger == [(LedgerKind.RESERVATION, ended.reserved_usd), (LedgerKind.RELEASE, ended.reserved_usd)]
+
+
+async def test_what_held_a_job_is_not_shown_once_it_is_let_through(house: Build, store: Store) -> None:
+    here = house()
+    await here.market.step()
+    job = await here.submit()
+    controllers = {one.name: one for one in here.fleet("one").controllers}
+    await controllers["placement"].step()
+    (leased,) = await store.live_attempts()
+    await store.note([Note(attempt=leased.attempt, job=leased.job, forecast=None, idle=None, signal=Signal.BUDGET)])
+    await controllers["launch"].step()
+    assert (await here.state_of(job, JobState.RECOVERING)).reason == "budget used up"
+    await controllers["placement"].step()
+    assert (await here.state_of(job, JobState.QUEUED)).reason == ""
+    await controllers["placement"].step()
+    active = await here.state_of(job, JobState.ACTIVE)
+    again = (await here.attempts(job))[-1]
+    assert (active.reason, active.attempts, again.state, again.reason, again.signal) == (
+        "", 2, AttemptState.INTENDED, None, None,
+    )  # fmt: skip
 
 
 async def test_each_budget_of_a_policy_is_told_though_the_same_share_is_reached_at_once(
