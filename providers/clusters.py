@@ -1,11 +1,15 @@
 """SkyPilot's words for ours: the names of its clusters, and the columns of its catalogs."""
 
+import re
 from collections.abc import Mapping
 
 from broker.domain.ids import ID_LENGTH, Installation, InstanceName, attempt_of, name_prefix
 from broker.domain.offer import GIB, Offer
 
 _MIB = 1024**2
+_SUFFIX = re.compile(r"(-[0-9a-f]{8}(-(head|worker))?)?")
+"""`-<user hash>` and the node, as SkyPilot's `make_cluster_name_on_cloud` and its clouds add them. A person's copy of a
+machine, whose name ends otherwise, is not ours."""
 _GPUS = {
     "h100-sxm": "H100-SXM", "h100-pcie": "H100", "h100-nvl": "H100-NVL", "h200-sxm": "H200-SXM", "b200": "B200",
     "a100-80gb-sxm": "A100-80GB-SXM", "a100-80gb-pcie": "A100-80GB", "a100-40gb": "A100", "l40s": "L40S",
@@ -16,8 +20,8 @@ _GPUS = {
 def cluster_of(installation: Installation, label: str | None) -> InstanceName | None:
     """Our name in SkyPilot's `<name>-<user hash>[-head|-worker]`; None for what is not this installation's."""
     length = len(name_prefix(installation)) + ID_LENGTH
-    name = (label or "")[:length]
-    if attempt_of(installation, name) is None or (label or "")[length : length + 1] not in ("", "-"):
+    name, suffix = (label or "")[:length], (label or "")[length:]
+    if attempt_of(installation, name) is None or not _SUFFIX.fullmatch(suffix):
         return None
     return InstanceName(name)
 

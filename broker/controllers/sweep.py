@@ -1,18 +1,28 @@
 """Cloud first, records second: what is listed under our prefix and answered for by nobody is destroyed."""
 
+import asyncio
 import logging
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import owed, traffic_owed
-from broker.decide.sweep import Orphan, orphans
-from broker.domain.errors import Gone, ProviderError
+from broker.decide.sweep import Orphan, orphans, spared
+from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import attempt_of
 from broker.domain.job import Attempt, LedgerKind
-from broker.ports import Charge
+from broker.ports import Blobs, Charge
+from trainer.contract import keys
 
 log = logging.getLogger(__name__)
+
+
+async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
+    """Whether its spec lies in the blob store, where each lies before its machine is created; None: unknown."""
+    try:
+        return await blobs.get(keys.spec(orphan.id)) is not None
+    except BlobsUnavailable:
+        return None
 
 
 class Sweep:
@@ -28,7 +38,9 @@ class Sweep:
         self.every_s = context.rhythm.sweep_s
 
     async def step(self) -> bool:
-        found = [(provider, orphan) for provider in self._context.providers for orphan in await self._orphans(provider)]
+        providers = list(self._context.providers)
+        listed = await asyncio.gather(*map(self._orphans, providers))  # a cloud that hangs keeps no other's waiting
+        found = [(name, orphan) for name, of_one in zip(providers, listed, strict=True) for orphan in of_one]
         await each(self._context, self.name, found, self._deal_with)
         return False
 
@@ -58,10 +70,12 @@ class Sweep:
         first = self._first_seen.setdefault(f"{provider}/{handle.id}", now)
         if now - first < self._context.providers[provider].caps.list_lag_s:
             return
+        ours = None if orphan.attempt else await bought(self._context.blobs, orphan)
+        why_not = spared(orphan, report_only=self.report_only, bought=ours)
         log.warning(
-            "orphan %s at %s: %s%s", handle.name, provider, orphan.why, " (report only)" if self.report_only else ""
+            "orphan %s (%s) at %s: %s; %s", handle.name, handle.id, provider, orphan.why, why_not or "destroyed"
         )
-        if self.report_only:
+        if why_not is not None:
             return
         try:
             await self._context.providers[provider].destroy(handle)

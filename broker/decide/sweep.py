@@ -11,6 +11,8 @@ from broker.domain.job import Attempt, AttemptState
 @dataclass(frozen=True, kw_only=True)
 class Orphan:
     observed: Observed
+    id: AttemptId
+    """That its name says."""
     attempt: Attempt | None
     """The ended attempt that it belongs to, if there is one: the time is charged to its job."""
     why: str
@@ -27,12 +29,31 @@ def orphans(
             continue
         attempt = attempts.get(attempt_id)
         if attempt is None:
-            found.append(Orphan(observed=machine, attempt=None, why="no attempt of ours has this name"))
+            found.append(Orphan(observed=machine, id=attempt_id, attempt=None, why="no attempt of ours has this name"))
         elif not attempt.live:
-            found.append(Orphan(observed=machine, attempt=attempt, why="its attempt has ended"))
+            found.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why="its attempt has ended"))
         elif not _known(attempt, machine):
-            found.append(Orphan(observed=machine, attempt=attempt, why="a second machine under one name"))
+            found.append(
+                Orphan(observed=machine, id=attempt_id, attempt=attempt, why="a second machine under one name")
+            )
     return tuple(found)
+
+
+def spared(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | None:
+    """Why the sweep only reports it; None: it is destroyed.
+
+    A row is committed before its machine is created, so a machine that was bought (`bought`: its spec lies in the blob
+    store; None: that cannot be read) and has no row is proof of a database older than the machine: a backup restored.
+    """
+    if report_only:
+        return "only reported: the database is new to this home"
+    if orphan.attempt is not None:
+        return None
+    if bought is None:
+        return "only reported: the blob store, which would tell who bought it, cannot be read"
+    if bought:
+        return "only reported: this installation bought it, so the database is older than the machine (a backup?)"
+    return None
 
 
 def _known(attempt: Attempt, machine: Observed) -> bool:

@@ -1,13 +1,17 @@
 """The sweep destroys what nobody answers for, and never a foreign machine."""
 
+import re
+from collections.abc import Callable, Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.sweep import orphans
-from broker.domain.ids import InstanceName, attempt_of
+from broker.decide.sweep import orphans, spared
+from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
+from providers.clusters import cluster_of
 from tests.unit.decide import build
 
 
@@ -45,7 +49,52 @@ def test_look_alike_names_are_foreign(name: str) -> None:
     assert orphans(build.INSTALLATION, [observed(name)], {}) == ()
 
 
-@given(st.text(max_size=30))
+OUR_NAME = re.compile("gb-test-[a-z2-7]{13}", re.ASCII)
+OUR_LABEL = re.compile(OUR_NAME.pattern + "(-[0-9a-f]{8}(-(head|worker))?)?", re.ASCII)
+OURS = st.from_regex(OUR_NAME, fullmatch=True)
+LOOKS_LIKE = str.maketrans(
+    {"a": "\N{CYRILLIC SMALL LETTER A}", "e": "\N{CYRILLIC SMALL LETTER IE}", "-": "\N{NON-BREAKING HYPHEN}", "t": "T",
+     "2": "\N{FULLWIDTH DIGIT TWO}", "g": "\N{LATIN SMALL LETTER SCRIPT G}"}
+)  # fmt: skip
+MUTATIONS = (
+    str.upper, str.title, lambda n: n.translate(LOOKS_LIKE), lambda n: n.replace("gb-test", "gb-abcd"),
+    lambda n: n.replace("gb-test", "gb-test2"), lambda n: f"x{n}", lambda n: f"my-{n}-copy", lambda n: f"{n}-copy",
+    lambda n: f"{n}-1a2b3c4d-head-old", lambda n: f"{n}a", lambda n: n[:-1], lambda n: f" {n}", lambda n: f"{n}\n",
+    lambda n: f"{n}-1A2B3C4D", lambda n: n.replace("-", "_"), lambda n: n + "\0", lambda n: n[::-1],
+)  # fmt: skip
+"""What a name of ours becomes in somebody else's hands; few of them leave it as it is."""
+
+
+def alike(name: str, twists: Iterable[Callable[[str], str]]) -> str:
+    for twist in twists:
+        name = twist(name)
+    return name
+
+
+names = st.text(max_size=40) | OURS | st.builds(alike, OURS, st.lists(st.sampled_from(MUTATIONS), max_size=2))
+
+
+@given(names)
 def test_only_exactly_our_names_are_ours(name: str) -> None:
+    """By a rule of the test's own, so that both have to be wrong; a listed label may bear what SkyPilot adds."""
     ours = attempt_of(build.INSTALLATION, name)
-    assert ours is None or name == f"gb-test-{ours}"
+    assert (ours is not None) is (OUR_NAME.fullmatch(name) is not None)
+    assert len(orphans(build.INSTALLATION, [observed(name)], {})) == (ours is not None)
+    assert (cluster_of(build.INSTALLATION, name) is not None) is (OUR_LABEL.fullmatch(name) is not None)
+    assert attempt_of(Installation("abcd"), name) is None or name.startswith("gb-abcd-")
+
+
+@given(OURS, st.from_regex("-[0-9a-f]{8}(-(head|worker))?", fullmatch=True))
+def test_what_skypilot_makes_of_our_name_is_ours(name: str, suffix: str) -> None:
+    """What is not recognised would bill for ever."""
+    assert cluster_of(build.INSTALLATION, name + suffix) == name
+
+
+def test_what_an_older_database_cannot_know_is_only_reported() -> None:
+    (unknown,) = orphans(build.INSTALLATION, [observed(LIVE.name)], {})
+    (late,) = orphans(build.INSTALLATION, [observed(ENDED.name)], {ENDED.id: ENDED})
+    assert spared(unknown, report_only=False, bought=False) is None
+    assert spared(late, report_only=False, bought=None) is None
+    assert "a backup" in (spared(unknown, report_only=False, bought=True) or "")
+    assert "blob store" in (spared(unknown, report_only=False, bought=None) or "")
+    assert spared(late, report_only=True, bought=None) is not None

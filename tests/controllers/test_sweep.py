@@ -1,0 +1,153 @@
+"""The sweep over a restored database and beside clouds that hang; time is the loop's own and takes none."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.controllers.context import Context, Rhythm
+from broker.controllers.inventory import Inventory
+from broker.controllers.sweep import Sweep
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import AttemptId, InstanceName, instance_name
+from broker.domain.instance import BootSpec, Observed
+from broker.domain.offer import GpuAsk
+from broker.store.memory import MemoryStore
+from providers.sim_config import SimulatedConfig
+from providers.sim_virtual import VirtualBody
+from providers.simulated import SimulatedProvider
+from tests.clouds.paper import FarBlobs
+from tests.clouds.warp import LoopClock, WarpLoop
+from tests.controllers.house import INSTALLATION
+from trainer.contract import keys
+
+STRAY = AttemptId("a" * 13)
+LAG_S = 15.0
+
+
+def told(story: Coroutine[Any, Any, None]) -> None:
+    """In a loop in which waiting takes no time."""
+    with asyncio.Runner(loop_factory=WarpLoop) as runner:
+        runner.run(story)
+
+
+class Yard:
+    """Clouds with machines, and a sweep that has only ever seen an empty database."""
+
+    def __init__(self, folder: Path, *clouds: str) -> None:
+        self.blobs = FarBlobs.in_memory(INSTALLATION)
+        clock = LoopClock()
+        config = SimulatedConfig.model_validate(
+            {"body": "virtual", "sold_out": 0, "faults": {"list_lag_s": LAG_S}, "virtual": {"boot_s": 1e6}}
+        )  # they stand, and do nothing
+        self.clouds = {
+            name: SimulatedProvider(
+                config, VirtualBody(self.blobs, clock, config.virtual), installation=INSTALLATION,
+                state=folder / name, clock=clock,
+            )
+            for name in clouds
+        }  # fmt: skip
+        self.context = Context(
+            installation=INSTALLATION, owner="one", store=MemoryStore(clock), blobs=self.blobs,
+            providers=self.clouds, clock=clock, rhythm=Rhythm(),
+        )  # fmt: skip
+
+    async def stray(self, cloud: str = "one", attempt: AttemptId = STRAY) -> InstanceName:
+        """A machine that no record explains."""
+        provider, name = self.clouds[cloud], instance_name(INSTALLATION, attempt)
+        offers = await provider.offers(GpuAsk())
+        await provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": attempt}))
+        return name
+
+    async def standing(self, cloud: str = "one") -> list[str]:
+        return [o.handle.name for o in await self.clouds[cloud]._body.machines() if o.state.value != "gone"]
+
+    async def sweeps(self, sweep: Sweep, for_s: float) -> None:
+        clock, until = self.context.clock, self.context.clock.monotonic() + for_s
+        while clock.monotonic() < until:
+            await sweep.step()
+            await clock.sleep(sweep.every_s)
+
+    def sweep(self, **more: Any) -> Sweep:
+        return Sweep(self.context, Inventory(self.context), **more)
+
+
+def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        name = await yard.stray()
+        await yard.context.clock.sleep(LAG_S)
+        sweep = yard.sweep()
+        await sweep.step()
+        assert await yard.standing() == [name]
+        await yard.sweeps(sweep, 2 * sweep.every_s + LAG_S)
+        assert await yard.standing() == []
+
+    told(story())
+
+
+def test_a_restored_older_database_destroys_nothing_that_was_bought_after_the_backup(tmp_path: Path) -> None:
+    """Its machines are known by their specs, which lie in the blob store before they are created."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        name = await yard.stray()
+        forged = await yard.stray(attempt=AttemptId("b" * 13))
+        await yard.blobs.put(keys.spec(STRAY), b"{}")
+        await yard.sweeps(yard.sweep(), 600)
+        assert await yard.standing() == [name]
+        assert forged not in await yard.standing()
+
+    told(story())
+
+
+def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        name, sweep = await yard.stray(), yard.sweep()
+
+        async def down(key: str) -> bytes:
+            raise BlobsUnavailable("down")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(yard.blobs, "get", down)
+            await yard.sweeps(sweep, 600)
+        assert await yard.standing() == [name]
+        await yard.sweeps(sweep, 2 * sweep.every_s)
+        assert await yard.standing() == []
+
+    told(story())
+
+
+def test_a_new_database_only_reports(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        name = await yard.stray()
+        await yard.sweeps(yard.sweep(report_only=True), 600)
+        assert await yard.standing() == [name]
+
+    told(story())
+
+
+def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "hangs1", "hangs2", "hangs3", "one")
+        await yard.stray()
+
+        async def never() -> Sequence[Observed]:
+            await asyncio.sleep(3600)
+            return ()
+
+        for name in ("hangs1", "hangs2", "hangs3"):
+            monkeypatch.setattr(yard.clouds[name], "list", never)
+        sweep, before = yard.sweep(), yard.context.clock.monotonic()
+        await sweep.step()
+        assert yard.context.clock.monotonic() - before <= yard.context.rhythm.list_limit_s
+        await yard.sweeps(sweep, 2 * sweep.every_s + LAG_S)
+        assert await yard.standing() == []
+
+    told(story())
