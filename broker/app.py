@@ -21,6 +21,7 @@ from aiohttp import web
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.service import Service, Settings
+from broker.api.streams import StreamLimits
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.connect import options_of
 from broker.blobs.price import storage_usd_per_gib_month
@@ -151,6 +152,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, Rate(**config.rate_limit.model_dump()))
+        limits = StreamLimits(**config.streams.model_dump())
         yield House(
             config=config,
             installation=context.installation,
@@ -158,7 +160,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             market=market,
             fleet=fleet,
             clock=clock,
-            application=build_app(service, authenticator, version=version("gpubroker"), slacks=incoming),
+            application=build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits),
             sockets=sockets,
         )
 

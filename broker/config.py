@@ -20,6 +20,8 @@ from providers.registry import ProvidersConfig
 from trainer.contract.base import Config
 
 CONFIG_FILE = "gpubroker.yaml"
+REPORT_ONLY = "sweep-report-only"
+"""Its presence in the home keeps the sweep from destroying anything."""
 CLIENT_FILE = "client.json"
 LOOPBACK = "127.0.0.1"
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
@@ -126,6 +128,17 @@ class RateLimitConfig(Config):
     """In the long run."""
     burst: Annotated[int, Field(ge=1)] = 2000
     """At once."""
+
+
+class StreamsConfig(Config):
+    """What is open at once, over HTTP and gRPC together: followers, uploads, downloads and shells."""
+
+    per_token: Annotated[int, Field(ge=1)] = 100
+    """Of each token."""
+    total: Annotated[int, Field(ge=1)] = 500
+    """Of all. Over HTTP each takes a file descriptor."""
+    recheck_s: Annotated[float, Field(gt=0, le=300)] = 5.0
+    """Between two looks whether the token of an open stream is still good."""
 
 
 class SlackConfig(Config):
@@ -246,6 +259,8 @@ class DaemonConfig(Config):
     """Of a data set or code archive."""
     rate_limit: RateLimitConfig = RateLimitConfig()
     """More is answered with 429 and the time to wait."""
+    streams: StreamsConfig = StreamsConfig()
+    """More is answered with 429, like what comes too fast."""
     slack: SlackConfig = SlackConfig()
     """Channels themselves are added with `gpubroker channel add`."""
     notify: NotifyConfig = NotifyConfig()

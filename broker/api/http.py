@@ -42,12 +42,13 @@ def build_app(
     limits: StreamLimits = UNLESS_TOLD,
 ) -> web.Application:
     """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
-    measured = Metrics(service.store, lambda: service.skew())
+    streams = Streams(auth, service.clock, limits)
+    measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open)
     app = web.Application(middlewares=[_observed(measured), _refused], client_max_size=BODY_BYTES)
     app[SERVICE] = service
     app[CONTENT] = Content(service)
     app[AUTH] = auth
-    app[STREAMS] = Streams(auth, service.clock, limits)
+    app[STREAMS] = streams
     app[slack.SLACK] = slacks or Slack(service, None)
     app[METRICS] = measured
     stale_s = service.settings.lease_stale_s

@@ -16,8 +16,8 @@ SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 class Metrics:
     """Names start with `gpubroker_`; labels are bounded: routes, methods and states, never ids or owners."""
 
-    def __init__(self, store: Store, skew: Callable[[], float]) -> None:
-        """`skew`: seconds that this host's wall clock is ahead of the database's."""
+    def __init__(self, store: Store, skew: Callable[[], float], streams: Callable[[], int]) -> None:
+        """`skew`: seconds that this host's wall clock is ahead of the database's; `streams`: how many are open."""
         self._store = store
         self.registry = CollectorRegistry()
         self._latency = Histogram(
@@ -45,6 +45,10 @@ class Metrics:
             "gpubroker_clock_skew_seconds", "This host's wall clock less the database's", registry=self.registry
         )
         ahead.set_function(skew)
+        opened = Gauge(
+            "gpubroker_open_streams", "Followers, uploads, downloads and shells of both doors", registry=self.registry
+        )
+        opened.set_function(streams)
 
     def served(self, method: str, route: str, status: int, seconds: float) -> None:
         self._latency.labels(method, route).observe(seconds)

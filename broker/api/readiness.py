@@ -1,5 +1,7 @@
 """Can this installation do its work now?"""
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 from broker.decide.skew import skewed
@@ -7,13 +9,22 @@ from broker.domain.errors import GpubrokerError
 from broker.ports import Blobs, Clock, Store
 from trainer.contract import keys
 
+log = logging.getLogger(__name__)
+
+OK, FAILING = "ok", "failing"
+"""All that is told to those without a token: reasons name hosts and databases."""
 TOLD = frozenset({"clock"})
 """Parts that are told of, and without which the work is done all the same."""
 
 
+def words(checks: Mapping[str, str]) -> dict[str, str]:
+    """The same without the reasons."""
+    return {part: OK if text == OK else FAILING for part, text in checks.items()}
+
+
 def unready(checks: Mapping[str, str]) -> Mapping[str, str]:
     """What is wrong, of the parts that the work needs."""
-    return {part: text for part, text in checks.items() if text != "ok" and part not in TOLD}
+    return {part: text for part, text in checks.items() if text != OK and part not in TOLD}
 
 
 class Readiness:
@@ -27,10 +38,26 @@ class Readiness:
         self._stale_s = stale_s
         self._lease: bytes | None = None
         self._changed_at = 0.0
+        self._asked: asyncio.Task[dict[str, str]] | None = None
+        self._told: dict[str, str] = {}
 
     async def check(self) -> dict[str, str]:
-        """`ok` or what is wrong, by part; never raises."""
-        checks = {"database": "ok", "blobs": "ok", "broker": "ok", "clock": skewed(self._skew()) or "ok"}
+        """`ok` or what is wrong, by part; never raises. Who asks at the same time hears the same: it needs no token."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asked)
+
+    async def _ask(self) -> dict[str, str]:
+        checks = await self._look()
+        now = words(checks)
+        for part, word in now.items():
+            if word != self._told.get(part, OK):
+                log.log(logging.INFO if word == OK else logging.WARNING, "readiness of %s: %s", part, checks[part])
+        self._told = now
+        return checks
+
+    async def _look(self) -> dict[str, str]:
+        checks = {"database": OK, "blobs": OK, "broker": OK, "clock": skewed(self._skew()) or OK}
         try:
             await self._store.ping()
         except GpubrokerError as error:
@@ -49,4 +76,4 @@ class Readiness:
         if lease != self._lease:
             self._lease, self._changed_at = lease, now
         silent = now - self._changed_at
-        return "ok" if silent < self._stale_s else f"the lease did not change for {silent:.0f} s; is a broker running?"
+        return OK if silent < self._stale_s else f"the lease did not change for {silent:.0f} s; is a broker running?"

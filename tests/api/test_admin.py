@@ -1,10 +1,12 @@
 """Tokens, secrets, health and metrics."""
 
+import asyncio
 import json
 import logging
 
 import pytest
 
+from broker.domain.errors import StoreUnavailable
 from broker.domain.ids import JobId
 from broker.domain.job import Event
 from broker.domain.tenancy import Tenant
@@ -52,22 +54,65 @@ async def test_a_secret_is_stored_sealed_and_never_shown(api: Running, caplog: p
     assert refused["errors"][0]["field"] == "secrets.0"
 
 
-async def test_ready_says_what_is_missing(api: Running) -> None:
+async def test_ready_names_the_part_that_fails_and_says_why_to_operators_and_the_log(
+    api: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = "postgresql://gpubroker@db.internal:5432 does not answer"
+
+    async def away() -> None:
+        raise StoreUnavailable(why)
+
     assert (await api.call("GET", "/healthz", {}, 200))["status"] == "ok"
-    ready = await api.call("GET", "/readyz", {}, 200)
-    assert ready["checks"] == {"database": "ok", "blobs": "ok", "broker": "ok", "clock": "ok"}
+    well = {"database": "ok", "blobs": "ok", "broker": "ok", "clock": "ok"}
+    assert (await api.call("GET", "/readyz", {}, 200))["checks"] == well
+    monitor, operator, member = [await api.token(scope, scope) for scope in ("metrics", "admin", "read")]
+    monkeypatch.setattr(api.service.store, "ping", away)
     await api.service.blobs.delete(keys.BROKER_LEASE)
-    missing = await api.call("GET", "/readyz", {}, 503)
-    assert missing["errors"] == [
-        {"field": "broker", "message": "no broker has ever held the lease; start gpubroker serve"}
-    ]
+    for who in ({}, {"Authorization": "Bearer x"}, member):
+        told = await api.call("GET", "/readyz", who, 503)
+        assert told["detail"] == "not ready"
+        assert told["errors"] == [{"field": part, "message": "failing"} for part in ("database", "broker")]
+    for who in (monitor, operator):
+        told = await api.call("GET", "/readyz", who, 503)
+        assert [problem["message"] for problem in told["errors"]] == [
+            why,
+            "no broker has ever held the lease; start gpubroker serve",
+        ]
+    assert caplog.text.count(why) == 1, "told once, not at every probe"
+
+
+async def test_probes_that_come_together_hold_one_connection_of_the_database(
+    api: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answer = asyncio.Event(), asyncio.Event()
+    inside = most = 0
+
+    async def slow() -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        begun.set()
+        await answer.wait()
+        inside -= 1
+
+    monkeypatch.setattr(api.service.store, "ping", slow)
+    probes = [asyncio.create_task(api.call("GET", "/readyz", {}, 200)) for _ in range(20)]
+    await begun.wait()
+    probes[0].cancel()
+    for _ in range(20):
+        await api.call("GET", "/healthz", {}, 200)
+    answer.set()
+    await asyncio.gather(*probes[1:])
+    assert most == 1
 
 
 async def test_a_wrong_clock_of_this_host_is_told_of_and_stops_nobody(api: Running) -> None:
     api.service.skew = lambda: -3600.0
-    ready = await api.call("GET", "/readyz", {}, 200)
+    monitor = await api.token("prometheus", "metrics")
+    assert (await api.call("GET", "/readyz", {}, 200))["checks"]["clock"] == "failing"
+    ready = await api.call("GET", "/readyz", monitor, 200)
     assert ready["checks"]["clock"].startswith("this host's clock is 3600 s behind the database's")
-    async with api.http.get(f"{api.url}/metrics", headers=await api.token("prometheus", "metrics")) as response:
+    async with api.http.get(f"{api.url}/metrics", headers=monitor) as response:
         assert "gpubroker_clock_skew_seconds -3600.0" in await response.text()
 
 
@@ -81,6 +126,7 @@ async def test_metrics_count_jobs_and_requests_without_ids(api: Running) -> None
         text = await response.text()
     assert 'gpubroker_jobs{state="queued"} 1.0' in text
     assert 'gpubroker_attempts{state="training"} 0.0' in text
+    assert "gpubroker_open_streams 0.0" in text
     assert 'gpubroker_http_requests_total{method="POST",route="/v1/jobs",status="202"} 1.0' in text
     assert 'gpubroker_http_request_seconds_count{method="GET",route="/v1/jobs/{job_id}"} 1.0' in text
     assert job["id"] not in text
