@@ -35,7 +35,7 @@ from broker.controllers.loop import run_forever
 from broker.controllers.outbox import Keep
 from broker.decide.digest import DigestPlan
 from broker.decide.rate import Rate
-from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem, SchemaNewer
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
@@ -84,7 +84,8 @@ class House:
 
 
 async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lambda at: None) -> None:
-    """Serves until SIGTERM or SIGINT; `ready` is told where. Raises GpubrokerError when it cannot start.
+    """Serves until SIGTERM or SIGINT; `ready` is told where. Raises GpubrokerError when it cannot start, SchemaNewer
+    also when a newer broker migrates the database meanwhile.
 
     A kill -9 at any moment is as good: machines go on, and the next start finds everything in the store.
     """
@@ -103,7 +104,7 @@ async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lamb
         stack.push_async_callback(_cancel, stopped)
         await asyncio.wait((stopped, work), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
-            work.result()
+            _outcome(work)
         log.info("stopping; machines go on, `gpubroker serve` picks them up again")
 
 
@@ -120,6 +121,20 @@ async def _work(house: House) -> None:
         group.create_task(run_forever(house.market, house.fleet.context.clock), name=house.market.name)
         group.create_task(house.fleet.run(), name="fleet")
         group.create_task(run_forever(house.sockets, house.fleet.context.clock), name=house.sockets.name)
+
+
+def _outcome(work: asyncio.Task[None]) -> None:
+    """Raises what ended the work: SchemaNewer, or a fault of ours."""
+    try:
+        work.result()
+    except BaseExceptionGroup as group:
+        ended: BaseException | None = group.subgroup(SchemaNewer)
+        while isinstance(ended, BaseExceptionGroup):
+            ended = ended.exceptions[0]
+        if ended is None:
+            raise
+        log.error("%s; stopping, the machines go on", ended)
+        raise ended from None
 
 
 async def _cancel(task: asyncio.Task[object]) -> None:

@@ -10,13 +10,13 @@ import uvloop
 
 from broker.cli import doctor as checks
 from broker.cli import template
-from broker.cli.exits import BadInput, JobFailed, ServerProblem, Unreachable
+from broker.cli.exits import BadInput, JobFailed, Outdated, ServerProblem, Unreachable
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, command_on, interruptible
 from broker.client import connection
 from broker.client.client import AsyncClient
 from broker.config import DaemonConfig
-from broker.domain.errors import GpubrokerError, InvalidInput
+from broker.domain.errors import GpubrokerError, InvalidInput, SchemaNewer
 from broker.logs import set_up
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ async def serve(
         await run(settings, ready=lambda at: typer.echo(_serves(at, settings.home)))
     except InvalidInput as e:
         raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
+    except SchemaNewer as e:
+        raise Outdated(str(e)) from None
     except GpubrokerError as e:
         raise ServerProblem(str(e)) from None
 

@@ -8,7 +8,8 @@ CliError
 ├── Capped           6   the job reached its cap
 ├── JobFailed        1   the job failed or was cancelled
 ├── Refused          7   the person said no
-└── ServerProblem    8   the daemon could not do it: try again, or see its log
+├── ServerProblem    8   the daemon could not do it: try again, or see its log
+└── Outdated         9   `serve`: the database belongs to a newer gpubroker
 """
 
 from enum import IntEnum
@@ -26,6 +27,7 @@ class Exit(IntEnum):
     CAPPED = 6
     REFUSED = 7
     SERVER_PROBLEM = 8
+    OUTDATED = 9
     INTERRUPTED = 130
 
 
@@ -39,6 +41,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.CAPPED: "the watched job reached its cap (`gpubroker cap JOB USD` raises it)",
     Exit.REFUSED: "the question was answered with no, and nothing was created",
     Exit.SERVER_PROBLEM: "the daemon answered with an error of its own, or cannot work now",
+    Exit.OUTDATED: "`serve`: a newer gpubroker has migrated the database, so this one does not start, or stops",
     Exit.INTERRUPTED: "Ctrl-C, and a submitted job goes on",
 }
 
@@ -83,3 +86,7 @@ class Refused(CliError):
 
 class ServerProblem(CliError):
     code = Exit.SERVER_PROBLEM
+
+
+class Outdated(CliError):
+    code = Exit.OUTDATED

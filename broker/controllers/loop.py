@@ -1,10 +1,10 @@
-"""Runs controllers until told to stop: level-triggered, one at a time each, and never ended by an error."""
+"""Runs controllers until told to stop: level-triggered, one at a time each, and ended by one error only."""
 
 import asyncio
 import logging
 from typing import Protocol
 
-from broker.domain.errors import GpubrokerError
+from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -26,13 +26,16 @@ class Controller(Protocol):
 
 
 async def run_forever(controller: Controller, clock: Clock) -> None:
-    """Steps until cancelled. Expected errors (a cloud, the database, the blobs) back off; others are logged whole."""
+    """Steps until cancelled. Expected errors (a cloud, the database, the blobs) back off; others are logged whole.
+
+    Raises SchemaNewer alone: nothing may go on here then.
+    """
     failures = 0
     while True:
         try:
             busy = await controller.step()
             failures = 0
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, SchemaNewer):
             raise
         except GpubrokerError as e:
             failures += 1

@@ -12,6 +12,7 @@ GpubrokerError
 │   ├── IdempotencyConflict  the key was used with another body
 │   ├── InUse                other rows need it: it is not deleted
 │   ├── OriginDeleted        the checkpoints that a new job starts from are deleted
+│   ├── SchemaNewer          a newer gpubroker has migrated the database: this process must end
 │   └── StoreUnavailable     the database cannot be reached, or a commit's fate is unknown
 ├── BlobError
 │   ├── AlreadyExists        put-if-absent found something
@@ -80,6 +81,10 @@ class InUse(StoreError):
 
 class OriginDeleted(StoreError):
     """What a new job starts from is gone."""
+
+
+class SchemaNewer(StoreError):
+    """This process does not know the rules of the database any more: whatever it does there may be wrong."""
 
 
 class StoreUnavailable(StoreError):

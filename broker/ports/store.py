@@ -101,7 +101,10 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         ...
 
     async def ping(self) -> datetime:
-        """A successful transaction, and the database's time during it. Raises StoreUnavailable."""
+        """A successful transaction, and the database's time during it.
+
+        Raises StoreUnavailable, and SchemaNewer once a newer broker has migrated the database.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import asyncpg
 
-from broker.domain.errors import StoreError, StoreUnavailable
+from broker.domain.errors import SchemaNewer, StoreError, StoreUnavailable
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 LOCK_KEY = 0x6770_7562_726F_6B72  # "gpubrokr"; any constant that no other program takes
@@ -66,13 +66,10 @@ def load(folder: Path) -> dict[int, Migration]:
 def pending(files: Mapping[int, Migration], applied: Mapping[int, tuple[str, str]]) -> list[Migration]:
     """What is left to apply, in order; `applied` maps a number to (name, sha256).
 
-    Raises MigrationError when the schema is newer than the files, or was made by other files."""
+    Raises SchemaNewer when the schema is newer than the files, MigrationError when it was made by other files."""
     newest = max(applied, default=0)
     if newest > max(files):
-        raise MigrationError(
-            f"the database's schema is newer ({applied[newest][0]}) than this gpubroker ({files[max(files)].name}): "
-            "upgrade gpubroker, or restore the backup made before the upgrade"
-        )
+        raise newer(applied[newest][0], files[max(files)])
     for version, (name, sha256) in sorted(applied.items()):
         file = files.get(version)
         if file is None:
@@ -88,6 +85,14 @@ def pending(files: Mapping[int, Migration], applied: Mapping[int, tuple[str, str
             f"give it a number above {newest:04d}"
         )
     return left
+
+
+def newer(applied: str, own: Migration) -> SchemaNewer:
+    """`applied`: name of the database's newest migration; `own`: the newest that this program knows."""
+    return SchemaNewer(
+        f"the database's schema is newer ({applied}) than this gpubroker ({own.name}): "
+        "upgrade gpubroker, or restore the backup made before the upgrade"
+    )
 
 
 async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migration) -> None:
@@ -123,7 +128,7 @@ async def _connect(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
 
 async def migrate(dsn: str, folder: Path = MIGRATIONS) -> list[str]:
     """Apply what is missing; the names of the files applied by this call, in order. Raises MigrationError (nothing of
-    the failing file is applied, earlier ones stay) and StoreUnavailable."""
+    the failing file is applied, earlier ones stay), SchemaNewer and StoreUnavailable."""
     files = load(folder)
     connection = await _connect(dsn)
     try:

@@ -12,6 +12,7 @@ from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store import fences, rows
+from broker.store.migrate import MIGRATIONS, load, newer
 from broker.store.postgres_apply import Applier
 from broker.store.postgres_channels import Channels
 from broker.store.postgres_costs import HouseCosts
@@ -35,6 +36,8 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         super().__init__(pool, HOUSE, Submitter(api), Listener(dsn), house=pool)
         self._api = api
         self._applier = Applier(pool)
+        files = load(MIGRATIONS)
+        self._newest = files[max(files)]
 
     @classmethod
     async def connect(cls, dsn: str, *, pool_size: int = 8) -> "PostgresStore":
@@ -122,6 +125,8 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
 
     async def ping(self) -> datetime:
         (row,) = await self._pool.fetch("ping")
+        if row["version"] > self._newest.version:
+            raise newer(row["name"], self._newest)
         now: datetime = row["now"]
         return now
 

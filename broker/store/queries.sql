@@ -248,4 +248,6 @@ SELECT id FROM proposed UNION ALL SELECT id FROM installation LIMIT 1;
 
 -- name: ping
 WITH house AS (SELECT id FROM installation FOR SHARE)
-SELECT clock_timestamp() AS now FROM (SELECT count(*) FROM house) AS held;
+SELECT clock_timestamp() AS now, latest.version, latest.name
+FROM (SELECT count(*) FROM house) AS held,
+    (SELECT version, name FROM schema_migrations ORDER BY version DESC LIMIT 1) AS latest;

@@ -7,7 +7,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from broker.domain.errors import StoreUnavailable
+from broker.domain.errors import SchemaNewer, StoreUnavailable
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import LOCK_KEY, MigrationError, migrate
 
@@ -133,9 +133,8 @@ async def test_an_edited_file_is_refused(dsn: str, folder: Path) -> None:
 async def test_a_newer_schema_is_refused(dsn: str, folder: Path) -> None:
     await migrate(dsn, folder)
     (folder / "0002_second.sql").unlink()
-    message = await refused(dsn, folder)
-    assert "newer (0002_second.sql)" in message
-    assert "upgrade gpubroker" in message
+    with pytest.raises(SchemaNewer, match=r"newer \(0002_second.sql\) than .*: upgrade gpubroker"):
+        await migrate(dsn, folder)
 
 
 async def test_a_missing_file_is_named(dsn: str, folder: Path) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.controllers.loop import run_forever
-from broker.domain.errors import StoreUnavailable
+from broker.domain.errors import SchemaNewer, StoreUnavailable
 
 
 class Sleepless:
@@ -61,3 +61,8 @@ async def test_back_off_has_a_bound() -> None:
     with pytest.raises(asyncio.CancelledError):
         await run_forever(Scripted(*[StoreUnavailable("down")] * 20), clock)  # type: ignore[arg-type]
     assert max(clock.pauses) == 30
+
+
+async def test_a_newer_schema_ends_the_loop() -> None:
+    with pytest.raises(SchemaNewer):
+        await run_forever(Scripted(SchemaNewer("the database's schema is newer")), Sleepless(9))  # type: ignore[arg-type]
