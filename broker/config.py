@@ -20,8 +20,6 @@ from providers.registry import ProvidersConfig
 from trainer.contract.base import Config
 
 CONFIG_FILE = "gpubroker.yaml"
-REPORT_ONLY = "sweep-report-only"
-"""Its presence in the home keeps the sweep from destroying anything."""
 CLIENT_FILE = "client.json"
 LOOPBACK = "127.0.0.1"
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")

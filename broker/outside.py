@@ -7,9 +7,11 @@ nobody answers for anything.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
-from broker.decide.sweep import orphans
+from broker.controllers.sweep import bought
+from broker.decide.sweep import orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
@@ -27,6 +29,10 @@ class Found:
     provider: str
     observed: Observed
     orphan: str
+    spared: str = ""
+    """Why the daemon's sweep would only report it; empty: it would destroy it."""
+    since: datetime | None = None
+    """Its creation as the cloud tells it, else when its create was sent; None: nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,9 @@ async def survey(
         else:
             ours = (o for o in answer if attempt_of(installation, o.handle.name) is not None)
             seen += [(name, o) for o in ours if o.state is not InstanceState.GONE]
-    why, judged_by = await _judge(installation, seen, clock, store, blobs, watch_s)
-    machines = tuple(Found(provider=name, observed=o, orphan=why.get(o.handle.id, "")) for name, o in seen)
+    judged, judged_by = await _judge(installation, seen, clock, store, blobs, watch_s)
+    answered = (Found(provider=name, observed=o, orphan="", since=o.created_at) for name, o in seen)
+    machines = tuple(replace(judged.get(_key(one.observed), one), provider=one.provider) for one in answered)
     return Survey(machines=machines, silent=silent, judged_by=judged_by)
 
 
@@ -70,14 +77,12 @@ async def _judge(
     store: Store | None,
     blobs: Blobs,
     watch_s: float,
-) -> tuple[dict[str, str], str]:
-    """(why by machine id, who says so)"""
+) -> tuple[Mapping[tuple[str, str], Found], str]:
+    """(what nobody answers for, by cloud and id; who says so)"""
     if not seen:
         return {}, "nothing stands"
     if store is not None:
-        ids = [a for _, o in seen if (a := attempt_of(installation, o.handle.name)) is not None]
-        found = orphans(installation, [o for _, o in seen], await store.attempts_by_id(ids))
-        return {one.observed.handle.id: one.why for one in found}, "the database"
+        return await _by_the_database(installation, seen, store, blobs), "the database"
     if blobs.local:
         return {}, "nobody: neither a database nor a shared blob store is at hand, so nothing is known"
     try:
@@ -87,7 +92,31 @@ async def _judge(
     if lives:
         return {}, "the lease in the blob store: a broker lives and answers for them"
     gone = f"no broker has touched its lease for {watch_s:.0f} s"
-    return {o.handle.id: gone for _, o in seen}, "the lease in the blob store"
+    by_lease = {_key(o): Found(provider=name, observed=o, orphan=gone, since=o.created_at) for name, o in seen}
+    return by_lease, "the lease in the blob store"
+
+
+def _key(machine: Observed) -> tuple[str, str]:
+    return machine.handle.provider, machine.handle.id
+
+
+async def _by_the_database(
+    installation: Installation, seen: Sequence[tuple[str, Observed]], store: Store, blobs: Blobs
+) -> Mapping[tuple[str, str], Found]:
+    """As the daemon's own sweep judges."""
+    ids = [a for _, o in seen if (a := attempt_of(installation, o.handle.name)) is not None]
+    found = {}
+    for one in orphans(installation, [o for _, o in seen], await store.attempts_by_id(ids)):
+        sent = one.attempt.create_sent_at if one.attempt else None
+        ours = None if one.attempt else await bought(blobs, one)
+        found[_key(one.observed)] = Found(
+            provider=one.observed.handle.provider,
+            observed=one.observed,
+            orphan=one.why,
+            spared=spared(one, report_only=False, bought=ours) or "",
+            since=one.observed.created_at or sent,
+        )
+    return found
 
 
 async def _lease_moves(blobs: Blobs, clock: Clock, watch_s: float) -> bool:

@@ -113,6 +113,7 @@ class AwsCloud:
             spot=spot,
             usd_per_hour=self._price(region, machine, spot=spot),
             price_moves=spot,
+            created_at=machine.get("LaunchTime"),
         )
 
     def _price(self, region: str, machine: Mapping[str, Any], *, spot: bool) -> Decimal | None:

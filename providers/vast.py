@@ -5,6 +5,7 @@ is bought by its number. An instance is made of the image, so nothing runs docke
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,16 @@ def _observed(name: Any, machine: Mapping[str, Any]) -> Observed:
         spot=bids if isinstance(bids, bool) else None,
         usd_per_hour=usd(str(rate)) if rate else None,
         fault=_fault(machine),
+        created_at=_since(machine.get("start_date")),
     )
+
+
+def _since(seconds: Any) -> datetime | None:
+    """Of the epoch; a machine whose age cannot be read is a machine all the same."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def _state(machine: Mapping[str, Any]) -> InstanceState:

@@ -98,15 +98,25 @@ def _given(out: Output, url: str, token: str | None) -> connection.Connection:
 
 
 @command
-async def doctor(as_json: Json = False) -> None:
+async def doctor(
+    orphans: Annotated[
+        bool, typer.Option("--orphans", help="Only look for machines that no record explains; needs no daemon.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Check everything that a job needs; each problem comes with its fix."""
     out = Output(as_json=as_json)
+    if orphans:
+        from broker.cli.orphans import doctor as look_for_orphans
+
+        await look_for_orphans(out)
+        return
     found = await checks.run()
     out.document({"ok": all(c.ok for c in found), "checks": [checks.document(c) for c in found]})
     for check in found:
         out.say(checks.line(check))
     if not all(check.ok for check in found):
-        raise JobFailed("something is wrong; see above")
+        raise JobFailed("something is wrong; see above", told=True)
 
 
 @command
@@ -132,7 +142,7 @@ async def blobs_init(
         out.say(f"{'ok' if check.ok else 'PROBLEM':<8} {check.name}" + (f": {check.detail}" if check.detail else ""))
     out.say("", "The least that the broker needs:", report.policy)
     if not report.ok:
-        raise JobFailed(f"{url} cannot be used; see above")
+        raise JobFailed(f"{url} cannot be used; see above", told=True)
 
 
 def _options(pairs: list[str]) -> dict[str, str]:

@@ -51,9 +51,11 @@ class CliError(Exception):
 
     code = Exit.SERVER_PROBLEM
 
-    def __init__(self, message: str, *, problems: tuple[tuple[str, str], ...] = ()) -> None:
+    def __init__(self, message: str, *, problems: tuple[tuple[str, str], ...] = (), told: bool = False) -> None:
+        """`told`: the command's own document says it already, and `--json` has but one."""
         super().__init__(message)
         self.problems = problems
+        self.told = told
 
 
 class BadInput(CliError):

@@ -58,6 +58,8 @@ class Output:
         """The line for people to stderr; with `--json` the same as the document."""
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
+        if error.told:
+            return
         problems = [{"field": field, "message": message} for field, message in error.problems]
         code = Exit(error.code)
         self.document(

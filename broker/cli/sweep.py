@@ -1,9 +1,11 @@
 """`gpubroker sweep`: the net below the daemon, from any machine that has the clouds' keys."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,7 +18,23 @@ from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.domain.ids import INSTALLATION_LENGTH, Installation
 from broker.store.embedded import EmbeddedPostgres, StateFolderLocked
 
+if TYPE_CHECKING:
+    from broker.outside import Survey
+    from broker.ports import Clock, Provider
+
 PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was found, and what it takes to end it; the clouds are open only while it is looked at."""
+
+    installation: Installation
+    found: "Survey"
+    providers: "dict[str, Provider]"
+    clock: "Clock"
+    daemon: bool
+    """One runs on this home."""
 
 
 @command
@@ -48,13 +66,37 @@ async def sweep(
     except GpubrokerError as e:
         raise ServerProblem(str(e)) from None
     if left:
-        raise JobFailed(left)
+        raise JobFailed(left, told=True)
 
 
 async def _round(
     settings: DaemonConfig, named: str | None, out: Output, *, destroy: bool, yes: bool, watch_s: float
 ) -> str:
     """What is left to do, in one line; empty: nothing."""
+    from broker import outside
+
+    async with looking(settings, named, watch_s=watch_s) as look:
+        found, name = look.found, look.installation
+        orphans = [machine for machine in found.machines if machine.orphan]
+        _show(out, found, name)
+        failed: dict[str, str] = {}
+        if orphans and destroy:
+            _confirm(out, len(orphans), yes=yes)
+            ends = [outside.destroy(one, look.providers[one.provider], look.clock) for one in orphans]
+            for one, why in zip(orphans, await asyncio.gather(*ends), strict=True):
+                out.say(f"{one.observed.handle.name} at {one.provider}: {why or 'destroyed; the cloud says absent'}")
+                if why:
+                    failed[one.observed.handle.name] = why
+        out.document(_document(found, name, destroyed=destroy, failed=failed))
+    if failed or (orphans and not destroy):
+        count = len(failed) if destroy else len(orphans)
+        return f"{count} machines that nobody answers for stand and bill" + ("" if destroy else "; --destroy ends them")
+    return f"nothing is known of {', '.join(found.silent)}; see above" if found.silent else ""
+
+
+@asynccontextmanager
+async def looking(settings: DaemonConfig, named: str | None, *, watch_s: float) -> AsyncIterator[Look]:
+    """One look at every cloud. Raises BadInput, GpubrokerError."""
     from broker import outside
     from broker.blobs import ObstoreBlobs
     from broker.clock import SystemClock
@@ -64,7 +106,7 @@ async def _round(
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         name = _installation(settings, named)
-        dsn = await _database(settings, stack)
+        dsn, daemon = await _database(settings, stack)
         store = None
         if dsn is not None:
             store = await PostgresStore.connect(dsn)
@@ -78,21 +120,7 @@ async def _round(
         for provider in providers.values():
             stack.push_async_callback(provider.close)
         found = await outside.survey(name, providers, clock, store=store, blobs=blobs, watch_s=watch_s)
-        orphans = [machine for machine in found.machines if machine.orphan]
-        _show(out, found, name)
-        failed: dict[str, str] = {}
-        if orphans and destroy:
-            _confirm(out, len(orphans), yes=yes)
-            ends = [outside.destroy(one, providers[one.provider], clock) for one in orphans]
-            for one, why in zip(orphans, await asyncio.gather(*ends), strict=True):
-                out.say(f"{one.observed.handle.name} at {one.provider}: {why or 'destroyed; the cloud says absent'}")
-                if why:
-                    failed[one.observed.handle.name] = why
-        out.document(_document(found, name, destroyed=destroy, failed=failed))
-    if failed or (orphans and not destroy):
-        count = len(failed) if destroy else len(orphans)
-        return f"{count} machines that nobody answers for stand and bill" + ("" if destroy else "; --destroy ends them")
-    return f"nothing is known of {', '.join(found.silent)}; see above" if found.silent else ""
+        yield Look(installation=name, found=found, providers=providers, clock=clock, daemon=daemon)
 
 
 def _installation(settings: DaemonConfig, named: str | None) -> Installation:
@@ -105,18 +133,18 @@ def _installation(settings: DaemonConfig, named: str | None) -> Installation:
     return Installation(known)
 
 
-async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> str | None:
-    """The configured server, or the home's own while no daemon holds it. Raises BadInput while one does."""
+async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> tuple[str | None, bool]:
+    """(the configured server, or the home's own; whether a daemon keeps that one)"""
     if settings.database_url is not None:
-        return settings.database_url
+        return settings.database_url, False
     folder = settings.home / "postgres"
     if not folder.exists():
-        return None
+        return None, False
     try:
         server = await stack.enter_async_context(await EmbeddedPostgres.start(folder))
     except StateFolderLocked:
-        raise BadInput(f"a daemon runs on {settings.home} and sweeps by itself; see its log") from None
-    return server.dsn
+        return EmbeddedPostgres.dsn_of(folder), True
+    return server.dsn, False
 
 
 def _confirm(out: Output, count: int, *, yes: bool) -> None:

@@ -1,6 +1,7 @@
 """What a cloud shows of its machines, and what it is given to start one."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Literal
@@ -38,6 +39,8 @@ class Observed:
     """That is the market's price by now: a rise is no sign of another machine."""
     notice_s: float | None = None
     """Seconds until it is taken away, if the cloud says so."""
+    created_at: datetime | None = None
+    """By the cloud's clock; None when it does not say."""
     fault: str | None = None
     """Why it will never run its agent, as its launcher or its cloud says: one line for people."""
     image_refused: bool = False

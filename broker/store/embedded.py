@@ -222,6 +222,12 @@ class EmbeddedPostgres:
         server._watcher = asyncio.create_task(server._watch(), name="embedded-postgres")
         return server
 
+    @classmethod
+    def dsn_of(cls, state_dir: Path) -> str:
+        """Of the server that another process keeps there. Raises BinariesNotFound, EmbeddedPostgresError."""
+        state_dir = _private_folder(state_dir.absolute()).resolve()
+        return cls(state_dir=state_dir, bindir=find_bindir(), durable=True).dsn
+
     async def stop(self) -> None:
         """Shut the server down, reap it and release the state folder. Harmless when called again."""
         try:
