@@ -1,15 +1,16 @@
 """`broker.fit(...)`: a fine-tune as one call, from rows to files."""
 
 import asyncio
+import functools
 import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from broker.api.models import EventView, JobDetail
 from broker.client.client import AsyncClient
@@ -23,6 +24,8 @@ PATIENCE_S = 900.0
 """A daemon that is started again meanwhile is waited for so long."""
 METRICS = "metrics.jsonl"
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Rows = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -47,38 +50,6 @@ def say(event: EventView) -> None:
     sys.stderr.write(f"{event.at:%H:%M:%S} {event.kind}: {event.message}\n" if event.at else f"{event.message}\n")
 
 
-def fit(
-    *,
-    model: str,
-    data: Rows,
-    cap_usd: Decimal | int | str,
-    prompt: str | None = None,
-    completion: str | None = None,
-    to: str | os.PathLike[str] | None = None,
-    name: str = "fit",
-    key: str | None = None,
-    progress: Callable[[EventView], None] | None = say,
-    train: Mapping[str, Any] | None = None,
-    spec: Mapping[str, Any] | None = None,
-    client: AsyncClient | None = None,
-) -> Fitted:
-    """Fine-tunes `model` on `data` for at most `cap_usd`, waits for the end and fetches the result. Blocks.
-
-    `data`: a CSV, JSON or JSONL file, or rows as mappings. `prompt`, `completion`: templates over its columns; without
-    them the columns of these names. `to`: folder for the files, by default one of the job's own id. `key`: a second
-    call with the same key and input waits for the first one's job. `train`, `spec`: more settings of `train` and of
-    the job (docs/spec.md). Ctrl-C stops waiting, and the job goes on.
-
-    Raises NotFinished when the job failed, was cancelled or reached its cap; ApiError, Unreachable, NotSaved.
-    """
-    return asyncio.run(
-        afit(
-            model=model, data=data, cap_usd=cap_usd, prompt=prompt, completion=completion, to=to, name=name, key=key,
-            progress=progress, train=train, spec=spec, client=client,
-        )
-    )  # fmt: skip
-
-
 async def afit(
     *,
     model: str,
@@ -94,20 +65,32 @@ async def afit(
     spec: Mapping[str, Any] | None = None,
     client: AsyncClient | None = None,
 ) -> Fitted:
-    """`fit` for programs with an event loop."""
+    """Fine-tunes `model` on `data` for at most `cap_usd`, waits for the end and fetches the result.
+
+    `data`: a CSV, JSON or JSONL file, or rows as mappings. `prompt`, `completion`: templates over its columns; without
+    them the columns of these names. `to`: folder for the files, by default one of the job's own id. `key`: a second
+    call with the same key and input waits for the first one's job. `train`, `spec`: more settings of `train` and of
+    the job (docs/spec.md). Whoever stops waiting stops nothing: the job goes on.
+
+    `fit` is the same for programs without an event loop.
+
+    Raises NotFinished when the job failed, was cancelled or reached its cap; ApiError, Unreachable, NotSaved;
+    ValueError for an amount that is none, and where nothing says what is to be learned of the rows.
+    """
     async with client or AsyncClient.found(patience_s=PATIENCE_S) as c:
         file, content = _content(data)
         kept = await c.upload(content, name=file)
-        columns = (kept.summary or {}).get("columns", ())
-        templates = {
-            "prompt": _template(prompt, "prompt", columns),
-            "completion": _template(completion, "completion", columns),
-        }
+        more = dict((train or {}).get("data", {}))
+        columns = tuple((kept.summary or {}).get("columns", ()))
+        for column, given in (("prompt", prompt), ("completion", completion)):
+            more[column] = _template(more.get(column) if given is None else given, column, columns)
+        if not more["completion"]:
+            raise ValueError(_nothing_to_learn(file, columns))
         asked = {
             **(spec or {}),
             "name": name,
             "cap_usd": str(_dollars(cap_usd)),
-            "train": {**(train or {}), "model": model, "data": {"path": kept.ref, **templates}},
+            "train": {**(train or {}), "model": model, "data": {**more, "path": kept.ref}},
         }
         job = await c.submit(asked, key=key or secrets.token_hex(16))
         async for event in c.events(job.id):
@@ -117,6 +100,20 @@ async def afit(
         if detail.state is not JobState.SUCCEEDED:
             raise NotFinished(detail)
         return await _fetched(c, detail, Path(to or detail.id))
+
+
+def _blocking(work: Callable[P, Coroutine[Any, Any, R]], name: str) -> Callable[P, R]:
+    """`work` of the same signature, in an event loop of its own."""
+
+    @functools.wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return asyncio.run(work(*args, **kwargs))
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+fit = _blocking(afit, "fit")
 
 
 def _dollars(cap_usd: Decimal | int | str) -> Decimal:
@@ -142,6 +139,13 @@ def _content(data: Rows) -> tuple[str, bytes]:
 
 
 def _template(given: str | None, column: str, columns: Iterable[str]) -> str:
+    """The column of that name by default; empty where there is none."""
     if given is not None:
         return given
     return f"{{{column}}}" if column in columns else ""
+
+
+def _nothing_to_learn(file: str, columns: Sequence[str]) -> str:
+    has = f"has the columns {', '.join(columns)} and" if columns else "has"
+    example = columns[-1] if columns else "answer"
+    return f'completion: {file} {has} no column completion; say what is to be learned, e.g. completion="{{{example}}}"'

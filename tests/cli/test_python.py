@@ -167,7 +167,6 @@ async def test_fit_with_a_key_waits_for_the_first_calls_job(shell: Shell) -> Non
     ("given", "told"),
     [
         ({"completion": "{nothing}"}, "nothing"),
-        ({}, "train.data.completion"),
         ({"completion": "{a}", "train": {"epoch": 2}}, "did you mean epochs"),
     ],
 )
@@ -176,6 +175,41 @@ async def test_fit_refuses_what_the_api_refuses(shell: Shell, given: dict[str, o
     with pytest.raises(ApiError, match=told):
         await broker.afit(model=MODEL, data=rows, cap_usd=2, progress=None, **given)  # type: ignore[arg-type]
     assert await shell.api.service.store.jobs(JobFilter()) == []
+
+
+def test_fit_is_afit_for_programs_without_an_event_loop() -> None:
+    assert inspect.signature(broker.fit) == inspect.signature(broker.afit)
+    assert (broker.fit.__name__, broker.fit.__doc__) == ("fit", broker.afit.__doc__)
+    assert not inspect.iscoroutinefunction(broker.fit)
+    with pytest.raises(TypeError, match="moddel"):
+        broker.fit(moddel=MODEL, data=[], cap_usd=2)  # type: ignore[call-arg] # which mypy says as well
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "told"),
+    [
+        ([{"word": "x", "meaning": "y"}], {}, "rows.jsonl has the columns word, meaning and no column completion"),
+        ([{"prompt": "x", "text": "y"}], {"completion": ""}, r'say what is to be learned, e\.g\. completion="{text}"$'),
+    ],
+)
+async def test_fit_asks_for_what_is_to_be_learned(
+    shell: Shell, rows: list[dict[str, str]], more: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ValueError, match="^completion: .*" + told) as raised:
+        await broker.afit(model=MODEL, data=rows * 40, cap_usd=2, progress=None, **more)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+    assert await shell.api.service.store.jobs(JobFilter()) == []
+
+
+async def test_fit_keeps_what_else_is_said_of_the_data(shell: Shell) -> None:
+    data = {"completion": "{a}", "eval_share": 0.5}
+    waits = broker.afit(model=MODEL, data=[{"a": f"x{n}"} for n in range(40)], cap_usd=2, train={"data": data})
+    running = asyncio.create_task(waits)
+    job = await waiting(shell.api)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert job.spec.train is not None
+    assert (job.spec.train.data.completion, job.spec.train.data.eval_share) == ("{a}", 0.5)
 
 
 @pytest.mark.parametrize("amount", ["two", "1e40"])
