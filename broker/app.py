@@ -322,8 +322,7 @@ def _service(
             upload_bytes=config.upload_max_bytes,
             lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
             storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
-            tick_s=config.rhythm.billing_s,
-            drain_s=config.limits.drain_s,
+            tempo=context.tempo,
         ),
     )
 

@@ -17,6 +17,7 @@ from broker.api.usecases.costs import Costs, check_data, check_time
 from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
+from broker.decide.billing import Tempo
 from broker.decide.budgets import Refusal
 from broker.decide.quote import quote
 from broker.decide.retention import last_checkpoint, origin_deleted
@@ -84,6 +85,9 @@ class Preflight(Protocol):
         ...
 
 
+UNLESS_TOLD = Tempo(tick_s=0.0, drain_s=0.0, hands_s=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Sizes in bytes, times in seconds."""
@@ -94,17 +98,10 @@ class Settings:
     heartbeat_s: float = 15.0
     storage_usd_per_gib_month: Decimal = ZERO
     """What the blob store costs."""
-    tick_s: float = 0.0
-    """Between two looks of billing."""
-    drain_s: float = 0.0
-    """What a drain may take at the most."""
+    tempo: Tempo = UNLESS_TOLD
+    """Of the controllers."""
     lease_stale_s: float = 90.0
     """/readyz: a broker's lease that did not change for so long is nobody's."""
-
-    @property
-    def lead_s(self) -> float:
-        """A machine with less time than this is drained as soon as it is bought."""
-        return self.tick_s + self.drain_s
 
 
 Reach = Callable[[Handle, Sequence[str], bool], Awaitable[Sequence[str]]]
@@ -179,8 +176,7 @@ class Service:
         job = self._job(caller.team, caller.owner, spec, checked.workload)
         if "cap_usd" not in spec.model_fields_set:
             job = replace(job, cap_usd=made.proposed_cap_usd or ZERO)
-        caps, tick_s, drain_s = self.market.caps(), settings.tick_s, settings.drain_s
-        return checked, made, await self.policies.foresee(job, made, caps, tick_s=tick_s, drain_s=drain_s)
+        return checked, made, await self.policies.foresee(job, made, self.market.caps(), settings.tempo)
 
     async def _check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
         """The spec with its data format settled, its upload, and the findings. Raises InvalidInput."""
@@ -228,7 +224,7 @@ class Service:
             cap_left=cap,
             excluded=excluded,
             caps=self.market.caps(),
-            lead_s=self.settings.lead_s,
+            lead_s=self.settings.tempo.lead_s,
         )
 
     def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
@@ -250,7 +246,7 @@ class Service:
         """
         asked = json.dumps(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         spec, upload, checked = await self._check(caller, spec)
-        check_time(spec, self.clock.now(), self.settings.lead_s)
+        check_time(spec, self.clock.now(), self.settings.tempo.lead_s)
         cheapest = self._cheapest(spec, checked)
         if cheapest is not None and cheapest > spec.cap_usd:
             raise InvalidInput(

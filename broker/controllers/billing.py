@@ -66,7 +66,7 @@ class Billing:
         known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
         until = billed_until(known, now, caps.list_lag_s + PROOF_S)
         due, traffic = owed(known, until), traffic_owed(known, now)
-        signal = due_signal(known, job, caps, now, tick_s=context.rhythm.billing_s, drain_s=context.limits.drain_s)
+        signal = due_signal(known, job, caps, now, context.tempo)
         if due == traffic == ZERO and signal is None and price is None:
             return None
         return Charge(

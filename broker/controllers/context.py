@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from broker.decide.billing import Tempo
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt
@@ -45,6 +46,12 @@ class Rhythm:
     destroy_alert: int = 5
     """Failed destroys after which people are told."""
 
+    def tempo(self, drain_s: float) -> Tempo:
+        """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its
+        end, to destroy, and to look twice, each at a listing that begins after what it is to show."""
+        round_s = self.poll_s + min(1.0, self.look_s)
+        return Tempo(tick_s=self.billing_s + round_s, drain_s=drain_s, hands_s=4 * round_s + 2 * self.list_s)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -74,6 +81,10 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     patience: Patience = field(default_factory=Patience)
     costs: Costs = field(default_factory=Costs)
+
+    @property
+    def tempo(self) -> Tempo:
+        return self.rhythm.tempo(self.limits.drain_s)
 
     def provider_of(self, attempt: Attempt) -> Provider:
         """Raises KeyError when the configuration lost a provider that still has a live attempt."""

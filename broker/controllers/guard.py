@@ -99,8 +99,7 @@ class Guard:
 
     def _room(self, one: Leased) -> Decimal:
         caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.every_s
-        tick_s, drain_s = self._context.rhythm.billing_s, self._context.limits.drain_s
-        return least_usd(one.attempt.line, caps, every_s, tick_s=tick_s, drain_s=drain_s)
+        return least_usd(one.attempt.line, caps, every_s, self._context.tempo)
 
 
 def _idles(one: Leased, found: Idle | None) -> list[Event]:

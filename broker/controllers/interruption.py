@@ -93,8 +93,8 @@ class Interruption:
 
     def _grace_over(self, attempt: Attempt, job: Job) -> bool:
         context = self._context
-        caps, drain_s = context.provider_of(attempt).caps, context.limits.drain_s
-        return grace_over(attempt, job, caps, context.clock.now(), look_s=self._look_s, drain_s=drain_s)
+        caps, now = context.provider_of(attempt).caps, context.clock.now()
+        return grace_over(attempt, job, caps, now, context.tempo, look_s=self._look_s)
 
     async def _ask(self, attempt: Attempt) -> None:
         """Writes desired.json once a process; another broker's write of the same is harmless."""

@@ -5,7 +5,7 @@ which order billing runs, and every amount is rounded once, up.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -21,6 +21,24 @@ LEAST_DRAIN_S = 30.0
 """The request has to be noticed and a step to be ended, however quick the last save was."""
 LINK_BYTES_PER_S = 12_500_000_000
 """100 Gbit/s: a machine that says it sent more than its network carries is not believed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tempo:
+    """How quick the house itself is, in seconds; a cap is held by all of it."""
+
+    tick_s: float
+    """From the line that billing watches to the beginning of a drain, at the latest."""
+    drain_s: float
+    """What a drain may take at the most."""
+    hands_s: float
+    """From the end of a drain to a proven absence, less the cloud's own time: to be noticed, destroyed, and left out of
+    two listings."""
+
+    @property
+    def lead_s(self) -> float:
+        """A machine with less time than this is drained as soon as it is bought; the cloud's own time comes on top."""
+        return self.tick_s + self.drain_s + self.hands_s
 
 
 def accrued(attempt: Attempt, until: datetime) -> Decimal:
@@ -199,38 +217,39 @@ def capped_drain_s(attempt: Attempt, drain_s: float) -> float:
     return min(drain_s, max(LEAST_DRAIN_S, 3 * saved.save_s)) if saved else drain_s
 
 
-def drain_lead_s(attempt: Attempt, caps: Caps, *, tick_s: float, drain_s: float) -> float:
-    """Seconds before the cap at which a drain must start: billing tick, drain, teardown, list lag and a quantum."""
-    return _lead_s(attempt.line.offer, caps, tick_s, capped_drain_s(attempt, drain_s))
+def drain_lead_s(attempt: Attempt, caps: Caps, tempo: Tempo) -> float:
+    """Seconds before the cap at which a drain must start: tick, drain, hands, teardown, list lag and a quantum."""
+    return _lead_s(attempt.line.offer, caps, replace(tempo, drain_s=capped_drain_s(attempt, tempo.drain_s)))
 
 
-def _lead_s(offer: Offer, caps: Caps, tick_s: float, drain_s: float) -> float:
-    return tick_s + drain_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s
+def _lead_s(offer: Offer, caps: Caps, tempo: Tempo) -> float:
+    return tempo.lead_s + caps.teardown_s + 2 * caps.list_lag_s + offer.billing_quantum_s
 
 
-def least_usd(line: QuoteLine, caps: Caps, every_s: float, *, tick_s: float, drain_s: float) -> Decimal:
+def least_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: Tempo) -> Decimal:
     """A new attempt needs more than this under its cap: with less it would have to drain as soon as it is bought, or
     would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints."""
     offer = line.offer
-    least_s = max(_lead_s(offer, caps, tick_s, drain_s), offer.billing_minimum_s)
+    least_s = max(_lead_s(offer, caps, tempo), offer.billing_minimum_s)
     price = _ceiling(offer, offer.usd_per_hour)
-    saves = Traffic(sent=_saves(every_s, tick_s + drain_s) * _save_bytes(line))
+    saves = Traffic(sent=_saves(every_s, tempo.tick_s + tempo.drain_s) * _save_bytes(line))
     return _cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, saves)
 
 
-def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:
-    """True when the job must drain now: spent + highest rate x (tick + drain + teardown) + last saves reaches the cap.
+def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> bool:
+    """True when the job must drain now: spent + highest rate x `drain_lead_s` + last saves reaches the cap.
 
     Then spend <= cap holds while the cloud ends billing within `caps.teardown_s` of destroy. Where it takes t seconds
     longer, the overshoot is at most rate x t.
     """
-    lead = timedelta(seconds=drain_lead_s(attempt, caps, tick_s=tick_s, drain_s=drain_s))
+    lead = timedelta(seconds=drain_lead_s(attempt, caps, tempo))
     others = job.spent_usd - attempt.charged_usd
     highest = PriceChange(since=now, usd_per_hour=_ceiling(attempt.line.offer, price_now(attempt)))
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
     # What was charged before it was known to run later than the create is spent, and worked off.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
-    moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, tick_s + drain_s)))
+    during_s = tempo.tick_s + tempo.drain_s
+    moved = max(attempt.traffic_usd, traffic_cost(attempt.line.offer, _drained(attempt, job, now, during_s)))
     return others + machines + moved >= limit(attempt, job)
 
 
@@ -253,35 +272,33 @@ def time_left_s(job: Job, now: datetime) -> float | None:
     return min(left, default=None)
 
 
-def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float) -> bool:
+def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> bool:
     """True when the job must drain now to be over at its deadline, and before its `max_duration` is used up."""
-    lead_s = drain_lead_s(attempt, caps, tick_s=tick_s, drain_s=drain_s)
+    lead_s = drain_lead_s(attempt, caps, tempo)
     running = replace(job, machine_s=job.machine_s + machine_s(attempt, now))
     left_s = time_left_s(running, now)
     return left_s is not None and left_s <= lead_s
 
 
-def due_signal(
-    attempt: Attempt, job: Job, caps: Caps, now: datetime, *, tick_s: float, drain_s: float
-) -> Signal | None:
+def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> Signal | None:
     """Why a live attempt must end now, for its money or its time; None: it may go on, or was told already."""
     if attempt.signal is not None:
         return None
-    if cap_is_near(attempt, job, caps, now, tick_s=tick_s, drain_s=drain_s):
+    if cap_is_near(attempt, job, caps, now, tempo):
         return Signal.CAP
-    return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tick_s=tick_s, drain_s=drain_s) else None
+    return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tempo) else None
 
 
-def grace_over(attempt: Attempt, job: Job, caps: Caps, now: datetime, *, look_s: float, drain_s: float) -> bool:
+def grace_over(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo, *, look_s: float) -> bool:
     """True when a drain is not waited for any longer: it has had its time, or waiting `look_s` more would pass the cap
     or the job's time. That holds whatever the drain is for: one that a stop or a budget began has no lead of its own.
     """
     told_by_cap = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
-    most_s = capped_drain_s(attempt, drain_s) if told_by_cap else drain_s
+    most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s
     if (now - (attempt.draining_since or now)).total_seconds() > most_s:
         return True
-    later = now + timedelta(seconds=look_s)
-    return any(over(attempt, job, caps, later, tick_s=0, drain_s=0) for over in (cap_is_near, time_is_up))
+    later, after = now + timedelta(seconds=look_s), replace(tempo, tick_s=0, drain_s=0)
+    return any(over(attempt, job, caps, later, after) for over in (cap_is_near, time_is_up))
 
 
 def out_of_time(job: Job, now: datetime, *, needed_s: float = 0.0) -> str | None:
@@ -309,7 +326,7 @@ def reservation(job: Job) -> Decimal:
     return max(ZERO, job.cap_usd - job.spent_usd)
 
 
-def reserved(job: Job, line: QuoteLine, caps: Caps, *, tick_s: float, drain_s: float) -> Decimal:
+def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: Tempo) -> Decimal:
     """What an attempt reserves: all that is left under the cap, or less where `max_duration` allows less: the highest
     rate for the time that is left and a drain, and the traffic of a save at each interval. What a script sends is not
     known before."""
@@ -317,7 +334,7 @@ def reserved(job: Job, line: QuoteLine, caps: Caps, *, tick_s: float, drain_s: f
     unknown = line.memory is None and traffic_cost(line.offer, Traffic(sent=GIB)) > 0
     if most is None or unknown:
         return left
-    lead_s = _lead_s(line.offer, caps, tick_s, drain_s)
+    lead_s = _lead_s(line.offer, caps, tempo)
     left_s = max(0.0, most - job.machine_s) + lead_s
     price = _ceiling(line.offer, line.offer.usd_per_hour)
     moved = Traffic(sent=_saves(job.spec.checkpoint.every_s, left_s) * _save_bytes(line))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.decide.billing import Tempo
 from broker.domain.errors import Problem
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState, Stored
@@ -113,7 +114,7 @@ async def test_what_is_needed_cannot_be_deleted(api: Running) -> None:
 
 
 async def test_a_job_without_time_is_refused_with_the_number(api: Running) -> None:
-    api.service.settings = replace(api.service.settings, tick_s=15.0, drain_s=120.0)
+    api.service.settings = replace(api.service.settings, tempo=Tempo(tick_s=10.0, drain_s=120.0, hands_s=5.0))
     me = await api.token("ada")
     ref, now = (await api.upload(me))["ref"], api.service.clock.now()
     for changes, words in (

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from broker.api.auth import Caller
 from broker.api.problems import Conflict, NotFound
-from broker.decide.billing import least_usd, reserved
+from broker.decide.billing import Tempo, least_usd, reserved
 from broker.decide.budgets import Applied, Refusal
 from broker.decide.placement import foresee
 from broker.decide.policy_dryrun import DryRun, dry_run
@@ -79,18 +79,16 @@ class Policies:
         """Every policy that the caller sees, with what its jobs have spent and hold."""
         return await self._store.as_tenant(caller.tenant).budgets()
 
-    async def foresee(
-        self, job: Job, made: Quote, caps: Mapping[str, Caps], *, tick_s: float, drain_s: float
-    ) -> Refusal | None:
+    async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: Tempo) -> Refusal | None:
         """What the policies that cover this job would do to it if it were submitted now; nothing is written."""
         whose, every_s = (job.team, job.owner), job.spec.checkpoint.every_s
         now, applied = await self._store.applied([whose])
 
         def least(line: QuoteLine) -> Decimal:
-            return least_usd(line, caps[line.offer.provider], every_s, tick_s=tick_s, drain_s=drain_s)
+            return least_usd(line, caps[line.offer.provider], every_s, tempo)
 
         def reserve(line: QuoteLine) -> Decimal:
-            return reserved(job, line, caps[line.offer.provider], tick_s=tick_s, drain_s=drain_s)
+            return reserved(job, line, caps[line.offer.provider], tempo)
 
         return foresee(made, job.cap_usd, applied[whose], now, least=least, reserve=reserve)
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from broker.decide.billing import Tempo
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, AttemptState, Job, JobState, PriceChange
 from broker.domain.offer import GIB, Offer, QuoteLine, Verdict, Workload
@@ -64,3 +65,7 @@ def attempt(state: AttemptState = AttemptState.TRAINING, **changes: Any) -> Atte
     if state is not AttemptState.INTENDED:
         values["create_sent_at"] = T0
     return Attempt(**(values | changes))
+
+
+def tempo(*, tick_s: float = 10, drain_s: float = 60, hands_s: float = 7) -> Tempo:
+    return Tempo(tick_s=tick_s, drain_s=drain_s, hands_s=hands_s)

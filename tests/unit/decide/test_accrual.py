@@ -37,10 +37,10 @@ from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Signal
 from broker.domain.money import MICRO, ZERO, usd
 from broker.domain.offer import GIB, HostFacts, MemoryNeed
 from tests.unit.decide import build
+from tests.unit.decide.build import tempo
 from trainer.contract.rendezvous import Beat, CheckpointRef, Final, Outcome
 
 CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
-RATES: dict[str, float] = {"tick_s": 10, "drain_s": 60}
 prices = st.decimals(min_value="0.0001", max_value="100", places=4)
 quanta = st.sampled_from([1, 7, 60, 3600])
 seconds = st.floats(min_value=0, max_value=20_000)
@@ -173,12 +173,12 @@ def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> 
     moving = build.attempt(
         line=build.line(usd_per_hour=Decimal("0.36"), on_demand_usd_per_hour=Decimal("3.6"), price_moves=True)
     )
-    lead = drain_lead_s(still, CAPS, **RATES)
+    lead = drain_lead_s(still, CAPS, tempo())
     cap = usd(Decimal("0.36") * (1000 + int(lead)) / 3600)
     job = build.active_job(cap_usd=cap)
-    assert not cap_is_near(still, job, CAPS, build.at(500), **RATES)
-    assert cap_is_near(moving, job, CAPS, build.at(500), **RATES)
-    assert least_usd(moving.line, CAPS, 300, **RATES) == 10 * least_usd(still.line, CAPS, 300, **RATES)
+    assert not cap_is_near(still, job, CAPS, build.at(500), tempo())
+    assert cap_is_near(moving, job, CAPS, build.at(500), tempo())
+    assert least_usd(moving.line, CAPS, 300, tempo()) == 10 * least_usd(still.line, CAPS, 300, tempo())
 
 
 @settings(max_examples=60)
@@ -199,12 +199,12 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
     )
     line = replace(line, memory=_need(size))
     every_s = random.choice([30.0, 300.0])
-    if least_usd(line, CAPS, every_s, tick_s=tick, drain_s=60) >= cap:
+    if least_usd(line, CAPS, every_s, tempo(tick_s=tick)) >= cap:
         return
     attempt, now, real = build.attempt(line=line), 0.0, first
     job = build.active_job(cap_usd=cap, spec=build.spec(checkpoint={"every_s": every_s}))
     bill: list[PriceChange] = []
-    while not cap_is_near(attempt, job, CAPS, build.at(now), tick_s=tick, drain_s=60):
+    while not cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick)):
         due = owed(attempt, build.at(now)) + traffic_owed(attempt, build.at(now))
         moved = traffic_owed(attempt, build.at(now))
         attempt = replace(
@@ -290,11 +290,11 @@ def test_the_last_checkpoints_are_kept_free_under_the_cap() -> None:
     saved = CheckpointRef(manifest="m", step=1, save_s=1, bytes=10 * GIB)
     quiet, busy = sending(beat=beat()), sending(beat=beat(checkpoint=saved))
     job = build.active_job(cap_usd=Decimal("1.8"))
-    assert not cap_is_near(quiet, job, CAPS, build.at(100), **RATES)
-    assert cap_is_near(busy, job, CAPS, build.at(100), **RATES)
+    assert not cap_is_near(quiet, job, CAPS, build.at(100), tempo())
+    assert cap_is_near(busy, job, CAPS, build.at(100), tempo())
     unsaved = replace(quiet, line=replace(quiet.line, memory=_need(10 * GIB)))
-    assert cap_is_near(unsaved, job, CAPS, build.at(100), **RATES)
-    assert least_usd(unsaved.line, CAPS, 300, **RATES) - least_usd(quiet.line, CAPS, 300, **RATES) == Decimal("1.8")
+    assert cap_is_near(unsaved, job, CAPS, build.at(100), tempo())
+    assert least_usd(unsaved.line, CAPS, 300, tempo()) - least_usd(quiet.line, CAPS, 300, tempo()) == Decimal("1.8")
 
 
 # --------------------------------------------------------------------------------------------------------------- time
@@ -307,31 +307,31 @@ def timed(**spec: Any) -> Any:
 def test_without_limits_of_time_there_is_time() -> None:
     assert time_left_s(timed(), build.at(0)) is None
     assert out_of_time(timed(), build.at(0)) is None
-    assert not time_is_up(build.attempt(), timed(), CAPS, build.at(1e6), **RATES)
+    assert not time_is_up(build.attempt(), timed(), CAPS, build.at(1e6), tempo())
 
 
 def test_a_deadline_leaves_time_for_a_drain() -> None:
-    job, lead = timed(deadline="2026-01-01T01:00:00Z"), drain_lead_s(build.attempt(), CAPS, **RATES)
-    assert not time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead - 1), **RATES)
-    assert time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead), **RATES)
-    assert due_signal(build.attempt(), job, CAPS, build.at(3600 - lead), **RATES) is Signal.OUT_OF_TIME
-    assert due_signal(build.attempt(), job, CAPS, build.at(0), **RATES) is None
+    job, lead = timed(deadline="2026-01-01T01:00:00Z"), drain_lead_s(build.attempt(), CAPS, tempo())
+    assert not time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead - 1), tempo())
+    assert time_is_up(build.attempt(), job, CAPS, build.at(3600 - lead), tempo())
+    assert due_signal(build.attempt(), job, CAPS, build.at(3600 - lead), tempo()) is Signal.OUT_OF_TIME
+    assert due_signal(build.attempt(), job, CAPS, build.at(0), tempo()) is None
 
 
 def test_max_duration_counts_every_attempt() -> None:
-    job, lead = timed(max_duration=3600), drain_lead_s(build.attempt(), CAPS, **RATES)
-    assert not time_is_up(build.attempt(), job, CAPS, build.at(3000), **RATES)
+    job, lead = timed(max_duration=3600), drain_lead_s(build.attempt(), CAPS, tempo())
+    assert not time_is_up(build.attempt(), job, CAPS, build.at(3000), tempo())
     older = replace(job, machine_s=700.0)
-    assert time_is_up(build.attempt(), older, CAPS, build.at(2900 - lead), **RATES)
-    assert not time_is_up(build.attempt(), older, CAPS, build.at(2899 - lead), **RATES)
+    assert time_is_up(build.attempt(), older, CAPS, build.at(2900 - lead), tempo())
+    assert not time_is_up(build.attempt(), older, CAPS, build.at(2899 - lead), tempo())
     assert machine_s(build.attempt(AttemptState.INTENDED), build.at(9)) == 0
     assert machine_s(build.attempt(), build.at(-9)) == 0
 
 
 def test_the_cap_is_told_before_the_time_and_nothing_twice() -> None:
     job = replace(timed(deadline="2026-01-01T00:00:01Z"), cap_usd=Decimal("0.0001"))
-    assert due_signal(build.attempt(), job, CAPS, build.at(0), **RATES) is Signal.CAP
-    assert due_signal(build.attempt(signal=Signal.IDLE), job, CAPS, build.at(0), **RATES) is None
+    assert due_signal(build.attempt(), job, CAPS, build.at(0), tempo()) is Signal.CAP
+    assert due_signal(build.attempt(signal=Signal.IDLE), job, CAPS, build.at(0), tempo()) is None
 
 
 def test_the_words_name_the_limit_that_was_reached() -> None:
@@ -348,32 +348,32 @@ def test_the_words_name_the_limit_that_was_reached() -> None:
 
 def test_less_is_reserved_where_less_time_is_allowed() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"))
-    lead = 10 + 60 + 30 + 10 + 1
-    assert reserved(timed(), line, CAPS, **RATES) == Decimal(100)
-    assert reserved(timed(max_duration=3600), line, CAPS, **RATES) == usd(Decimal("0.001") * (3600 + lead))
+    lead = 10 + 60 + 7 + 30 + 10 + 1
+    assert reserved(timed(), line, CAPS, tempo()) == Decimal(100)
+    assert reserved(timed(max_duration=3600), line, CAPS, tempo()) == usd(Decimal("0.001") * (3600 + lead))
     used = replace(timed(max_duration=3600), machine_s=3600.0)
-    assert reserved(used, line, CAPS, **RATES) == usd(Decimal("0.001") * lead)
-    assert reserved(replace(timed(max_duration=3600), cap_usd=Decimal(1)), line, CAPS, **RATES) == Decimal(1)
+    assert reserved(used, line, CAPS, tempo()) == usd(Decimal("0.001") * lead)
+    assert reserved(replace(timed(max_duration=3600), cap_usd=Decimal(1)), line, CAPS, tempo()) == Decimal(1)
 
 
 def test_a_reservation_by_time_has_room_for_every_save_unless_nobody_knows_their_size() -> None:
     facts = HostFacts(egress_usd_per_gib=Decimal("0.1"))
     line = build.line(usd_per_hour=Decimal("3.6"), facts=facts)
     job = timed(max_duration=3600, checkpoint={"every_s": 300})
-    assert reserved(job, line, CAPS, **RATES) == Decimal(100), "a script"
+    assert reserved(job, line, CAPS, tempo()) == Decimal(100), "a script"
     known = replace(line, memory=_need(GIB))
-    assert reserved(job, known, CAPS, **RATES) == usd(Decimal("0.001") * 3711) + Decimal("0.1") * (12 + 2)
+    assert reserved(job, known, CAPS, tempo()) == usd(Decimal("0.001") * 3718) + Decimal("0.1") * (12 + 2)
 
 
 def test_with_max_duration_the_reservation_holds_as_the_cap_does() -> None:
     attempt = priced("3.6", reserved_usd=Decimal(1))
     job = timed(max_duration=360_000)
-    assert cap_is_near(attempt, job, CAPS, build.at(1000), **RATES)
-    assert not cap_is_near(replace(attempt, reserved_usd=Decimal(100)), job, CAPS, build.at(1000), **RATES)
+    assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
+    assert not cap_is_near(replace(attempt, reserved_usd=Decimal(100)), job, CAPS, build.at(1000), tempo())
 
 
 def test_an_attempt_spends_no_more_than_it_has_reserved_though_the_cap_is_raised() -> None:
     """A failed job's machine that is kept, say: it is on its way out, so the higher cap reserved nothing for it."""
     attempt = priced("3.6", reserved_usd=Decimal(1))
-    assert cap_is_near(attempt, timed(), CAPS, build.at(1000), **RATES)
-    assert not cap_is_near(attempt, timed(), CAPS, build.at(800), **RATES)
+    assert cap_is_near(attempt, timed(), CAPS, build.at(1000), tempo())
+    assert not cap_is_near(attempt, timed(), CAPS, build.at(800), tempo())

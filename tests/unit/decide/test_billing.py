@@ -26,6 +26,7 @@ from broker.domain.job import Attempt, AttemptState, Handle, Reason
 from broker.domain.money import ZERO
 from broker.domain.offer import GIB, HostFacts
 from tests.unit.decide import build
+from tests.unit.decide.build import tempo
 from trainer.contract.rendezvous import Beat, CheckpointRef
 
 CAPS = Caps(spot=True, teardown_s=30, list_lag_s=5)
@@ -74,8 +75,8 @@ def test_what_was_charged_for_the_boot_counts_against_the_cap() -> None:
     line = build.line(usd_per_hour=Decimal("3.6"), billed_from="running")
     runs = build.attempt(line=line, running_at=build.at(9000), charged_usd=Decimal(9), reserved_usd=Decimal(10))
     job = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.99"))
-    assert not cap_is_near(runs, job, CAPS, build.at(9001), tick_s=10, drain_s=60)
-    assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), tick_s=10, drain_s=60)
+    assert not cap_is_near(runs, job, CAPS, build.at(9001), tempo())
+    assert cap_is_near(runs, replace(job, spent_usd=Decimal(10)), CAPS, build.at(9001), tempo())
 
 
 def test_a_machine_may_have_run_since_a_list_lag_before_it_was_last_seen_not_to() -> None:
@@ -96,8 +97,8 @@ def test_the_least_that_a_cloud_bills_is_owed_once_a_machine_stands() -> None:
 def test_every_machine_of_an_attempt_is_paid_for() -> None:
     two = build.attempt(line=replace(build.line(usd_per_hour=Decimal("3.6"), billing_quantum_s=60), nodes=2))
     assert accrued(two, build.at(61)) == Decimal("0.24")
-    alone = least_usd(replace(two.line, nodes=1), CAPS, 300, tick_s=10, drain_s=60)
-    assert least_usd(two.line, CAPS, 300, tick_s=10, drain_s=60) == 2 * alone
+    alone = least_usd(replace(two.line, nodes=1), CAPS, 300, tempo())
+    assert least_usd(two.line, CAPS, 300, tempo()) == 2 * alone
 
 
 def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_proof() -> None:
@@ -124,16 +125,16 @@ def test_charging_in_any_steps_equals_charging_once(price: Decimal, quantum: int
 def test_spend_stays_under_the_cap_when_drained_in_time(
     price: Decimal, quantum: int, tick: float, cap: Decimal
 ) -> None:
-    """A tick-driven watcher, the slowest allowed drain and the stated teardown: never above the cap, unless the very
-    first tick was already too late (a cap too small for one lead), which placement refuses."""
+    """A tick-driven watcher, the slowest allowed drain and hands, the stated teardown and list lag: never above the cap,
+    unless the very first tick was already too late (a cap too small for one lead), which placement refuses."""
     attempt, job = priced(price, quantum), build.active_job(cap_usd=cap)
-    lead = drain_lead_s(attempt, CAPS, tick_s=tick, drain_s=60)
+    lead = drain_lead_s(attempt, CAPS, tempo(tick_s=tick))
     if accrued(attempt, build.at(lead)) >= cap:
         return
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
-    while not cap_is_near(attempt, job, CAPS, build.at(now), tick_s=tick, drain_s=60):
+    while not cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick)):
         now += tick
-    ends = build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)
+    ends = build.at(now) + timedelta(seconds=60 + tempo().hands_s + CAPS.teardown_s + CAPS.list_lag_s)
     assert accrued(attempt, ends) <= cap
 
 
@@ -142,16 +143,16 @@ def test_a_measured_save_shortens_the_lead_but_not_below_half_a_minute() -> None
     saved = CheckpointRef(manifest="m", step=1, save_s=14)
     measured = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved))
     quick = replace(plain, beat=Beat(attempt="x", boot="b", seq=1, checkpoint=saved.model_copy(update={"save_s": 0.1})))
-    lead = [drain_lead_s(a, CAPS, tick_s=10, drain_s=60) for a in (plain, measured, quick)]
-    assert lead == [10 + drain + 30 + 10 + 1 for drain in (60, 42, 30)]
+    lead = [drain_lead_s(a, CAPS, tempo()) for a in (plain, measured, quick)]
+    assert lead == [10 + drain + 7 + 30 + 10 + 1 for drain in (60, 42, 30)]
 
 
 def test_earlier_attempts_count_against_the_cap() -> None:
     attempt = priced("3.6", charged_usd=Decimal("0.1"))
     rich = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("0.1"))
     poor = build.active_job(cap_usd=Decimal(10), spent_usd=Decimal("9.9"))
-    assert not cap_is_near(attempt, rich, CAPS, build.at(100), tick_s=10, drain_s=60)
-    assert cap_is_near(attempt, poor, CAPS, build.at(100), tick_s=10, drain_s=60)
+    assert not cap_is_near(attempt, rich, CAPS, build.at(100), tempo())
+    assert cap_is_near(attempt, poor, CAPS, build.at(100), tempo())
 
 
 def test_the_reservation_is_what_is_left() -> None:
@@ -162,9 +163,9 @@ def test_the_reservation_is_what_is_left() -> None:
 @pytest.mark.parametrize(("more", "near"), [("0.0001", False), ("0", True)])
 def test_what_is_bought_with_more_than_the_least_need_not_drain_at_once(more: str, near: bool) -> None:
     attempt = build.attempt()
-    least = least_usd(attempt.line, CAPS, 300, tick_s=10, drain_s=60)
+    least = least_usd(attempt.line, CAPS, 300, tempo())
     job = build.active_job(cap_usd=least + Decimal(more))
-    assert cap_is_near(attempt, job, CAPS, build.at(0), tick_s=10, drain_s=60) is near
+    assert cap_is_near(attempt, job, CAPS, build.at(0), tempo()) is near
 
 
 STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
@@ -173,8 +174,8 @@ STANDING = (Handle(provider="x", id="1", name=InstanceName("n")),)
 def test_the_least_that_a_cloud_bills_must_fit_under_the_cap() -> None:
     """A machine that stands owes it at once, so no drain comes early enough."""
     line = build.line(usd_per_hour=Decimal("3.6"), billing_minimum_s=3600)
-    assert least_usd(line, CAPS, 300, tick_s=10, drain_s=60) == Decimal("3.6")
-    assert least_usd(replace(line, nodes=2), CAPS, 300, tick_s=10, drain_s=60) == Decimal("7.2")
+    assert least_usd(line, CAPS, 300, tempo()) == Decimal("3.6")
+    assert least_usd(replace(line, nodes=2), CAPS, 300, tempo()) == Decimal("7.2")
 
 
 @given(
@@ -186,16 +187,16 @@ def test_no_billing_minimum_breaks_the_cap_of_what_placement_buys(
 ) -> None:
     """Whenever the machine comes to stand, and whether it runs on or ends at once."""
     line = build.line(usd_per_hour=price, billing_quantum_s=quantum, billing_minimum_s=minimum)
-    if least_usd(line, CAPS, 300, tick_s=tick, drain_s=60) >= cap:
+    if least_usd(line, CAPS, 300, tempo(tick_s=tick)) >= cap:
         return
     launched, job = build.attempt(line=line), build.active_job(cap_usd=cap)
     standing = replace(launched, handles=STANDING)
     assert accrued(standing, build.at(1)) <= cap, "it is destroyed as soon as it stands"
-    lead = drain_lead_s(launched, CAPS, tick_s=tick, drain_s=60)
+    lead = drain_lead_s(launched, CAPS, tempo(tick_s=tick))
     now = tick * max(0, int((float(cap / price) * 3600 - lead - 2 * quantum) / tick) - 3)
-    while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), tick_s=tick, drain_s=60):
+    while not cap_is_near(standing if now >= boots else launched, job, CAPS, build.at(now), tempo(tick_s=tick)):
         now += tick
-    assert accrued(standing, build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)) <= cap
+    assert accrued(standing, build.at(now) + timedelta(seconds=60 + tempo().hands_s + CAPS.teardown_s)) <= cap
 
 
 LAST_SAVE = CheckpointRef(manifest="m", step=1, save_s=1)
@@ -208,15 +209,15 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     """It may begin just before the cap would be near, and has no lead of its own: its trainer does nothing any more."""
     saved = Beat(attempt="x", boot="b", seq=1, checkpoint=LAST_SAVE)
     attempt, tick = priced(price, quantum, beat=saved), 10.0
-    lead = drain_lead_s(attempt, CAPS, tick_s=tick, drain_s=600)
+    lead = drain_lead_s(attempt, CAPS, tempo(tick_s=tick, drain_s=600))
     job = build.active_job(cap_usd=accrued(attempt, build.at(3000 + lead)))
     now = 3000 - early
-    while early and cap_is_near(attempt, job, CAPS, build.at(now), tick_s=tick, drain_s=600):
+    while early and cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick, drain_s=600)):
         now -= tick
     draining = replace(attempt, state=AttemptState.DRAINING, reason=reason, draining_since=build.at(now))
-    while not grace_over(draining, job, CAPS, build.at(now), look_s=1, drain_s=600):
+    while not grace_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), look_s=1):
         now += 1
-    assert accrued(draining, build.at(now + CAPS.teardown_s)) <= job.cap_usd
+    assert accrued(draining, build.at(now + tempo().hands_s + CAPS.teardown_s)) <= job.cap_usd
 
 
 def test_a_drain_has_its_time_and_one_for_the_cap_three_times_the_last_save() -> None:
@@ -226,7 +227,7 @@ def test_a_drain_has_its_time_and_one_for_the_cap_three_times_the_last_save() ->
 
     def waits(until: float, **changes: Any) -> bool:
         draining = replace(priced("1", beat=saved, draining_since=build.at(100)), **changes)
-        return not grace_over(draining, rich, CAPS, build.at(until), look_s=1, drain_s=600)
+        return not grace_over(draining, rich, CAPS, build.at(until), tempo(drain_s=600), look_s=1)
 
     assert [waits(at, reason=Reason.STOPPED) for at in (130, 131, 700, 701)] == [True, True, True, False]
     assert [waits(at, reason=Reason.CAPPED) for at in (130, 131)] == [True, False]
@@ -241,5 +242,5 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     attempt = priced("1", beat=saved, reason=Reason.CAPPED, draining_since=build.at(1000))
     attempt = replace(attempt, line=replace(attempt.line, offer=replace(attempt.line.offer, facts=facts)))
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
-    assert cap_is_near(attempt, job, CAPS, build.at(1000), tick_s=10, drain_s=60)
-    assert not grace_over(attempt, job, CAPS, build.at(1020), look_s=1, drain_s=60)
+    assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
+    assert not grace_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), look_s=1)
