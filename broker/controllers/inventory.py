@@ -125,7 +125,8 @@ class Inventory:
     def absent_since(self, provider: str, name: InstanceName, since: float) -> datetime | None:
         """Two listings at least `list_lag_s` apart, both begun after `since`, and none from the first on shows it.
 
-        Then the moment at which the first one had answered, by the wall clock; else None.
+        Then the moment up to which it may have stood, by the house's clock: at which the second one had answered, since
+        a single one may leave out what stands there. Else None.
         """
         return self._absent_since(provider, since, lambda listing: listing.shows(name))
 
@@ -146,7 +147,7 @@ class Inventory:
             without = [] if shows(listing) else [*without, listing]
         if len(without) < 2 or without[-1].begun - without[0].begun < lag:
             return None
-        return self._by_the_wall(without[0].answered)
+        return self._by_the_wall(without[1].answered)
 
     def _by_the_wall(self, moment: float) -> datetime:
         """A moment of the monotonic clock."""

@@ -169,10 +169,9 @@ class Watch:
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
             self._fail("reservation_settled", f"{to.id}: {released} of {attempt.reserved_usd} released")
-        if not self._world.lies:
-            true = sum((self._cost(one) for one in self.stands if one.attempt == to.id), ZERO)
-            if attempt.charged_usd < true:
-                self._fail("charged_in_full", f"{to.id}: {attempt.charged_usd} charged, the cloud bills {true}")
+        true = sum((self._cost(one) for one in self.stands if one.attempt == to.id), ZERO)
+        if attempt.charged_usd < true:
+            self._fail("charged_in_full", f"{to.id}: {attempt.charged_usd} charged, the cloud bills {true}")
 
     def _cost(self, one: Stand) -> Decimal:
         ended = self._world.loop.time() if one.ended is None else one.ended
@@ -215,7 +214,7 @@ class Watch:
         for one in attempts:
             since = self._world.time_of(one.create_sent_at or one.created_at)
             until = self._world.time_of(one.ended_at) if one.ended_at else now
-            span = Decimal(str(disturbed_s(self._world.plan, since, until) + self._world.hands_s))
+            span = Decimal(str(disturbed_s(self._world.plan, since, until)))
             allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")

@@ -114,7 +114,18 @@ def _no_lag(self: inventory.Inventory, provider: str, since: float, shows: Any) 
     for listing in self._listings[provider]:
         if listing.begun > since:
             without = [] if shows(listing) else [*without, listing]
-    return self._by_the_wall(without[0].answered) if len(without) >= 2 else None
+    return self._by_the_wall(without[1].answered) if len(without) >= 2 else None
+
+
+def _first_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any) -> datetime | None:
+    """Charged up to the first listing of the proof, which may have left out what stood there."""
+    if _ABSENT_SINCE(self, provider, since, shows) is None:
+        return None
+    without: list[Any] = []
+    for listing in self._listings[provider]:
+        if listing.begun > since:
+            without = [] if shows(listing) else [*without, listing]
+    return self._by_the_wall(without[0].answered)
 
 
 def _any_time(self: inventory.Inventory, provider: str, since: float, shows: Any) -> datetime | None:
@@ -303,6 +314,7 @@ MUTANTS = (
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", _no_release)),
     _mutant("no last charge", "charged_in_full", (f"{C}.termination._last_charge", _nothing_last)),
+    _mutant("one listing ends the bill", "charged_in_full", (f"{INVENTORY}._absent_since", _first_left_out)),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", _charge_twice)),
     _mutant("unfenced writes", "fenced legal_step", (f"{S}.fences.holds", _always(True))),
     _mutant("no lease", "one_lease_holder", (f"{ROW}.claimable", _no_lease)),

@@ -77,9 +77,6 @@ class World:
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=60, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
         replace_s=30, sold_out_s=60,
     )  # fmt: skip
-    hands_s = 2 * rhythm.poll_s + rhythm.look_s + rhythm.list_s
-    """From hand to hand while a drained machine is destroyed: not in the lead before the cap, so spent above it; see
-    README.md."""
     limits = Limits(beat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 
     def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
@@ -99,7 +96,6 @@ class World:
         self.jobs: list[JobId] = []
         self.blinks = self._draw.choice((0.0, 0.08))
         """Share of machines that a listing leaves out, never twice in a row."""
-        self.lies = self.blinks > 0 or any(fault.kind == "cloud.list_omits" for fault in plan)
         self.asked, self.expected = 0, self._draw.randint(1, 4)
         self.late: set[InstanceName] = set()
         """Machines of attempts that had ended: their launchers were called dead, and were not."""

@@ -56,10 +56,17 @@ async def listed(looks: Sequence[tuple[float, Any]]) -> tuple[Inventory, list[fl
     return seen, times
 
 
-async def test_two_empty_listings_a_lag_apart_prove_absence() -> None:
-    seen, times = await listed([(1, ()), (LAG_S, ())])
-    first_answered = build.T0 + timedelta(seconds=times[0])
-    assert seen.absent_since("scripted", NAME, times[0] - 1) == first_answered
+@pytest.mark.parametrize("looks", [[(1, ()), (LAG_S, ())], [(1, ()), (2, ()), (2, ()), (LAG_S, ())]])
+async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
+    looks: Sequence[tuple[float, Any]],
+) -> None:
+    seen, times = await listed(looks)
+    assert seen.absent_since("scripted", NAME, times[0] - 1) == build.T0 + timedelta(seconds=times[1])
+
+
+async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
+    seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE)])
+    assert seen.absent_since("scripted", NAME, 0) == build.T0 + timedelta(seconds=times[2])
 
 
 async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:
