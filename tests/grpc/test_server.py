@@ -28,7 +28,7 @@ from broker.store.memory import MemoryStore
 from tests.api.harness import CSV, memory_blobs
 from tests.api.harness import serving as serving_http
 from tests.api.test_files import admitted, put_checkpoint
-from tests.doors.door import Refused
+from tests.doors.door import PATIENCE_S, Refused
 from tests.doors.grpc_door import GrpcDoor, refused
 from tests.doors.house import House, parts
 from tests.doors.test_jobs import good
@@ -138,7 +138,7 @@ async def test_work_ends_with_the_callers_deadline(house: House, monkeypatch: py
     stub = stubs.JobServiceStub(house.channel)
     told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=await signed(house), timeout=0.2))
     assert told.kind == "deadline"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await stuck.left.wait()
 
 
@@ -146,7 +146,7 @@ async def test_work_ends_when_the_caller_does(house: House, monkeypatch: pytest.
     stuck = Stuck()
     monkeypatch.setattr(Service, "jobs", stuck)
     call = stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=await signed(house))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         waiting = asyncio.ensure_future(call)
         await stuck.entered.wait()
         call.cancel()
@@ -164,7 +164,7 @@ async def test_a_stop_ends_followers_within_its_grace() -> None:
             stream = door.events(job.id)
             await anext(stream)
         with pytest.raises(Refused) as told:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await anext(stream)
         assert told.value.kind in ("unavailable", "deadline")
         await channel.close()
@@ -192,7 +192,7 @@ async def test_health_follows_readiness(house: House, monkeypatch: pytest.Monkey
 
 async def test_a_call_without_a_token_is_refused_before_its_message_comes(house: House) -> None:
     for method in ("GetJob", "WatchEvents"):
-        call: Any = house.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=20)
+        call: Any = house.channel.stream_unary(f"/gpubroker.v1.JobService/{method}")(timeout=PATIENCE_S)
         assert (await fails(call)).kind == "unauthenticated"
 
 
@@ -205,7 +205,7 @@ async def test_a_message_that_comes_after_its_token_was_revoked_does_nothing(hou
         yield pb.ListJobsRequest().SerializeToString()
 
     open_call: Any = house.channel.stream_unary("/gpubroker.v1.JobService/ListJobs")
-    call = open_call(late(), metadata=me, timeout=20)
+    call = open_call(late(), metadata=me, timeout=PATIENCE_S)
     await call.wait_for_connection()
     await stubs.JobServiceStub(house.channel).ListJobs(pb.ListJobsRequest(), metadata=me)
     for token in await house.api.service.store.tokens():
@@ -221,9 +221,11 @@ async def test_watchers_of_health_leave_room_for_others(house: House, monkeypatc
     watching = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "other")]
     for watch in watching:
         await watch.read()
-    assert (await fails(stub.Watch(health_pb2.HealthCheckRequest()).read())).text == "2 of these calls are open already; end one of them, or ask again later"
+    assert (
+        await fails(stub.Watch(health_pb2.HealthCheckRequest()).read())
+    ).text == "2 of these calls are open already; end one of them, or ask again later"
     watching.pop().cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(grpc.aio.AioRpcError):
                 assert (await stub.Watch(health_pb2.HealthCheckRequest()).read()).status

@@ -1,0 +1,128 @@
+"""Who gets in: the token is looked at when a call comes, and whoever needs none keeps no place by doing nothing."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from broker.api.grpc.doorkeeper import MARK
+from broker.api.grpc.guests import OPEN
+from broker.api.grpc.jobs import Jobs
+from broker.api.grpc.server import FILES
+from broker.api.proto.gpubroker.v1 import job_service_pb2 as pb
+from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc as stubs
+from tests.doors.door import PATIENCE_S, Refused
+from tests.doors.grpc_door import refused
+from tests.doors.house import House
+from tests.grpc.test_server import fails, signed
+
+METHODS = [
+    f"/{service.full_name}/{method.name}"
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+
+
+def half_open(house: House, method: str, **named: Any) -> Any:
+    """A call whose metadata came, and nothing else."""
+    return house.channel.stream_stream(method)(timeout=PATIENCE_S, **named)
+
+
+async def answer(call: Any) -> Refused:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call.read()
+    return refused(error.value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_half_open_call_without_a_token_is_refused(house: House, method: str) -> None:
+    assert (await answer(half_open(house, method))).kind == "unauthenticated"
+
+
+async def test_a_method_whose_scope_was_forgotten_is_the_operators(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Jobs.ListJobs, MARK)
+    assert (await answer(half_open(house, "/gpubroker.v1.JobService/ListJobs"))).kind == "unauthenticated"
+    stub = stubs.JobServiceStub(house.channel)
+    all_but_admin = await signed(house, "read", "submit", "manage", "metrics")
+    assert (await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=all_but_admin))).kind == "forbidden"
+
+
+@pytest.mark.parametrize("method", ["/gpubroker.v1.JobService/GetJob", "/gpubroker.v1.ArtifactService/Upload"])
+async def test_a_token_without_a_message_keeps_no_place(
+    house: House, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.api.grpc.doorkeeper.MESSAGE_S", 0.05)
+    told = await answer(half_open(house, method, metadata=await signed(house)))
+    assert (told.kind, set(told.fields)) == ("invalid", {"message"})
+
+
+async def test_no_message_at_all_is_the_callers_fault(house: House) -> None:
+    call = half_open(house, "/gpubroker.v1.JobService/GetJob", metadata=await signed(house))
+    await call.done_writing()
+    told = await answer(call)
+    assert (told.kind, set(told.fields)) == ("invalid", {"message"})
+
+
+@pytest.mark.parametrize("method", sorted(OPEN))
+async def test_a_guest_without_a_message_does_not_stay(
+    house: House, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.api.grpc.doorkeeper.MESSAGE_S", 0.05)
+    assert (await answer(half_open(house, method))).kind == "invalid"
+
+
+async def test_silent_guests_make_room_for_one_who_asks(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.grpc.guests.PLACES", 2)
+    monkeypatch.setattr("broker.api.grpc.doorkeeper.MESSAGE_S", 10 * PATIENCE_S)
+    check = "/grpc.health.v1.Health/Check"
+    silent = [asyncio.create_task(answer(half_open(house, check))) for _ in range(5)]
+    await some_end(silent, 3)
+    stub = health_pb2_grpc.HealthStub(house.channel)
+    assert (await stub.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    await some_end(silent, 4)
+    assert [task.done() for task in silent].count(False) == 1
+    for task in silent:
+        task.cancel()
+    await asyncio.gather(*silent, return_exceptions=True)
+
+
+async def some_end(tasks: list[asyncio.Task[Refused]], count: int) -> None:
+    """Whichever they are."""
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(task.done() for task in tasks) < count:
+            await asyncio.wait([t for t in tasks if not t.done()], return_when=asyncio.FIRST_COMPLETED)
+    assert all(task.result().kind == "invalid" for task in tasks if task.done())
+
+
+async def test_readers_of_the_services_leave_room_for_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.grpc.guests.PLACES", 2)
+    stub = reflection_pb2_grpc.ServerReflectionStub(house.channel)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="")
+
+    async def reading() -> Any:
+        call = stub.ServerReflectionInfo(timeout=PATIENCE_S)
+        await call.write(ask)
+        await call.read()
+        return call
+
+    calls = [await reading() for _ in range(2)]
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await reading()
+    assert refused(error.value).kind == "limited"
+    check = health_pb2_grpc.HealthStub(house.channel).Check(health_pb2.HealthCheckRequest())
+    assert (await check).status == health_pb2.HealthCheckResponse.SERVING
+    calls.pop().cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                calls.append(await reading())
+                break
+    for call in calls:
+        call.cancel()
