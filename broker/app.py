@@ -23,7 +23,7 @@ from broker.api.http import build_app
 from broker.api.service import Service, Settings
 from broker.api.streams import StreamLimits
 from broker.blobs import GrantSettings, ObstoreBlobs
-from broker.blobs.connect import options_of
+from broker.blobs.connect import folder_of, options_of
 from broker.blobs.price import storage_usd_per_gib_month
 from broker.checks import Checks
 from broker.clock import SystemClock
@@ -35,7 +35,7 @@ from broker.controllers.loop import run_forever
 from broker.controllers.outbox import Keep
 from broker.decide.digest import DigestPlan
 from broker.decide.rate import Rate
-from broker.domain.errors import GpubrokerError, InvalidInput, Problem, SchemaNewer
+from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
@@ -45,6 +45,7 @@ from broker.notify.slack_socket import SlackSockets
 from broker.notify.webhook import WebhookNotifier
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.models import HubClient
+from broker.private import check_blobs, make_home
 from broker.secrets import SecretBox, master_key
 from broker.slacks import Slacks
 from broker.store.embedded import EmbeddedPostgres
@@ -148,7 +149,8 @@ async def _cancel(task: asyncio.Task[object]) -> None:
 @asynccontextmanager
 async def building(config: DaemonConfig) -> AsyncIterator[House]:
     """Everything but the listening socket and the running controllers; closed in reverse order."""
-    _make_home(config.home)
+    make_home(config.home)
+    check_blobs(folder_of(config.blobs_url), config.home)
     image = image_of(config.trainer, os.environ)
     async with AsyncExitStack() as stack:
         context, clock, report_only = await _context(stack, config)
@@ -178,14 +180,6 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             application=build_app(service, authenticator, version=version("gpubroker"), slacks=incoming, limits=limits),
             sockets=sockets,
         )
-
-
-def _make_home(home: Path) -> None:
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as e:
-        message = f"{home}: {e.strerror}; name a folder that this user can write"
-        raise InvalidInput(Problem(field="home", message=message)) from None
 
 
 async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, HouseClock, bool]:

@@ -1,0 +1,74 @@
+"""Folders that nobody but the daemon's user looks into: they hold keys, the database and what people trained on."""
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+from broker.config import CONFIG_FILE
+from broker.domain.errors import InvalidInput, Problem
+
+log = logging.getLogger(__name__)
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MARKS = (CONFIG_FILE, "installation", "master.key")
+"""What tells that a folder is a daemon's home, and not one that somebody has named by mistake."""
+
+
+def make_home(home: Path) -> None:
+    """Makes it with mode 0700; one that others could only read is closed to them, which the log says.
+
+    Raises InvalidInput for one that cannot be made or closed, that others can change, or that is no home of a daemon.
+    """
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = _mode(home)
+        if not mode & OTHERS:
+            return
+        ours = any((home / name).exists() for name in MARKS) or not any(home.iterdir())
+        if mode & OTHERS_WRITE or not ours:
+            raise _open("home", home, mode)
+        home.chmod(mode & ~OTHERS)
+    except PermissionError:
+        if home.is_dir() and home.stat().st_uid != os.geteuid():
+            raise _foreign(home) from None
+        raise _unusable(home, "Permission denied") from None
+    except OSError as e:
+        raise _unusable(home, e.strerror) from None
+    log.warning("home %s had mode %04o: others could read keys, database and blobs; now they cannot", home, mode)
+
+
+def check_blobs(folder: Path | None, home: Path) -> None:
+    """Of a blob store that is a folder outside of the home; it is made with mode 0700 where it is missing.
+
+    None is a bucket. Raises InvalidInput for one that others can read or change.
+    """
+    if folder is None or folder.resolve().is_relative_to(home.resolve()):
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = _mode(folder)
+    except OSError as e:
+        raise InvalidInput(Problem(field="blobs", message=f"{folder}: {e.strerror}; name another folder")) from None
+    if mode & OTHERS:
+        raise _open("blobs", folder, mode)
+
+
+def _mode(folder: Path) -> int:
+    return stat.S_IMODE(folder.stat().st_mode)
+
+
+def _open(field: str, folder: Path, mode: int) -> InvalidInput:
+    can = "change" if mode & OTHERS_WRITE else "read"
+    message = f"{folder} has mode {mode:04o}, so that others can {can} it; run chmod 700 on it, or name one below"
+    return InvalidInput(Problem(field=field, message=message))
+
+
+def _foreign(home: Path) -> InvalidInput:
+    whose = f"{home} belongs to user id {home.stat().st_uid}, and this daemon runs as {os.geteuid()}"
+    return InvalidInput(Problem(field="home", message=f"{whose}; run chown on it, or name another folder"))
+
+
+def _unusable(home: Path, why: str | None) -> InvalidInput:
+    return InvalidInput(Problem(field="home", message=f"{home}: {why}; name a folder that this user can write"))

@@ -1,0 +1,91 @@
+"""Nobody but its user reads a daemon's folders."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from broker.domain.errors import InvalidInput
+from broker.private import check_blobs, make_home
+
+
+def mode(folder: Path) -> int:
+    return folder.stat().st_mode & 0o7777
+
+
+def made(folder: Path, bits: int, *files: str) -> Path:
+    folder.mkdir()
+    for name in files:
+        (folder / name).touch()
+    folder.chmod(bits)
+    return folder
+
+
+def refused(home: Path) -> str:
+    with pytest.raises(InvalidInput) as error:
+        make_home(home)
+    (problem,) = error.value.problems
+    assert problem.field == "home"
+    assert "\n" not in problem.message
+    return problem.message
+
+
+def test_a_new_home_is_its_users_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_home(tmp_path / "new")
+    assert mode(tmp_path / "new") == 0o700
+    make_home(made(tmp_path / "old", 0o700, "stranger"))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("files", [(), ("gpubroker.yaml",), ("installation", "postgres"), ("master.key",)])
+def test_a_home_that_others_can_read_is_closed_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: tuple[str, ...]
+) -> None:
+    home = made(tmp_path / "home", 0o755, *files)
+    with caplog.at_level(logging.WARNING):
+        make_home(home)
+    assert mode(home) == 0o700
+    told = f"home {home} had mode 0755: others could read keys, database and blobs; now they cannot"
+    assert [record.message for record in caplog.records] == [told]
+    make_home(home)
+    assert len(caplog.records) == 1
+
+
+def test_what_is_no_home_or_can_be_changed_by_others_is_left_as_it_is(tmp_path: Path) -> None:
+    """`--home ~` or `--home /tmp` by mistake must not close those."""
+    person = made(tmp_path / "ann", 0o755, "thesis.tex")
+    shared = made(tmp_path / "shared", 0o1777, "gpubroker.yaml")
+    assert refused(person) == (
+        f"{person} has mode 0755, so that others can read it; run chmod 700 on it, or name one below"
+    )
+    assert "has mode 1777, so that others can change it" in refused(shared)
+    assert (mode(person), mode(shared)) == (0o755, 0o1777)
+
+
+def test_a_home_of_somebody_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = made(tmp_path / "home", 0o755)
+
+    def chmod(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    assert "Permission denied" in refused(home)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert f"belongs to user id {home.stat().st_uid}, and this daemon runs as 4711" in refused(home)
+
+
+def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(tmp_path: Path) -> None:
+    home, outside = made(tmp_path / "home", 0o700), made(tmp_path / "blobs", 0o750)
+    check_blobs(None, home)
+    check_blobs(made(home / "blobs", 0o755), home)  # nobody gets there
+    with pytest.raises(InvalidInput, match=r"blobs: .*/blobs has mode 0750, so that others can read it; run chmod 700"):
+        check_blobs(outside, home)
+    assert mode(outside) == 0o750
+    outside.chmod(0o700)
+    check_blobs(outside, home)
+    check_blobs(tmp_path / "new", home)
+    assert mode(tmp_path / "new") == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"blobs: .*Not a directory"):
+        check_blobs(tmp_path / "file" / "below", home)
