@@ -38,6 +38,7 @@ class Streams:
 
     @property
     def open(self) -> int:
+        """How many, of all tokens."""
         return self._open.total()
 
     @asynccontextmanager
@@ -64,9 +65,9 @@ class Streams:
     def _enter(self, token_id: str) -> None:
         most = self._limits
         if self._open[token_id] >= most.per_token:
-            raise TooMany(f"this token has {most.per_token} streams open, which is the most; end one of them")
+            raise TooMany(f"this token has as many streams open as it may, {most.per_token}; end one of them")
         if self.open >= most.total:
-            raise TooMany(f"{most.total} streams are open, which is the most of all; try again when one has ended")
+            raise TooMany(f"as many streams are open as may be, {most.total}; try again when one has ended")
         self._open[token_id] += 1
 
     async def _watch(self, caller: Caller, authorization: str | None, end: asyncio.Timeout) -> None:

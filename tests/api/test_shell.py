@@ -4,14 +4,16 @@ import asyncio
 import json
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from broker.api.context import AUTH
+from broker.api.context import STREAMS
+from broker.api.streams import StreamLimits
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, Handle
 from broker.ports import Change, Lane
@@ -73,30 +75,58 @@ async def test_a_terminal_has_the_size_of_the_client_s(api: Running, training: t
     assert (code, out.splitlines()[-1]) == (0, b"31 97")
 
 
-async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[str, str]], tmp_path: Path) -> None:
-    job, headers = training
+@asynccontextmanager
+async def hung_up(tmp_path: Path) -> AsyncIterator[list[tuple[str, str]]]:
+    """A program that says `up`, and must have been hung up on by the end of the body."""
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     held = os.open(fifo, os.O_RDWR)
     script = f"trap 'echo gone > {fifo}; exit' HUP; echo up; while :; do sleep 0.05; done"
-    params = [("word", "sh"), ("word", "-c"), ("word", script)]
-    async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params=params) as socket:
-        assert (await socket.receive()).data == b"\x01up\n"
-    assert (await asyncio.to_thread(select.select, [held], [], [], 60))[0], "it goes on without its client"
+    yield [("word", "sh"), ("word", "-c"), ("word", script)]
+    assert (await asyncio.to_thread(select.select, [held], [], [], 60))[0], "it goes on"
     assert os.read(held, 9) == b"gone\n"
     os.close(held)
 
 
-async def test_it_ends_with_its_token(api: Running, training: tuple[str, dict[str, str]]) -> None:
+async def test_it_ends_with_its_client(api: Running, training: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     job, headers = training
-    async with api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params={"word": "cat"}) as socket:
-        await socket.send_bytes(b"up")
-        assert (await socket.receive(timeout=20)).data == b"\x01up"
-        for token in await api.service.store.tokens():
-            await api.service.store.delete_token(token.id)
-        api.app[AUTH].forget()
-        assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+    async with (
+        hung_up(tmp_path) as params,
+        api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params=params) as socket,
+    ):
+        assert (await socket.receive()).data == b"\x01up\n"
+        await socket.close()
+
+
+async def test_it_ends_with_its_token(api: Running, training: tuple[str, dict[str, str]], tmp_path: Path) -> None:
+    job, headers = training
+    async with (
+        hung_up(tmp_path) as params,
+        api.http.ws_connect(f"{api.url}/v1/jobs/{job}/shell", headers=headers, params=params) as socket,
+    ):
+        assert (await socket.receive()).data == b"\x01up\n"
+        await api.revoke("ann")
+        assert (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
         assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+
+
+async def test_it_counts_as_a_stream_of_its_token(
+    api: Running, training: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, headers = training
+    monkeypatch.setattr(api.app[STREAMS], "_limits", StreamLimits(per_token=1))
+    shell = f"/v1/jobs/{job}/shell"
+    async with api.http.ws_connect(api.url + shell, headers=headers, params={"word": "cat"}) as socket:
+        await socket.send_bytes(b"up")
+        assert (await socket.receive()).data == b"\x01up"
+        for path in (f"/v1/jobs/{job}/events", f"/v1/jobs/{job}/logs"):
+            assert "as many streams open as it may, 1;" in (await api.call("GET", path, headers, 429))["detail"]
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await api.http.ws_connect(api.url + shell, headers=headers, params={"word": "cat"})
+        assert (refused.value.status, refused.value.headers and refused.value.headers["Retry-After"]) == (429, "5")
+    while api.app[STREAMS].open:  # noqa: ASYNC110  # nothing else tells
+        await asyncio.sleep(0.01)
+    assert await ran(api, job, headers, "true") == (0, b"", b"")
 
 
 async def test_it_is_the_owner_s_alone_and_wants_a_machine(api: Running, training: tuple[str, dict[str, str]]) -> None:
