@@ -39,6 +39,7 @@ from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
 from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
+from broker.gate import gated
 from broker.market.market import Market, MarketRhythm
 from broker.notify.log import LogNotifier
 from broker.notify.slack_socket import SlackSockets
@@ -198,6 +199,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
         config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
         launches=True,
     )  # fmt: skip
+    providers = gated(providers, config.providers.rented(), clock)
     for provider in providers.values():
         stack.push_async_callback(provider.close)
     await _refuse_lost_providers(store, set(providers))

@@ -43,9 +43,11 @@ CAPS = Caps(
     billing_quantum_s=60,
     multi_node=True,
     self_stop="none",
+    calls_per_s=1.0,
     agent_start_s=600.0,
 )
-"""Billed by the minute, from healthy to terminated (docs.lambda.ai/public-cloud/billing)."""
+"""Billed by the minute, from healthy to terminated (docs.lambda.ai/public-cloud/billing). One request a second
+(docs.lambda.ai/public-cloud/cloud-api, "Rate limiting")."""
 _STATES = {
     "booting": InstanceState.STARTING,
     "active": InstanceState.RUNNING,

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -9,6 +11,8 @@ import aiohttp
 from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
 
 PATIENCE_S = 20.0
+AGAIN_S = 5.0
+"""After a 429 that does not say when."""
 
 
 class Rest:
@@ -45,8 +49,7 @@ class Rest:
             case 404:
                 return Gone(f"{what}: 404 {said}")
             case 429:
-                after = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else 5.0
-                return Throttled(f"{what}: 429 too many requests", after_s=after)
+                return Throttled(f"{what}: 429 too many requests", after_s=_seconds(retry_after))
             case _ if 400 <= status < 500 and status != 408:
                 return Rejected(f"{what}: {status} {said}")
         return OutcomeUnknown(f"{what}: {status} {said}")
@@ -54,3 +57,16 @@ class Rest:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of a Retry-After, which is a number of seconds or a date."""
+    if retry_after is None:
+        return AGAIN_S
+    if retry_after.replace(".", "", 1).isdecimal():
+        return float(retry_after)
+    try:
+        then = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return AGAIN_S
+    return max(0.0, (then - datetime.now(UTC)).total_seconds()) if then.tzinfo else AGAIN_S

@@ -77,6 +77,8 @@ class Caps:
     simulated: bool = False
     has_trainer: bool = True
     """False: its machines lack what the built-in trainer needs; scripts run all the same."""
+    calls_per_s: float = 10.0
+    """Of its API by one account, as the cloud states it."""
     agent_start_s: float | None = None
     """None: a machine starts its agent by itself. Else its launcher does, and once that is dead, a machine without a
     beat after so many seconds never will."""

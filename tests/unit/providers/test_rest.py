@@ -2,6 +2,8 @@
 
 import socket
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 from aiohttp import web
@@ -57,13 +59,23 @@ async def test_statuses(api: Api, status: int, kind: type[ProviderError], says: 
     assert "test-key" not in str(e.value)
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("2.5", 2.5), ("soon", 5.0), (None, 5.0)])
+@pytest.mark.parametrize(("header", "seconds"), [
+    ("2.5", 2.5), ("soon", 5.0), (None, 5.0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0), ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0),
+])  # fmt: skip
 async def test_retry_after(api: Api, header: str | None, seconds: float) -> None:
     headers = {"Retry-After": header} if header else {}
     api.routes["GET /a"] = lambda body, query: web.Response(status=429, headers=headers)
     with pytest.raises(Throttled) as e:
         await call(api)
     assert e.value.after_s == seconds
+
+
+async def test_retry_after_a_date(api: Api) -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    api.routes["GET /a"] = lambda body, query: web.Response(status=429, headers={"Retry-After": then})
+    with pytest.raises(Throttled) as e:
+        await call(api)
+    assert 3000 < e.value.after_s <= 3600
 
 
 async def test_no_json(api: Api) -> None:

@@ -1,0 +1,185 @@
+"""Between the controllers and a cloud: no faster than it takes, not before it asked for, no waiting for a dead one.
+
+One gate a cloud, so that nothing of one is in the way of another. What a gate refuses is `Throttled`: nothing was done.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
+
+from broker.decide.pace import Pace, after_answer, after_silence, after_throttled
+from broker.decide.rate import Bucket, Rate, take
+from broker.domain.errors import OutcomeUnknown, ProviderError, Throttled
+from broker.domain.ids import InstanceName
+from broker.domain.instance import BootSpec, Caps, Liveness, Observed
+from broker.domain.job import Handle
+from broker.domain.offer import GpuAsk, Offer
+from broker.ports import Clock, Provider
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BURST_S = 4.0
+"""So many seconds' worth of calls may come at once."""
+_FULL_JITTER = wait_random_exponential(multiplier=1.0, max=60.0)
+
+
+def full_jitter_s(failures: int) -> float:
+    """Uniform between 0 and 1, 2, 4 … 60 s."""
+    state = RetryCallState(AsyncRetrying(), None, (), {})
+    state.attempt_number = failures
+    return _FULL_JITTER(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateLimits:
+    waiting: int = 256
+    """Calls that wait for their turn; more are refused."""
+    probe_s: float = 10.0
+    """How long a cloud that did not answer may take to show that it is back."""
+
+
+class Gate:
+    """`ports.Provider` around another. `back_off_s`: the pause after so many failures in a row."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        clock: Clock,
+        limits: GateLimits = GateLimits(),
+        back_off_s: Callable[[int], float] = full_jitter_s,
+    ) -> None:
+        self._provider, self._clock, self._limits, self._back_off_s = provider, clock, limits, back_off_s
+        self._rate = Rate(per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s))
+        self._pace = Pace()
+        self._bucket: Bucket | None = None
+        self._waiting = 0
+        self._probe: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------------------------------ the rules
+
+    async def _turn(self) -> None:
+        """Raises Throttled where it will not come, or not soon."""
+        if self._waiting >= self._limits.waiting:
+            raise Throttled(f"{self.name}: {self._waiting} calls wait for their turn already", after_s=1.0)
+        self._waiting += 1
+        try:
+            while True:
+                if pause_s := self._pace.wait_s(self._clock.monotonic()):
+                    raise Throttled(f"{self.name} wants no call for another {pause_s:.0f} s", after_s=pause_s)
+                self._bucket, wait_s = take(self._bucket, self._rate, self._clock.monotonic())
+                if not wait_s:
+                    return
+                await self._clock.sleep(wait_s)
+        finally:
+            self._waiting -= 1
+
+    @asynccontextmanager
+    async def _asking(self, *, launch: bool = False) -> AsyncIterator[None]:
+        """One call, and what its end says of the cloud. A launch's silence may be its launcher's."""
+        try:
+            yield
+        except Throttled as e:
+            jitter_s = self._back_off_s(self._pace.throttled + 1)
+            now = self._clock.monotonic()
+            self._pace = after_throttled(self._pace, now, asked_s=e.after_s, jitter_s=jitter_s)
+            raise
+        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
+            if not launch:
+                self._fell_silent()
+            raise
+        except ProviderError:
+            self._pace = after_answer(self._pace)
+            raise
+        else:
+            self._pace = after_answer(self._pace)
+
+    def _fell_silent(self) -> None:
+        self._pace = after_silence(self._pace)
+        if self._pace.broken and (self._probe is None or self._probe.done()):
+            log.warning("%s: %d calls without an answer; it is tried in the background", self.name, self._pace.silent)
+            self._probe = asyncio.create_task(self._try(), name=f"is {self.name} back?")
+
+    async def _try(self) -> None:
+        """Until it answers: nobody else waits for it."""
+        tries = 0
+        while self._pace.broken:
+            tries += 1
+            await self._clock.sleep(max(1.0, self._back_off_s(tries), self._pace.wait_s(self._clock.monotonic())))
+            with suppress(ProviderError, TimeoutError):
+                async with asyncio.timeout(self._limits.probe_s), self._asking():
+                    await self._provider.list()
+        log.warning("%s answers again", self.name)
+
+    async def _ask(self, call: Callable[[], Awaitable[T]], *, launch: bool = False) -> T:
+        if self._pace.broken:
+            raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
+        await self._turn()
+        async with self._asking(launch=launch):
+            return await call()
+
+    # ------------------------------------------------------------------------------------------------- ports.Provider
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @property
+    def caps(self) -> Caps:
+        return self._provider.caps
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        return self._provider.dropped
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        return await self._ask(lambda: self._provider.offers(ask))
+
+    def launcher_id(self) -> str:
+        return self._provider.launcher_id()
+
+    async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
+        return await self._provider.launcher(launched_by, name)
+
+    async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        """Where the cloud cannot be watched, nothing is bought."""
+        return await self._ask(lambda: self._provider.create(name, offer, boot), launch=True)
+
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        await self._ask(lambda: self._provider.confirm(handles, offer, boot))
+
+    async def cancel(self, name: InstanceName) -> None:
+        await self._provider.cancel(name)
+
+    async def list(self) -> Sequence[Observed]:
+        return await self._ask(self._provider.list)
+
+    async def destroy(self, handle: Handle) -> None:
+        """Asked for also of a cloud that does not answer: it ends a bill."""
+        await self._turn()
+        async with self._asking():
+            await self._provider.destroy(handle)
+
+    async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
+        return await self._provider.reach(handle, command, tty=tty)
+
+    async def check(self) -> str | None:
+        """A person asks, so the cloud is asked."""
+        return await self._provider.check()
+
+    async def close(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
+        await self._provider.close()
+
+
+def gated(providers: Mapping[str, Provider], rented: Container[str], clock: Clock) -> dict[str, Provider]:
+    """Each rented cloud behind a gate of its own; machines of this host need none."""
+    return {name: Gate(one, clock) if name in rented else one for name, one in providers.items()}

@@ -1,0 +1,31 @@
+"""A cloud's word is obeyed within bounds, and its silence counts only in a row."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.pace import PAUSE_MAX_S, SILENT, Pace, after_answer, after_silence, after_throttled
+
+
+@given(st.floats(0, 1e6), st.floats(0, 60), st.floats(0, 1e6))
+def test_a_pause_is_as_long_as_asked_for_and_never_for_ever(asked_s: float, jitter_s: float, now: float) -> None:
+    pace = after_throttled(Pace(), now, asked_s=asked_s, jitter_s=jitter_s)
+    assert min(PAUSE_MAX_S, asked_s) <= pace.again_at - now + 1e-6
+    assert pace.wait_s(now) <= PAUSE_MAX_S + 1e-6
+    assert pace.wait_s(now + PAUSE_MAX_S + 1) == 0
+
+
+def test_a_shorter_pause_does_not_end_a_longer_one() -> None:
+    long = after_throttled(Pace(), 0, asked_s=60, jitter_s=0)
+    both = after_throttled(long, 1, asked_s=1, jitter_s=0)
+    assert both.again_at == 60
+    assert both.throttled == 2
+
+
+def test_silence_counts_in_a_row() -> None:
+    pace = Pace()
+    for _ in range(SILENT - 1):
+        pace = after_silence(pace)
+    assert not pace.broken
+    assert after_silence(pace).broken
+    assert not after_silence(after_answer(pace)).broken
+    assert not after_silence(after_throttled(pace, 0, asked_s=1, jitter_s=0)).broken
