@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from broker.cli import admin, channel, daemon, jobs, policy, remote, slack, spend, submit, tenancy
+from broker.cli.estimate import estimate
 from broker.cli.exits import MEANINGS
 from broker.cli.rm import rm
 from broker.cli.sweep import sweep
@@ -48,6 +49,7 @@ app.command("serve")(daemon.serve)
 app.command("login")(daemon.login)
 app.command("init")(daemon.init)
 app.command("quote")(submit.quote)
+app.command("estimate")(estimate)
 app.command("submit")(submit.submit)
 app.command("offers")(submit.offers)
 app.command("ls")(jobs.ls)

@@ -166,6 +166,12 @@ class ModelShape:
     """False: an architecture that the closed form was not validated on."""
     max_positions: int | None = None
     gated_mlp: bool = True
+    activation: str = "silu"
+    parallel: bool = False
+    """Attention and MLP side by side."""
+    parallel_norms: int = 1
+    dropout: bool = False
+    """What a layer adds is dropped out first."""
     bundled: bool = False
     """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
 

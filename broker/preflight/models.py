@@ -12,13 +12,9 @@ import aiohttp
 
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.offer import ModelShape
-from broker.models import catalogue, count
+from broker.models import catalogue
+from broker.models.shape import shape_of
 
-ALIKE = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3"})
-"""Families whose layers are those that the closed form of memory describes."""
-ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
-PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
-"""Families whose MLP has two matrices."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
 HUB = "https://huggingface.co"
@@ -89,40 +85,6 @@ def parse(body: bytes, where: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise _invalid(f"config.json of {where!r} is not a JSON object; is this a transformers model?")
     return config
-
-
-def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder."""
-    config = config.get("text_config") or config
-    if config.get("is_encoder_decoder"):
-        raise _invalid(f"{name!r} is an encoder-decoder; only decoder-only language models can be trained")
-    if any(config.get(k) for k in ("num_local_experts", "num_experts", "n_routed_experts")):
-        raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
-    if config.get("quantization_config"):
-        raise _invalid(f"{name!r} is quantised; give the model that it was made from")
-    family = str(config.get("model_type", ""))
-    if family in ENCODERS:
-        raise _invalid(f"{name!r} is an encoder ({family}); only decoder-only language models can be trained")
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    try:
-        return ModelShape(
-            name=name,
-            family=family,
-            layers=count.number(config, "num_hidden_layers", "n_layer"),
-            hidden=count.number(config, "hidden_size", "n_embd"),
-            intermediate=count.inner(config),
-            heads=count.number(config, "num_attention_heads", "n_head"),
-            kv_heads=count.kv_heads(config),
-            head_dim=count.head_dim(config),
-            vocabulary=count.number(config, "vocab_size"),
-            tied_embeddings=count.is_tied(config),
-            parameters=count.parameters(config),
-            known=family in ALIKE,
-            max_positions=positions if isinstance(positions, int) else None,
-            gated_mlp=family not in PLAIN_MLP,
-        )
-    except ValueError as e:
-        raise _invalid(f"config.json of {name!r} has {e}; only decoder-only transformers can be trained") from None
 
 
 def _bundled(name: str, config: Mapping[str, Any]) -> ModelShape:

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.preflight.models import HubClient, shape_of
+from broker.models.shape import shape_of
+from broker.preflight.models import HubClient
 from tests.clouds.hub import Hub
 
 MODEL = "owner/tiny"

@@ -1,0 +1,241 @@
+"""What a fine-tune takes of one device, and what that figure rests on.
+
+`Ask` names things as people do; here they become numerics and a step for the tape.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from broker.decide.memory_builds import BUILDS, Numerics, build_of, names_of
+from broker.decide.memory_step import STATES, Loss, Played, Step, play
+from broker.domain.offer import GIB, ModelShape
+
+Method = Literal["full", "lora", "qlora", "lora8"]
+Precision = Literal["bf16", "fp16", "bf16-autocast", "fp16-autocast", "fp32"]
+Sharding = Literal["none", "ddp", "fsdp"]
+Attention = Literal["sdpa", "flash", "eager"]
+METHODS, PRECISIONS, SHARDINGS, ATTENTIONS = (get_args(t) for t in (Method, Precision, Sharding, Attention))
+OPTIMIZERS = tuple(STATES)
+
+CONTEXT = GIB // 2
+"""A process's CUDA context with its loaded kernels [assumed]."""
+CUBLAS_WORKSPACE = 2 * 8_519_680
+"""Of the forward and the backward thread: 8.125 MiB each, torch's default below Hopper; counted as allocated."""
+FRAGMENTS_ONE, FRAGMENTS_MANY = 0.28, 0.5
+"""What the caching allocator holds besides, as a share of all that comes and goes within a step. Medians of the nine
+one-GPU rows (0.12 to 0.37) and the ten two-GPU rows (0.27 to 2.7) of fms-acceleration's a100_80gb.csv."""
+
+MEASURED = frozenset({"llama", "mistral"})
+"""Families with published A100 peaks to compare with."""
+TRACED = frozenset(BUILDS)
+"""Families whose closed form was compared with the tracer."""
+MISJUDGED = frozenset({"gpt_bigcode"})
+"""Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
+TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
+ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
+Tier = Literal["measured", "traced", "unchecked"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One fine-tune. `rows` and `length` are of one device's micro-batch."""
+
+    method: Method = "lora"
+    optimizer: str = "adamw_fused"
+    precision: Precision = "bf16-autocast"
+    length: int = 2048
+    rows: int = 1
+    accumulated: bool = False
+    gpus: int = 1
+    sharding: Sharding = "none"
+    checkpointing: bool = False
+    rank: int = 16
+    targets: tuple[str, ...] = ("all-linear",)
+    dropout: float = 0.05
+    attention: Attention = "sdpa"
+    transformers: str | None = None
+    """Version whose own loss is computed; None: the trainer's, outside the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes of one device. `margin`: share that the peak may be higher by, on this evidence."""
+
+    by_category: Mapping[str, int]
+    segment: str
+    peak_allocated: int
+    device_used: int
+    """As nvidia-smi shows: with the context and what the allocator holds besides."""
+    context: int
+    """Context and fragmentation: the difference of the two."""
+    tier: Tier
+    evidence: str
+    margin: float
+    notes: tuple[str, ...]
+    parameters: int
+    trainable: int
+
+
+class Unanswerable(ValueError):
+    """What was asked makes no sense; the message is one line that names it."""
+
+
+def adapted_modules(shape: ModelShape, targets: Sequence[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(what the adapted modules do, targets that match none). Raises Unanswerable when none matches.
+
+    As peft: a list of names need not all match.
+    """
+    names = build_of(shape).names
+    if tuple(targets) == ("all-linear",):
+        return frozenset(names), ()
+    missing = tuple(t for t in targets if t not in names.values())
+    if len(missing) == len(targets):
+        known = ", ".join(names_of(shape))
+        raise Unanswerable(
+            f"--lora-targets {','.join(missing) or '(none)'} matches no module of {shape.family}; it has {known}"
+        )
+    return frozenset(role for role, name in names.items() if name in targets), missing
+
+
+def check(shape: ModelShape, ask: Ask) -> None:
+    """Raises Unanswerable."""
+    sizes = (("--seq", ask.length), ("--micro-batch", ask.rows), ("--gpus", ask.gpus), ("--lora-r", ask.rank))
+    for name, value in sizes:
+        if value < 1:
+            raise Unanswerable(f"{name} {value}: must be at least 1")
+    if not 0 <= ask.dropout < 1:
+        raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
+    if shape.max_positions is not None and ask.length > shape.max_positions:
+        raise Unanswerable(f"--seq {ask.length}: the model has {shape.max_positions} positions")
+    choices = (
+        ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
+        ("--precision", ask.precision, PRECISIONS), ("--sharding", ask.sharding, SHARDINGS),
+        ("--attention", ask.attention, ATTENTIONS),
+    )  # fmt: skip
+    for name, chosen, known in choices:
+        if chosen not in known:
+            raise Unanswerable(f"{name} {chosen}: not one of {', '.join(known)}")
+    if ask.gpus > 1 and ask.sharding == "none":
+        raise Unanswerable(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp or fsdp")
+    if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
+        raise Unanswerable(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+
+
+OWN_LOSS = frozenset({"falcon", "gpt_neox", "gpt2", "gpt_bigcode"})
+"""Families whose models computed their loss in the logits' own type until transformers 4.49."""
+COMMON_LOSS = {"mistral": (4, 47), "starcoder2": (4, 47), "granite": (4, 48)}
+"""Families that came to transformers' common loss later than 4.46."""
+
+
+def loss_of(family: str, version: str | None) -> Loss:
+    """The loss of that version of transformers (read in 4.45 to 4.50 and 5.17). Raises Unanswerable."""
+    if version is None:
+        return "trainer"
+    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", version)
+    if not found:
+        raise Unanswerable(f"--stack transformers={version}: not a version such as 4.48.1")
+    release = int(found[1]), int(found[2])
+    if release >= (4, 49):
+        return "padded"
+    if family in OWN_LOSS:
+        return "own"
+    return "shifted" if release >= COMMON_LOSS.get(family, (4, 46)) else "float"
+
+
+def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
+    """(how weights are held and computed with, LoRA targets that match nothing)."""
+    full, single = ask.method == "full", ask.precision == "fp32"
+    autocast = ask.precision.endswith("-autocast")
+    adapted, missing = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets)
+    sharded = ask.sharding == "fsdp" and ask.gpus > 1  # its own mixed precision gathers halves, so nothing is cast
+    trained = 4 if not full or autocast or single else 2
+    bits: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
+    return Numerics(
+        weight=4 if single or (full and autocast and not sharded) else 2,
+        trained=trained,
+        compute=4 if single else 2,
+        full=full,
+        autocast=autocast and not sharded,
+        bits=bits,
+        norms_float32=bits > 0 and autocast and not sharded,
+        attention=ask.attention,
+        rank=ask.rank,
+        dropout=ask.dropout > 0,
+        adapted=adapted,
+    ), missing
+
+
+def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
+    """(tier, words, margin) of a step that equals a trace of it, for the family and the number of devices."""
+    family = shape.family
+    if family not in TRACED:
+        return "unchecked", f"architecture {family!r} is unknown and was taken for a llama: probe a step first", 1.4
+    if family in MISJUDGED:
+        return "unchecked", f"{family}: equals a trace, but one such model took up to 2.3 times as much", 1.4
+    if several:
+        return "traced", f"{family}: on several GPUs up to 3 % below what was measured", 0.10
+    return "traced", f"{family}: equals a trace of the model's own code; not measured like this", 0.05
+
+
+def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
+    several, family = ask.gpus > 1, shape.family
+    tier, words, margin = evidence_of(shape, several=several)
+    if tier == "unchecked":
+        return tier, words, margin
+    if several and ask.sharding == "fsdp" and ask.method == "qlora":
+        return tier, f"{family}: 4-bit under FSDP was up to 22 % below what was measured", 0.30
+    if ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8" or ask.attention == "eager":
+        return tier, f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: by formula, not traced", 0.10
+    if several or family not in MEASURED or not (ask.precision in ("bf16", "fp16") or ask.method == "qlora"):
+        return tier, words, margin
+    return "measured", f"{family} on one GPU: within 1.5 % of nine peaks measured on an A100", 0.02
+
+
+def estimate(shape: ModelShape, ask: Ask) -> Estimate:
+    """The peak of one device. Raises Unanswerable."""
+    check(shape, ask)
+    how, missing = numerics(shape, ask)
+    sharded = ask.sharding == "fsdp" and ask.gpus > 1
+    step = Step(
+        numerics=how,
+        rows=ask.rows,
+        length=ask.length,
+        checkpointing=ask.checkpointing,
+        accumulated=ask.accumulated,
+        optimizer=ask.optimizer,
+        loss=loss_of(shape.family, ask.transformers),
+        shards=ask.gpus if sharded else 1,
+        replicas=ask.gpus if ask.sharding == "ddp" else 1,
+        masters=sharded and how.full and how.trained > how.weight,
+    )
+    played = play(shape, step)
+    tier, evidence, margin = _evidence(shape, ask)
+    notes = tuple(f"LoRA target {name} matches no module of {shape.family}, and is left out" for name in missing)
+    return _made(shape, played, step, tier, evidence, margin, notes)
+
+
+def _made(
+    shape: ModelShape, played: Played, step: Step, tier: Tier, evidence: str, margin: float, notes: tuple[str, ...]
+) -> Estimate:
+    by = {str(c): size for c, size in played.segments[played.worst].items()}
+    by.setdefault("communication", 0)
+    by["temporary"] += CUBLAS_WORKSPACE
+    peak = sum(by.values())
+    share = FRAGMENTS_MANY if step.shards * step.replicas > 1 else FRAGMENTS_ONE
+    fragments = int(share * (peak - by["weights"] - by["optimizer"]))
+    context = CONTEXT + fragments
+    return Estimate(
+        by_category={**by, "context": context},
+        segment=played.worst,
+        peak_allocated=peak,
+        device_used=peak + context,
+        context=context,
+        tier=tier,
+        evidence=evidence,
+        margin=margin,
+        notes=notes,
+        parameters=shape.parameters,
+        trainable=played.trained,
+    )

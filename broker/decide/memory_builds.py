@@ -1,0 +1,96 @@
+"""How the layers of each family are put together, and how their weights are held."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.domain.offer import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """How a family's layer is put together; `names` are its linear modules by what they do."""
+
+    names: Mapping[str, str]
+    norm: Literal["rms", "gemma", "layer"] = "rms"
+    norms: Literal[2, 4] = 2
+    """Four: also behind attention and MLP."""
+    head_norms: bool = False
+    rotary: bool = True
+    scaled: bool = False
+    """Attention's and the MLP's outputs, embeddings and logits are multiplied by a constant (granite)."""
+    scaled_embeddings: bool = False
+    softcap: bool = False
+    cached_casts: bool = True
+    """False: matrices are transposed before their product, so autocast does not know their casts again."""
+    broadcast: bool = False
+    """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
+
+
+SPLIT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+LLAMA = Build(names=SPLIT | GATED)
+BLOOM_NAMES = {"qkv": "query_key_value", "o": "dense", "fc": "dense_h_to_4h", "proj": "dense_4h_to_h"}
+GPT_NAMES = {"qkv": "c_attn", "o": "c_proj", "fc": "c_fc", "proj": "c_proj"}
+BUILDS: Mapping[str, Build] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": Build(names=SPLIT | GATED, head_norms=True),
+    "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
+    "phi3": Build(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
+    "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
+    "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True),
+    "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
+    "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False),
+    "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
+    "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
+    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False),
+    "phi": Build(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
+    "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
+}
+
+
+def build_of(shape: ModelShape) -> Build:
+    """The family's; an unknown family is taken for a llama, which its evidence says."""
+    return BUILDS.get(shape.family, LLAMA)
+
+
+def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of a layer's linear modules by what they do."""
+    h, i, q, kv = shape.hidden, shape.intermediate, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    sizes = {
+        "q": (h, q), "k": (h, kv), "v": (h, kv), "qkv": (h, q + 2 * kv), "o": (q, h),
+        "gate": (h, i), "up": (h, i), "gate_up": (h, 2 * i), "down": (i, h), "fc": (h, i), "proj": (i, h),
+    }  # fmt: skip
+    return {role: sizes[role] for role in build_of(shape).names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """How weights are held and what is computed in; widths are bytes an element."""
+
+    weight: int
+    """Of base weights that are not quantised."""
+    trained: int
+    """Of each trained weight, its gradient and each of AdamW's moments."""
+    compute: int
+    full: bool
+    """Every weight is trained; False: adapters only."""
+    autocast: bool = False
+    bits: Literal[0, 4, 8] = 0
+    """Of a frozen base's linear weights; 0: not quantised."""
+    norms_float32: bool = False
+    """Norms of a quantised base are raised to float32, as TRL does under autocast."""
+    attention: Literal["sdpa", "flash", "eager"] = "sdpa"
+    rank: int = 0
+    dropout: bool = True
+    mask: int = 1
+    """Of a dropout's mask; 0: as wide as what is dropped out, as a CPU has it."""
+    adapted: frozenset[str] = frozenset()
+    """What the adapted linear modules do."""
+
+
+def names_of(shape: ModelShape) -> Sequence[str]:
+    """The names that a LoRA's targets can be chosen from."""
+    return tuple(dict.fromkeys(build_of(shape).names.values()))

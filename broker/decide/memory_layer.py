@@ -1,0 +1,340 @@
+"""What one layer of a decoder does, written down for the tape: the operations of transformers' own modules, in order.
+
+The saved tensors follow from torch's derivatives.yaml, the order of frees from the Python of
+transformers 5.17 and peft 0.21; trainer/memtrace.py runs that code itself and is what this is compared with.
+"""
+
+from collections.abc import Sequence
+
+from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.memory_tape import Tape, Tensor, Weight
+from broker.domain.offer import ModelShape
+
+
+class Layer:
+    """One layer over `rows` rows of `length` tokens."""
+
+    def __init__(self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int) -> None:
+        self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, build_of(shape)
+        self.rows, self.length, self.tokens = rows, length, rows * length
+        self.casts: list[Weight] = []
+        """Whose half-precision copies autocast keeps until it ends."""
+        self.weights: dict[str, Weight] = {}
+        n = numerics
+        self.sizes = linears(shape)
+        for role, (inputs, outputs) in self.sizes.items():
+            self.weights[role] = Weight(inputs * outputs, n.weight, trained=n.full, grad_width=n.trained)
+            if role in n.adapted:
+                for end, width in (("A", inputs), ("B", outputs)):
+                    self.weights[role + end] = Weight(width * n.rank, n.trained, trained=True, grad_width=n.trained)
+
+    def cast(self, x: Tensor, width: int) -> Tensor:
+        """`x` in another width; itself, held once more, where that is its own."""
+        if x.width == width:
+            x.hold()
+            return x
+        return self.tape.op([x], x.count, width)
+
+    def forget(self) -> None:
+        """Autocast is over."""
+        for w in self.casts:
+            assert w.cast is not None
+            self.tape.drop(w.cast)
+            w.cast = None
+        self.casts.clear()
+
+    def matrix(self, x: Tensor, w: Weight, outputs: int) -> Tensor:
+        """`x` times a matrix of this layer, or of the head."""
+        n, tape = self.numerics, self.tape
+        into = self.cast(x, n.compute) if n.autocast else self.cast(x, max(x.width, w.width))
+        saves, width, copy = [], into.width, None
+        if n.autocast and w.width != n.compute:
+            copy = w.cast or tape.new(w.count, n.compute)
+            saves.append(copy)
+        if w.trained:
+            saves.append(into)
+        trained = [(w, width)] if w.trained else []
+        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained)
+        tape.drop(into)
+        if copy is not None and w.cast is None:
+            if self.build.cached_casts:
+                w.cast = copy
+                self.casts.append(w)
+            else:
+                tape.drop(copy)
+        return made
+
+    def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
+        """bitsandbytes: the matrix is unpacked for each use; the result has the type of the input."""
+        into = self.cast(x, 2)
+        unpacked = count * 2 + (count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens))
+        out = self.tape.op([into], self.tokens * outputs, 2, scratch=unpacked, back=unpacked)
+        self.tape.drop(into)
+        made = self.cast(out, x.width)
+        self.tape.drop(out)
+        return made
+
+    def linear(self, x: Tensor, role: str) -> Tensor:
+        """One of the layer's linear modules, with its adapter."""
+        _, outputs = self.sizes[role]
+        w = self.weights[role]
+        made = self.quantised(x, w.count, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
+        return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
+
+    def adapt(self, x: Tensor, base: Tensor, role: str, outputs: int) -> Tensor:
+        """peft's LoRA: in the adapters' own type, under autocast in half precision."""
+        n, tape = self.numerics, self.tape
+        kept = n.bits and n.autocast  # peft's bnb layers do not cast then
+        into = self.cast(x, x.width if kept else n.trained)
+        dropped = self.dropout(into) if n.dropout else self.cast(into, into.width)
+        low = self.matrix(dropped, self.weights[role + "A"], n.rank)
+        tape.drop(dropped)
+        high = self.matrix(low, self.weights[role + "B"], outputs)
+        tape.drop(low)
+        scaled = tape.op([high], high.count, high.width)
+        tape.drop(high)
+        added = tape.op([base, scaled], base.count, max(base.width, scaled.width), passes=True)
+        tape.drop(base, scaled, into)
+        result = self.cast(added, base.width)
+        tape.drop(added)
+        return result
+
+    def dropout(self, x: Tensor) -> Tensor:
+        """Its mask is kept."""
+        mask = self.tape.new(x.count, self.numerics.mask or x.width)
+        made = self.tape.op([x], x.count, x.width, saves=[mask])
+        self.tape.drop(mask)
+        return made
+
+    def norm(self, x: Tensor, parts: int = 1) -> Tensor:
+        """`parts`: heads of a row that are normalised one by one."""
+        n, tape, kind = self.numerics, self.tape, self.build.norm
+        weight = 4 if n.norms_float32 else n.weight
+        w = Weight(x.count // self.tokens // parts, weight, trained=n.full, grad_width=n.trained)
+        trained = [(w, n.trained)] if n.full else []
+        wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
+        if kind == "layer":
+            sums = tape.new(self.tokens * 2, 4)
+            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained)
+            tape.drop(wide, sums)
+            return out
+        squares = tape.op([wide], x.count, 4, saves=[wide], back=x.count * 4)
+        root = tape.op([squares], self.tokens * parts, 4)
+        tape.drop(squares)
+        normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
+        tape.drop(wide, root)
+        if kind == "gemma":
+            scaled = tape.op([normal], x.count, 4, saves=[normal] if n.full else [], weights=trained)
+            out = self.cast(scaled, x.width)
+            tape.drop(normal, scaled)
+            return out
+        narrow = self.cast(normal, x.width)
+        tape.drop(normal)
+        back = x.count * narrow.width if n.full else 0
+        out = tape.op(
+            [narrow], x.count, max(x.width, weight), saves=[narrow] if n.full else [], weights=trained, back=back
+        )
+        tape.drop(narrow)
+        return out
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotary positions: products with cosines and sines, which need no gradient."""
+        if not self.build.rotary:
+            x.hold()
+            return x
+        extra = x.count * x.width
+        return self.tape.op([x], x.count, x.width, scratch=2 * extra, back=extra)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as the attention takes them."""
+        s, tape = self.shape, self.tape
+        if "qkv" in self.build.names:
+            return self._fused_heads(self.linear(x, "qkv"))
+        raw = [self.linear(x, role) for role in ("q", "k", "v")]
+        for number, parts in ((0, s.heads), (1, s.kv_heads)):
+            if self.build.head_norms:
+                normed = self.norm(raw[number], parts)
+                tape.drop(raw[number])
+                raw[number] = normed
+        turned = self.rotate(raw[0]), self.rotate(raw[1])
+        tape.drop(raw[0], raw[1])
+        return *turned, raw[2]
+
+    def _fused_heads(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of one tensor, which lives as long as any of them does; falcon copies its keys and values."""
+        s, tape = self.shape, self.tape
+        q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
+        views = tape.split(fused, (q, kv, kv))
+        tape.drop(fused)
+        if self.build.broadcast:
+            wide = self.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
+            copies = [tape.op([v], wide, v.width, back=fused.size) for v in views[1:]]
+            tape.drop(*views[1:])
+            views = [views[0], *copies]
+        turned = self.rotate(views[0]), self.rotate(views[1])
+        tape.drop(views[0], views[1])
+        return *turned, views[2]
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Scaled dot products by a fused kernel where there is one; consumes its inputs."""
+        n, s, tape = self.numerics, self.shape, self.tape
+        if n.compute == 2 and q.width != 2:
+            narrow = [self.cast(t, 2) for t in (q, k, v)]
+            tape.drop(q, k, v)
+            q, k, v = narrow
+        grouped = k.count != q.count
+        if n.attention == "eager":
+            return self._eager(q, k, v)
+        if n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4):
+            return self._written_out(q, k, v)
+        sums = tape.new(self.tokens * s.heads, 4)
+        padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
+        back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped else 0)
+        out = tape.op([q, k, v], q.count, q.width, saves=[q, k, v, sums], back=back, saves_out=True)
+        tape.drop(q, k, v, sums)
+        return out
+
+    def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """torch's attention without a fused kernel: in float32, the scores whole."""
+        tape, width = self.tape, q.width
+        scores = self.rows * self.shape.heads * self.length * self.length
+        wide = [self.cast(t, 4) for t in (q, k, v)]
+        tape.drop(q, k, v)
+        if not self.build.broadcast:  # repeated for every head of a group
+            wide = self._repeated(wide)
+        scaled = [tape.op([t], t.count, 4) for t in wide[:2]]
+        expanded = q.count * 4 if self.build.broadcast and self.rows == 1 else 0
+        if self.build.broadcast and self.rows > 1:  # a view of one row, a copy of several
+            scaled, wide = self._repeated(scaled), self._repeated(wide)
+        product = tape.op(scaled, scores, 4, saves=scaled, back=expanded)
+        tape.drop(*scaled)
+        masked = tape.op([product], scores, 4, passes=True)
+        tape.drop(product)
+        soft = tape.op([masked], scores, 4, saves_out=True)
+        tape.drop(masked)
+        narrow = tape.new(scores, width) if width != 4 else self.cast(soft, 4)
+        out = tape.op([soft, wide[2]], q.count, 4, saves=[soft, wide[2]], back=expanded)
+        result = self.cast(out, width)
+        tape.drop(soft, narrow, out, *wide)
+        return result
+
+    def _repeated(self, heads: Sequence[Tensor]) -> list[Tensor]:
+        """Keys and values as wide as the queries, which come first."""
+        more = [self.tape.op([t], heads[0].count, t.width) for t in heads[1:]]
+        self.tape.drop(*heads[1:])
+        return [heads[0], *more]
+
+    def _eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """transformers' own attention: product, scale, mask, softmax in float32; keys and values repeated."""
+        tape = self.tape
+        scores = self.rows * self.shape.heads * self.length * self.length
+        if k.count != q.count:
+            q, k, v = self._repeated([q, k, v])
+        product = tape.op([q, k], scores, q.width, saves=[q, k])
+        scaled = tape.op([product], scores, q.width)
+        tape.drop(product)
+        masked = tape.op([scaled], scores, q.width, passes=True)
+        tape.drop(scaled)
+        soft = tape.op([masked], scores, 4, saves_out=True)
+        tape.drop(masked)
+        weights = self.cast(soft, q.width)
+        tape.drop(soft)
+        out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
+        tape.drop(weights, q, k, v)
+        return out
+
+    def activate(self, x: Tensor) -> Tensor:
+        """The MLP's activation. `gelu_new` is written in Python, so each of its steps keeps something."""
+        tape, activation = self.tape, self.shape.activation
+        if activation not in ("gelu_new", "gelu_python_tanh"):
+            return tape.op([x], x.count, x.width, saves=[x])
+        half = tape.op([x], x.count, x.width)
+        wide = self.cast(x, 4 if self.numerics.autocast else x.width)
+        cube = tape.op([wide], x.count, wide.width, saves=[wide], back=wide.size)
+        tape.drop(wide)
+        small = tape.op([cube], x.count, cube.width)
+        tape.drop(cube)
+        added = tape.op([x, small], x.count, small.width, passes=True)
+        tape.drop(small)
+        scaled = tape.op([added], x.count, added.width)
+        tape.drop(added)
+        bent = tape.op([scaled], x.count, scaled.width, saves_out=True)
+        tape.drop(scaled)
+        one = tape.op([bent], x.count, bent.width, passes=True)
+        tape.drop(bent)
+        made = tape.op([half, one], x.count, one.width, saves=[half, one])
+        tape.drop(half, one)
+        return made
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Gated or plain; its input stays its caller's."""
+        tape, names = self.tape, self.build.names
+        if "fc" in names:
+            wide = self.linear(x, "fc")
+            bent = self.activate(wide)
+            tape.drop(wide)
+            out = self.linear(bent, "proj")
+            tape.drop(bent)
+            return out
+        if "gate_up" in names:
+            fused = self.linear(x, "gate_up")
+            gate, up = tape.split(fused, (fused.count // 2, fused.count // 2))
+            tape.drop(fused)
+        else:
+            gate = self.linear(x, "gate")
+        bent = self.activate(gate)
+        if "gate_up" not in names:
+            tape.drop(gate)
+            up = self.linear(x, "up")
+        product = tape.op([bent, up], up.count, bent.width, saves=[bent, up])
+        tape.drop(bent, up, *([gate] if "gate_up" in names else []))
+        out = self.linear(product, "down")
+        tape.drop(product)
+        return out
+
+    def add(self, x: Tensor, more: Tensor) -> Tensor:
+        """A residual connection; consumes what is added. Some families scale or drop it out first."""
+        tape = self.tape
+        if self.build.norms == 4:
+            more = self._after(more, self.norm(more))
+        if self.build.scaled:
+            more = self._after(more, tape.op([more], more.count, more.width))
+        if self.shape.dropout:
+            more = self._after(more, self.dropout(more))
+        out = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
+        tape.drop(more)
+        return out
+
+    def _after(self, before: Tensor, after: Tensor) -> Tensor:
+        self.tape.drop(before)
+        return after
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The layer's output; `x` stays its caller's."""
+        tape = self.tape
+        normed = self.norm(x)
+        attended = self.attention(*self.heads(normed))
+        out = self.linear(attended, "o")
+        tape.drop(attended)
+        if self.shape.parallel:
+            return self._parallel(x, normed, out)
+        tape.drop(normed)
+        between = self.add(x, out)
+        normed = self.norm(between)
+        more = self.mlp(normed)
+        tape.drop(normed)
+        result = self.add(between, more)
+        tape.drop(between)
+        return result
+
+    def _parallel(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
+        """Attention and MLP side by side, behind one norm or one each."""
+        tape = self.tape
+        if self.shape.parallel_norms == 2:
+            tape.drop(normed)
+            normed = self.norm(x)
+        more = self.mlp(normed)
+        tape.drop(normed)
+        both = tape.op([more, attended], x.count, max(more.width, attended.width), passes=True)
+        tape.drop(more, attended)
+        return self.add(x, both)

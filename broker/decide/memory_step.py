@@ -1,0 +1,359 @@
+"""The peak of one optimizer step: embeddings, layers, head and loss, all back again, optimizer.
+
+Three layers are played on the tape; the middle one stands for all between the first and the last, since the peak of
+every segment is linear in their number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.memory_layer import Layer
+from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
+from broker.domain.offer import ModelShape
+
+Bytes = Mapping[Category, int]
+Loss = Literal["trainer", "padded", "shifted", "float", "own"]
+"""How logits become a loss: the trainer's way, outside the model; or as versions of transformers did inside it: labels
+padded; logits raised to float32 and shifted; the raised ones in place of the first; shifted in their own type."""
+PLAYED = 3
+STATES: Mapping[str, float] = {
+    "adamw_fused": 2.0,
+    "adamw_foreach": 2.0,
+    "adamw_8bit": 2.0,
+    "sgd": 0.0,
+    "adafactor": 0.0,
+}
+"""Optimizers, and how many moments each keeps of a trained weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What is asked for, in the terms of one device."""
+
+    numerics: Numerics
+    rows: int
+    length: int
+    checkpointing: bool
+    accumulated: bool = False
+    """Gradients of earlier micro-batches are there from the start."""
+    optimizer: str = "adamw_fused"
+    loss: Loss = "trainer"
+    shards: int = 1
+    """Devices that weights, gradients and states are divided between (FSDP)."""
+    replicas: int = 1
+    """Devices that hold everything (DDP)."""
+    masters: bool = False
+    """Shards are kept in the trained weights' type, and gathered in the compute type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """Bytes by category at the worst moment of each segment."""
+
+    segments: Mapping[str, Bytes]
+    trained: int
+    """Weights that the optimizer updates."""
+
+    @property
+    def worst(self) -> str:
+        """The segment of the peak."""
+        return max(self.segments, key=lambda name: sum(self.segments[name].values()))
+
+
+def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
+    """Of LoRA's two matrices beside every adapted linear module."""
+    return shape.layers * rank * sum(sum(size) for role, size in linears(shape).items() if role in adapted)
+
+
+def base_bytes(shape: ModelShape, n: Numerics) -> int:
+    """Of the base model's weights as they are held."""
+    matrices = shape.layers * sum(i * o for i, o in linears(shape).values())
+    norms = (shape.layers * build_of(shape).norms + 1) * shape.hidden
+    rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
+    if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
+        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4
+    return rest + matrices * (1 if n.bits == 8 else n.weight)
+
+
+def layer_bytes(shape: ModelShape, n: Numerics) -> int:
+    """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
+    matrices = sum(i * o for i, o in linears(shape).values())
+    return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
+
+
+def trained_parameters(shape: ModelShape, n: Numerics) -> int:
+    """What gradients and states are kept for."""
+    return shape.parameters if n.full else adapter_parameters(shape, n.rank, n.adapted)
+
+
+def optimizer_bytes(step: Step, trained: int) -> tuple[int, int]:
+    """(states, what its update takes besides) for so many trained weights."""
+    width = step.numerics.trained
+    match step.optimizer:
+        case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
+            return 2 * trained + 2 * 4 * (trained // 256), 0
+        case "adamw_foreach":  # the square roots of all second moments at once
+            return 2 * trained * width, trained * width
+        case "adafactor" | "sgd":
+            return 0, 0
+    return 2 * trained * width, 0
+
+
+class _Player:
+    def __init__(self, shape: ModelShape, step: Step) -> None:
+        self.shape, self.step, self.tape = shape, step, Tape()
+        self.layers: list[Layer] = []
+        self.inputs: list[Tensor] = []
+        self.marks: list[int] = []
+        n = step.numerics
+        self.many = max(0, shape.layers - PLAYED)
+        self.last = min(PLAYED, shape.layers) - 1
+        self.tokens = step.rows * step.length
+        self.trained = trained_parameters(shape, n)
+        matrix = shape.vocabulary * shape.hidden
+        self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
+        self.head = self.embedding if shape.tied_embeddings else Weight(
+            matrix, n.weight, trained=n.full, grad_width=n.trained
+        )  # fmt: skip
+        self.deep: dict[str, Bytes] = {}
+
+    def play(self) -> Played:
+        tape = self.tape
+        tape.enter("forward embeddings", "activations")
+        self._hold()
+        x, first = self._embed()
+        for number in range(self.last + 1):
+            x = self._forward(number, x)
+        tape.enter("forward head", "logits")
+        logits, mark = self._logits(x, first)
+        loss = self._loss(logits)
+        tape.enter("backward head", "logits")
+        loss.gradient = tape.new(1, 4)
+        tape.drop(loss)
+        tape.backward(mark)
+        for number in range(self.last, -1, -1):
+            self._backward(number)
+        tape.enter("backward embeddings", "temporary")
+        tape.backward()
+        self._settle()
+        self._update()
+        segments: dict[str, Bytes] = {name: by for name, (_, by) in tape.peaks.items()} | self.deep
+        return Played(
+            segments={self._named(name): self._spread(name, by) for name, by in segments.items()}, trained=self.trained
+        )
+
+    def _named(self, name: str) -> str:
+        way, _, number = name.rpartition(" ")
+        if not number.isdigit():
+            return name
+        if int(number) == 0:
+            return f"{way} first layer"
+        if int(number) == self.last:
+            return f"{way} last layer"
+        return "forward second layer" if way == "forward" else "backward last but one layer"
+
+    def _hold(self) -> None:
+        step, n = self.step, self.step.numerics
+        adapters = 0 if n.full else self.trained * n.trained
+        states, _ = optimizer_bytes(step, self.trained)
+        shards = step.shards
+        base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
+        self.tape.shift("weights", (base + adapters) // shards)
+        self.tape.shift("optimizer", states // shards)
+        if n.bits == 4 and shards > 1:  # the scales of a quantised base are not sharded
+            matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
+            self.tape.shift("weights", (matrices // 64) * (shards - 1) // shards)
+        if step.accumulated:
+            self.tape.shift("gradients", self.trained * n.trained // shards)
+        self.settled = self.tape.live["gradients"]
+
+    def _embed(self) -> tuple[Tensor, Tensor]:
+        """The first layer's input, and the embeddings, which transformers' models name until they return."""
+        n, tape, build = self.step.numerics, self.tape, build_of(self.shape)
+        grad = n.full or self.step.checkpointing
+        count = self.tokens * self.shape.hidden
+        trained = [(self.embedding, n.trained)] if n.full else []
+        x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight, grad=grad)
+        if build.scaled_embeddings:
+            x = self._after(x, tape.op([x], count, x.width))
+        first = self._same(x)
+        if not build.rotary:
+            x = self._after(x, tape.op([x], count, x.width, passes=True))
+        if self.shape.dropout and not build.rotary:
+            mask = tape.new(count, n.mask or x.width)
+            x = self._after(x, tape.op([x], count, x.width, saves=[mask]))
+            tape.drop(mask)
+        return x, first
+
+    def _after(self, before: Tensor, after: Tensor) -> Tensor:
+        self.tape.drop(before)
+        return after
+
+    def _layer(self) -> Layer:
+        layer = Layer(self.tape, self.shape, self.step.numerics, self.step.rows, self.step.length)
+        if self.step.accumulated:
+            for w in layer.weights.values():
+                w.gradient = EARLIER
+        return layer
+
+    def _forward(self, number: int, x: Tensor) -> Tensor:
+        tape = self.tape
+        tape.enter(f"forward {number}", "activations")
+        before = dict(tape.live)
+        layer = self._layer()
+        self.layers.append(layer)
+        self.marks.append(len(tape.nodes))
+        self.inputs.append(x)
+        if self.step.checkpointing:
+            x.hold()
+            tape.recording = False
+        y = layer(x)
+        tape.recording = True
+        tape.drop(x)
+        if self.many and number == 1:
+            tape.leap(self._since(before), self.many)
+        return y
+
+    def _since(self, before: Bytes) -> Bytes:
+        return {c: self.tape.live[c] - before[c] for c in CATEGORIES}
+
+    def _forget(self) -> None:
+        """Autocast is over: its casts go, unless the graph holds them."""
+        for number, layer in enumerate((*self.layers, self.head_layer)):
+            before = dict(self.tape.live)
+            layer.forget()
+            if self.many and number == 1:
+                self.tape.leap(self._since(before), self.many)
+
+    def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
+        tape, n = self.tape, self.step.numerics
+        self.head_layer = layer = Layer(tape, self.shape, n, self.step.rows, self.step.length)
+        self.leaving, mark = x, len(tape.nodes)
+        normed = layer.norm(x)
+        tape.drop(x, first)
+        logits = layer.matrix(normed, self.head, self.shape.vocabulary)
+        self.normed = normed
+        if self.step.loss == "trainer":
+            tape.drop(normed)
+        if build_of(self.shape).scaled:
+            logits = self._after(logits, tape.op([logits], logits.count, logits.width))
+        if build_of(self.shape).softcap:
+            logits = self._after(logits, tape.op([logits], logits.count, logits.width))
+            logits = self._after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
+            logits = self._after(logits, tape.op([logits], logits.count, logits.width))
+        return logits, mark
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        """Consumes the logits. What the loss function names lives until it returns."""
+        tape, how, count = self.tape, self.step.loss, logits.count
+        if how == "trainer":  # the model has returned; its logits are raised, and those that carry loss are chosen
+            self._forget()
+            if self.step.numerics.autocast:
+                logits = self._after(logits, tape.op([logits], count, 4))
+            chosen = tape.op([logits], count, logits.width)
+            flat = self._raised(chosen)
+            tape.drop(chosen)
+        else:
+            raised = self._same(logits) if how == "own" else self._raised(logits)
+            if how == "float":
+                logits = self._after(logits, self._same(raised))
+            flat = self._same(raised) if how == "padded" else tape.op([raised], count, raised.width)
+            named = raised
+        if self.step.numerics.autocast:  # log-softmax is computed in float32 then
+            flat = self._after(flat, self._raised(flat))
+        soft = tape.op([flat], count, flat.width, saves_out=True)
+        loss = tape.op([soft], 1, 4)
+        tape.drop(soft, flat, logits)
+        if how != "trainer":  # the loss is computed inside the model, which names its last hidden states
+            tape.drop(named, self.normed)
+        self._forget()
+        return loss
+
+    def _raised(self, t: Tensor) -> Tensor:
+        return self._same(t) if t.width == 4 else self.tape.op([t], t.count, 4)
+
+    def _same(self, t: Tensor) -> Tensor:
+        t.hold()
+        return t
+
+    def _backward(self, number: int) -> None:
+        tape, x, layer = self.tape, self.inputs[number], self.layers[number]
+        tape.enter(f"backward {number}", "temporary")
+        before = dict(tape.live)
+        if self.step.checkpointing:
+            out = self.leaving
+            mark = len(tape.nodes)
+            tape.category = "activations"
+            inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
+            y = layer(inner)
+            layer.forget()
+            tape.category = "temporary"
+            y.gradient, out.gradient = out.gradient, None
+            tape.drop(y)
+            tape.backward(mark)
+            x.gradient, inner.gradient = inner.gradient, None
+            tape.drop(x)
+        else:
+            tape.backward(self.marks[number])
+        self.leaving = x
+        self._settle()
+        if self.many and number == 1:
+            self._repeat(before)
+            self.settled = tape.live["gradients"]
+
+    def _repeat(self, before: Bytes) -> None:
+        """The other layers between, the last of which leaves the most gradients behind."""
+        tape = self.tape
+        _, worst = tape.peaks["backward 1"]
+        gone = self._since(before)
+        self.deep["backward second layer"] = {c: worst[c] + gone[c] * self.many for c in CATEGORIES}
+        tape.leap(gone, self.many)
+
+    def _settle(self) -> None:
+        """FSDP: a layer's whole gradients are summed over the devices, and only the own shard stays."""
+        made = self.tape.live["gradients"] - self.settled
+        self.tape.leap({"gradients": made // self.step.shards - made}, 1)
+        self.settled = self.tape.live["gradients"]
+
+    def _update(self) -> None:
+        step, tape = self.step, self.tape
+        _, scratch = optimizer_bytes(step, self.trained)
+        tape.enter("optimizer", "temporary")
+        gradients = self.trained * step.numerics.trained // step.shards
+        if step.optimizer == "adafactor":
+            largest = max(self.embedding.count if step.numerics.full else 0, *(
+                w.count for w in self.layers[0].weights.values() if w.trained
+            ))  # fmt: skip
+            scratch = 12 * largest
+        tape.shift("gradients", gradients - tape.live["gradients"])
+        tape.shift("temporary", scratch // step.shards)
+
+    def _spread(self, name: str, by: Bytes) -> Bytes:
+        """With what the devices exchange: DDP's buckets are as large as the gradients; FSDP has the root's weights and
+        those of one layer whole, in a layer's own pass also those of the next, and keeps the half-precision logits
+        until the backward pass (so measured on four A100 rows)."""
+        step = self.step
+        if step.replicas > 1:
+            return {**by, "communication": self.trained * step.numerics.trained}
+        if step.shards == 1 or name == "optimizer":
+            return by
+        whole = base_bytes(self.shape, step.numerics)
+        scales = 0
+        if step.numerics.bits == 4:
+            matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
+            scales = matrices // 64 + matrices // 64 // 256 * 4
+        root = whole - scales - layer_bytes(self.shape, step.numerics) * self.shape.layers
+        layers = 2 if "layer" in name else 1
+        found = {**by, "communication": root + layers * layer_bytes(self.shape, step.numerics)}
+        if "head" in name:
+            found["logits"] += 2 * self.tokens * self.shape.vocabulary
+        return found
+
+
+@lru_cache(maxsize=256)
+def play(shape: ModelShape, step: Step) -> Played:
+    """Every segment's worst moment on one device. About 2 ms; a market asks the same for thousands of offers."""
+    return _Player(shape, step).play()

@@ -1,0 +1,213 @@
+"""A tape of what a training step allocates and frees: eager PyTorch's own rules, with sizes in place of tensors.
+
+A tensor lives while Python or the autograd graph holds it. Backward goes through the tape in reverse: a node's input
+gradients are made while its own gradient and what it saved still live; a second gradient for the same tensor is added
+in place where nobody else holds the first, as autograd's input buffer does.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+Category = Literal["weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication"]
+CATEGORIES: tuple[Category, ...] = (
+    "weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication",
+)  # fmt: skip
+BLOCK = 512
+"""CUDA's caching allocator rounds up to so many bytes."""
+
+
+class Tensor:
+    """`count` elements of `width` bytes; `refs` says how many hold it. A view's `base` is held in its place."""
+
+    __slots__ = ("base", "category", "count", "grad", "gradient", "refs", "size", "width")
+
+    def __init__(self, count: int, width: int, category: Category, grad: bool, base: "Tensor | None" = None) -> None:
+        self.count, self.width, self.category, self.grad, self.base = count, width, category, grad, base
+        self.size = -(-count * width // BLOCK) * BLOCK
+        self.refs = 1
+        self.gradient: Tensor | None = None
+
+    def hold(self) -> None:
+        """One holder more."""
+        (self.base or self).refs += 1
+
+
+class Weight:
+    """A matrix: how it is held, whether it is trained, and its casts."""
+
+    __slots__ = ("cast", "count", "grad_width", "gradient", "trained", "width")
+
+    def __init__(self, count: int, width: int, *, trained: bool, grad_width: int) -> None:
+        self.count, self.width, self.trained, self.grad_width = count, width, trained, grad_width
+        self.gradient: Tensor | None = None
+        self.cast: Tensor | None = None
+
+
+class _Node:
+    __slots__ = ("back", "inputs", "outs", "passes", "saved", "weights")
+
+    def __init__(
+        self,
+        outs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        weights: Sequence[tuple[Weight, int]],
+        back: int,
+        passes: bool,
+    ) -> None:
+        self.outs, self.inputs, self.saved, self.weights = outs, inputs, saved, weights
+        self.back, self.passes = back, passes
+
+
+class Tape:
+    """Sums what lives, by category; `peaks` has the worst moment of every segment."""
+
+    def __init__(self) -> None:
+        self.live: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+        self.total = 0
+        self.peaks: dict[str, tuple[int, dict[Category, int]]] = {}
+        self.category: Category = "activations"
+        self.recording = True
+        self.nodes: list[_Node] = []
+        self._segment = ""
+        self._worst = 0
+
+    def enter(self, segment: str, category: Category) -> None:
+        """What follows belongs to this segment; what it allocates is of this category."""
+        self._segment, self.category = segment, category
+        self._worst = self.peaks[segment][0] if segment in self.peaks else -1
+        self._mark()
+
+    def _mark(self) -> None:
+        if self.total > self._worst:
+            self._worst = self.total
+            self.peaks[self._segment] = self.total, dict(self.live)
+
+    def shift(self, category: Category, size: int) -> None:
+        """Bytes that come or go without a tensor of their own."""
+        self.live[category] += size
+        self.total += size
+        self._mark()
+
+    def leap(self, by: Mapping[Category, int], times: int) -> None:
+        """Bytes that come and go together, so many times; what is between was or will be looked at elsewhere."""
+        for category, size in by.items():
+            self.live[category] += size * times
+            self.total += size * times
+
+    def new(self, count: int, width: int, *, grad: bool = False, category: Category | None = None) -> Tensor:
+        """A tensor that its maker holds."""
+        made = Tensor(count, width, category or self.category, grad)
+        self.shift(made.category, made.size)
+        return made
+
+    def drop(self, *tensors: Tensor) -> None:
+        """One holder less of each."""
+        for given in tensors:
+            t = given.base or given
+            t.refs -= 1
+            if not t.refs:
+                self.live[t.category] -= t.size
+                self.total -= t.size
+
+    def op(
+        self,
+        inputs: Sequence[Tensor],
+        count: int,
+        width: int,
+        *,
+        saves: Sequence[Tensor] = (),
+        weights: Sequence[tuple[Weight, int]] = (),
+        scratch: int = 0,
+        back: int = 0,
+        passes: bool = False,
+        saves_out: bool = False,
+    ) -> Tensor:
+        """The result of an operation. `saves`: what its backward pass needs; `weights`: trained ones, and the width
+        that their gradient is computed in; `scratch`, `back`: bytes that only the kernels take, forward and backward;
+        `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too."""
+        grad = bool(weights) or any(t.grad for t in inputs)
+        if scratch:
+            self.shift("temporary", scratch)
+        out = self.new(count, width, grad=grad)
+        if scratch:
+            self.shift("temporary", -scratch)
+        if grad and self.recording:
+            kept = (*saves, out) if saves_out else saves
+            for t in kept:
+                t.hold()
+            self.nodes.append(_Node((out,), inputs, kept, weights, back, passes))
+        return out
+
+    def split(self, whole: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """Views of one tensor side by side; whoever holds one holds the whole. Their gradients are joined into one."""
+        views = []
+        for count in counts:
+            view = Tensor(count, whole.width, whole.category, whole.grad, base=whole)
+            whole.hold()
+            views.append(view)
+        if whole.grad and self.recording:
+            self.nodes.append(_Node(views, (whole,), (), (), 0, False))
+        return views
+
+    def backward(self, until: int = 0) -> None:
+        """Runs back to the node of that number. The gradient of the last tensor must have been set."""
+        while len(self.nodes) > until:
+            self._back(self.nodes.pop())
+
+    def _back(self, node: _Node) -> None:
+        gradients = [t.gradient for t in node.outs if t.gradient is not None]
+        for t in node.outs:
+            t.gradient = None
+        if not gradients:
+            self.drop(*node.saved)
+            return
+        if node.back:
+            self.shift("temporary", node.back)
+        made = [(t, self._towards(t, gradients[0], node.passes)) for t in node.inputs if t.grad]
+        computed = [(w, self._computed(w, width)) for w, width in node.weights]
+        if node.back:
+            self.shift("temporary", -node.back)
+        self.drop(*node.saved, *gradients)
+        for w, gradient in computed:
+            self._keep(w, gradient)
+        for t, gradient in made:
+            self._accumulate(t, gradient)
+
+    def _towards(self, t: Tensor, gradient: Tensor, passes: bool) -> Tensor:
+        if passes and t.width == gradient.width:
+            gradient.hold()
+            return gradient
+        return self.new(t.count, t.width)
+
+    def _accumulate(self, t: Tensor, gradient: Tensor) -> None:
+        first = t.gradient
+        if first is None:
+            t.gradient = gradient
+        elif first.refs == 1:
+            self.drop(gradient)
+        else:
+            t.gradient = self.new(t.count, t.width)
+            self.drop(first, gradient)
+
+    def _computed(self, weight: Weight, width: int) -> Tensor:
+        own = weight.gradient is None and width == weight.grad_width
+        return self.new(weight.count, width, category="gradients" if own else None)
+
+    def _keep(self, weight: Weight, made: Tensor) -> None:
+        """In the weight's own type, added to what is there."""
+        first = weight.gradient is None
+        if made.width != weight.grad_width:
+            cast = self.new(weight.count, weight.grad_width, category="gradients" if first else None)
+            self.drop(made)
+            made = cast
+        if first:
+            weight.gradient = made
+            return
+        if weight.gradient is not EARLIER:  # a second use in the same pass: autograd adds the two before it keeps them
+            self.drop(self.new(weight.count, weight.grad_width))
+        self.drop(made)
+
+
+EARLIER = Tensor(0, 0, "gradients", False)
+"""The gradient of an earlier micro-batch, whose bytes somebody else counts."""

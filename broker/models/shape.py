@@ -1,0 +1,75 @@
+"""A model's shape from its transformers config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.decide.memory_builds import BUILDS
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.offer import ModelShape
+from broker.models import count
+
+ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
+PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
+"""Families whose MLP has two matrices."""
+
+
+def _invalid(message: str) -> InvalidInput:
+    return InvalidInput(Problem(field="train.model", message=message))
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder."""
+    config = config.get("text_config") or config
+    if config.get("is_encoder_decoder"):
+        raise _invalid(f"{name!r} is an encoder-decoder; only decoder-only language models can be trained")
+    if any(config.get(k) for k in ("num_local_experts", "num_experts", "n_routed_experts")):
+        raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
+    if config.get("quantization_config"):
+        raise _invalid(f"{name!r} is quantised; give the model that it was made from")
+    family = str(config.get("model_type", ""))
+    if family in ENCODERS:
+        raise _invalid(f"{name!r} is an encoder ({family}); only decoder-only language models can be trained")
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    try:
+        return ModelShape(
+            name=name,
+            family=family,
+            layers=count.number(config, "num_hidden_layers", "n_layer"),
+            hidden=count.number(config, "hidden_size", "n_embd"),
+            intermediate=count.inner(config),
+            heads=count.number(config, "num_attention_heads", "n_head"),
+            kv_heads=count.kv_heads(config),
+            head_dim=count.head_dim(config),
+            vocabulary=count.number(config, "vocab_size"),
+            tied_embeddings=count.is_tied(config),
+            parameters=count.parameters(config),
+            known=family in BUILDS,
+            max_positions=positions if isinstance(positions, int) else None,
+            gated_mlp=family not in PLAIN_MLP,
+            **_traits(family, config),
+        )
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}; only decoder-only transformers can be trained") from None
+
+
+def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs within a family; the defaults are those of transformers' config classes."""
+    plain = {"gpt2": "gelu_new", "gpt_bigcode": "gelu_pytorch_tanh", "phi": "gelu_new"}
+    keys = "hidden_act", "activation_function", "hidden_activation", "activation"
+    activation = next((str(config[k]) for k in keys if config.get(k)), plain.get(family, "silu"))
+    rates = "resid_pdrop", "residual_dropout", "hidden_dropout"
+    default = 0.1 if family in ("gpt2", "gpt_bigcode") else 0.0
+    rate = next((config[k] for k in rates if config.get(k) is not None), default)
+    new = bool(config.get("new_decoder_architecture"))
+    parallel = {
+        "falcon": new or bool(config.get("parallel_attn", True)),
+        "gpt_neox": bool(config.get("use_parallel_residual", True)),
+        "phi": True,
+    }.get(family, False)
+    norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
+    return {
+        "activation": activation,
+        "parallel": parallel,
+        "parallel_norms": norms,
+        "dropout": isinstance(rate, int | float) and rate > 0,
+    }

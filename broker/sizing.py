@@ -1,0 +1,243 @@
+"""What a fine-tune takes, from a model's config alone: `gpubroker estimate` and `broker.estimate()`.
+
+Needs no daemon, no network, no GPU and no torch; the exact tracer runs as a process of its own, with the trainer's
+packages.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from broker.decide import estimate as sizes
+from broker.decide.hardware import TABLE, Hardware, matches
+from broker.decide.memory_builds import build_of
+from broker.decide.throughput import step_seconds
+from broker.domain.errors import InvalidInput
+from broker.domain.offer import ModelShape, Workload
+from broker.models import catalogue
+from broker.models.shape import shape_of
+
+TRACE_PATIENCE_S = 300
+EXACT_PRECISIONS = {"bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32"}
+
+
+class BadAsk(ValueError):
+    """What was asked cannot be estimated; the message is one line that says why."""
+
+
+def _read(path: Path) -> str:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "is no text"
+        raise BadAsk(f"{file}: {reason}; give a transformers config.json") from None
+
+
+def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+    """(name, config) of a model of the bundled catalogue, a folder, a file, or of JSON itself. Raises BadAsk."""
+    if (model is None) == (config is None):
+        raise BadAsk("give either a MODEL of the catalogue or --config CONFIG.json")
+    if isinstance(config, Mapping):
+        return "config", config
+    if config is None:
+        found = catalogue.find(str(model))
+        if found is not None:
+            return str(model), found.config
+        if not Path(str(model)).is_dir():
+            raise BadAsk(f"{model}: not in the bundled catalogue, and no folder; give --config CONFIG.json")
+        config = Path(str(model))
+    inline = isinstance(config, str) and config.lstrip().startswith("{")
+    where, text = ("--config", str(config)) if inline else (str(config), _read(Path(config)))
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise BadAsk(f"{where}: is not JSON ({e})") from None
+    if not isinstance(parsed, dict):
+        raise BadAsk(f"{where}: is not a JSON object")
+    return where, parsed
+
+
+def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+    try:
+        return shape_of(name, config)
+    except InvalidInput as e:
+        raise BadAsk("; ".join(p.message for p in e.problems)) from None
+
+
+def _hardware(gpu: str | None) -> Hardware | None:
+    if gpu is None:
+        return None
+    asked = gpu.strip().lower().replace("_", "-").replace(" ", "-")
+    found = next((h for name, h in TABLE.items() if h.gpu and matches(asked, name)), None)
+    if found is None:
+        known = ", ".join(name for name, h in TABLE.items() if h.gpu)
+        raise BadAsk(f"--gpu {gpu}: not known; known are {known}")
+    return found
+
+
+def _speed(
+    shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None
+) -> tuple[float | None, list[float] | None, str]:
+    """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
+    if hardware is None:
+        return None, None, "no --gpu was given"
+    if ask.method not in ("full", "lora"):
+        return None, None, f"no basis: quantised bases ({ask.method}) are not in the model of time"
+    if ask.sharding == "fsdp":
+        return None, None, "no basis: FSDP is not in the model of time"
+    full: Literal["full", "lora"] = "full" if ask.method == "full" else "lora"
+    adapted = frozenset[str]() if full == "full" else sizes.adapted_modules(shape, ask.targets)[0]
+    work = Workload(
+        shape=shape,
+        method=full,
+        lora_r=ask.rank,
+        lora_targets="attention" if adapted <= sizes.ATTENTION_ROLES else "all-linear",
+        precision="fp32" if ask.precision == "fp32" else "bf16",
+        gradient_checkpointing=ask.checkpointing,
+        micro_batch=ask.rows,
+        global_batch=ask.rows * ask.gpus,
+        sequence=ask.length,
+        tokens_per_row=float(ask.length),
+    )
+    rate = ask.rows * ask.gpus * ask.length / step_seconds(work, shape, hardware, devices=ask.gpus)
+    basis = f"roofline, efficiencies of {hardware.name}; P90 is {hardware.spread:g} times P50"
+    return round(rate, 1), [round(rate / hardware.spread, 1), round(rate * hardware.spread, 1)], basis
+
+
+def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict[str, Any]:
+    """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
+    adapted = frozenset[str]() if ask.method == "full" else sizes.adapted_modules(shape, ask.targets)[0]
+    every = frozenset(build_of(shape).names)
+    targets = {every: "all-linear", every & sizes.ATTENTION_ROLES: "attention", frozenset(): "all-linear"}.get(adapted)
+    for wrong, what in (
+        (ask.method not in ("full", "lora"), f"--method {ask.method}"),
+        (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
+        (ask.precision not in EXACT_PRECISIONS, f"--precision {ask.precision}"),
+        (ask.transformers is not None, "--stack"),
+        (ask.gpus > 1, f"--gpus {ask.gpus}"),
+        (ask.attention != "sdpa", f"--attention {ask.attention}"),
+        (targets is None, "these --lora-targets"),
+    ):
+        if wrong:
+            raise BadAsk(f"--exact traces the trainer's own step on one GPU, which has no {what}; leave out --exact")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(dict(config), file)
+        file.flush()
+        command = [
+            *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
+            *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
+            *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
+            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", str(targets)),
+            "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise BadAsk(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
+        raise BadAsk(f"--exact: {last.replace(file.name, 'the config')} (it needs `pip install 'gpubroker[trainer]'`)")
+    traced: dict[str, Any] = json.loads(done.stdout)
+    return traced
+
+
+def estimate(
+    model: str | None = None,
+    *,
+    config: str | Path | Mapping[str, Any] | None = None,
+    method: str = "lora",
+    optimizer: str = "adamw_fused",
+    precision: str = "bf16-autocast",
+    seq: int = 2048,
+    micro_batch: int = 1,
+    accumulate: bool = False,
+    gpus: int = 1,
+    sharding: str | None = None,
+    gradient_checkpointing: bool = False,
+    lora_r: int = 16,
+    lora_targets: str = "all-linear",
+    lora_dropout: float = 0.05,
+    attention: str = "sdpa",
+    stack: str | None = None,
+    exact: bool = False,
+    gpu: str | None = None,
+) -> dict[str, Any]:
+    """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
+
+    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
+    for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs.
+    """
+    name, given = config_of(model, config)
+    shape = _shape(name, given)
+    package, _, version = (stack or "").partition("=")
+    if stack is not None and (package != "transformers" or not version):
+        raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
+    ask = sizes.Ask(
+        method=method,  # type: ignore[arg-type]  # checked there, with one line that names the choices
+        optimizer=optimizer,
+        precision=precision,  # type: ignore[arg-type]
+        length=seq,
+        rows=micro_batch,
+        accumulated=accumulate,
+        gpus=gpus,
+        sharding=sharding or ("ddp" if gpus > 1 else "none"),  # type: ignore[arg-type]
+        checkpointing=gradient_checkpointing,
+        rank=lora_r,
+        targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
+        dropout=lora_dropout,
+        attention=attention,  # type: ignore[arg-type]
+        transformers=version or None,
+    )
+    try:
+        found = sizes.estimate(shape, ask)
+    except sizes.Unanswerable as e:
+        raise BadAsk(str(e)) from None
+    hardware = _hardware(gpu)
+    return _document(
+        name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None
+    )
+
+
+def _document(
+    name: str,
+    shape: ModelShape,
+    found: sizes.Estimate,
+    hardware: Hardware | None,
+    speed: tuple[float | None, list[float] | None, str],
+    traced: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    by, segment, peak = dict(found.by_category), found.segment, found.peak_allocated
+    tier, evidence, margin = str(found.tier), found.evidence, found.margin
+    if traced is not None:
+        by = {**dict.fromkeys(by, 0), **traced["by_category"], "context": found.context}
+        by["temporary"] += sizes.CUBLAS_WORKSPACE
+        peak, segment = traced["peak_allocated_bytes"] + sizes.CUBLAS_WORKSPACE, traced["segment"]
+        versions = " ".join(f"{k} {v}" for k, v in traced["versions"].items())
+        tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", min(margin, 0.05)
+    used = peak + found.context
+    return {
+        "model": name,
+        "family": shape.family,
+        "parameters": found.parameters,
+        "trainable_parameters": found.trainable,
+        "peak_allocated_bytes": peak,
+        "device_used_bytes": used,
+        "by_category": by,
+        "segment": segment,
+        "evidence": tier,
+        "evidence_detail": evidence,
+        "margin_pct": round(100 * margin, 1),
+        "notes": list(found.notes),
+        "tokens_per_s": speed[0],
+        "tokens_per_s_interval": speed[1],
+        "tokens_per_s_basis": speed[2],
+        "gpu": hardware.name if hardware else None,
+        "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
+        # under pressure the allocator gives back what it only caches, so that does not count
+        "fits": peak * (1 + margin) + sizes.CONTEXT <= hardware.memory_bytes if hardware else None,
+    }

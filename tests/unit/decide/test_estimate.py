@@ -1,0 +1,246 @@
+"""What a fine-tune is said to take, and on what evidence."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.decide.estimate import (
+    ATTENTIONS,
+    METHODS,
+    OPTIMIZERS,
+    PRECISIONS,
+    Ask,
+    Unanswerable,
+    adapted_modules,
+    estimate,
+    loss_of,
+    numerics,
+)
+from broker.decide.memory_builds import BUILDS, names_of
+from broker.decide.memory_step import Step, play
+from broker.domain.offer import GIB, ModelShape
+from tests.unit.decide.machines import LLAMA_3_8B, MISTRAL_7B
+
+QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+A100 = Ask(
+    method="lora", optimizer="adamw_foreach", precision="bf16", length=4096, rows=4, checkpointing=True, targets=QKVO,
+    dropout=0.1, attention="flash", transformers="4.48.1",
+)  # fmt: skip
+SMALL = replace(LLAMA_3_8B, hidden=256, intermediate=704, heads=8, kv_heads=2, head_dim=32, layers=5, vocabulary=1000)
+
+
+def of(family: str, **changes: Any) -> ModelShape:
+    return replace(SMALL, family=family, parameters=6_000_000, **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [
+        ({"method": "full", "precision": "bf16"}, 72_434_837_504),
+        ({}, 26_704_571_904),
+        ({"rows": 8}, 38_742_912_512),
+        ({"method": "qlora"}, 16_373_838_336),
+        ({"method": "qlora", "rows": 8}, 28_412_178_944),
+        ({"method": "qlora", "precision": "bf16-autocast"}, 20_669_338_112),
+        ({"method": "qlora", "precision": "bf16-autocast", "rows": 8}, 37_002_646_016),
+        ({"method": "full", "gpus": 2, "sharding": "fsdp", "rows": 2}, 36_225_939_968),
+    ],
+)
+def test_mistral_7b_agrees_with_a_measured_a100(change: dict[str, Any], measured: int) -> None:
+    """fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv, commit 876e2ed, Apache-2.0: facts."""
+    assert estimate(MISTRAL_7B, replace(A100, **change)).peak_allocated == pytest.approx(measured, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("change", "tier", "margin"),
+    [
+        ({}, "measured", 0.02),
+        ({"precision": "bf16-autocast"}, "traced", 0.05),
+        ({"method": "qlora", "precision": "bf16-autocast"}, "measured", 0.02),
+        ({"optimizer": "adafactor"}, "traced", 0.10),
+        ({"gpus": 2, "sharding": "ddp"}, "traced", 0.10),
+        ({"gpus": 2, "sharding": "fsdp", "method": "qlora"}, "traced", 0.30),
+    ],
+)
+def test_the_margin_follows_the_evidence(change: dict[str, Any], tier: str, margin: float) -> None:
+    found = estimate(MISTRAL_7B, replace(A100, **change))
+    assert (found.tier, found.margin) == (tier, margin)
+
+
+def test_an_unknown_architecture_is_said_to_be_one() -> None:
+    found = estimate(of("mamba", known=False), Ask(length=128))
+    assert (found.tier, found.margin) == ("unchecked", 1.4)
+    assert "'mamba' is unknown" in found.evidence
+    assert estimate(of("qwen2"), Ask(length=128)).tier == "traced"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"length": 0}, "--seq 0"),
+        ({"rows": -1}, "--micro-batch -1"),
+        ({"gpus": 0}, "--gpus 0"),
+        ({"rank": 0}, "--lora-r 0"),
+        ({"dropout": 1.0}, "--lora-dropout 1"),
+        ({"length": 9000}, "8192 positions"),
+        ({"method": "prompt"}, "--method prompt: not one of full"),
+        ({"gpus": 2}, "need ddp or fsdp"),
+        ({"method": "qlora", "precision": "fp32"}, "half precision"),
+        ({"targets": ("wq", "wv")}, "wq,wv matches no module"),
+        ({"targets": ()}, "(none) matches no module"),
+        ({"transformers": "newest"}, "transformers=newest"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(change: dict[str, Any], words: str) -> None:
+    shape = replace(MISTRAL_7B, max_positions=8192)
+    with pytest.raises(Unanswerable) as refused:
+        estimate(shape, replace(A100, **change))
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_targets_are_matched_as_peft_matches_them() -> None:
+    """fms-acceleration asks for c_attn of a Mistral beside its own names; peft takes those that there are."""
+    found = estimate(MISTRAL_7B, replace(A100, targets=(*QKVO, "c_attn")))
+    assert found.peak_allocated == estimate(MISTRAL_7B, A100).peak_allocated
+    assert found.notes == ("LoRA target c_attn matches no module of mistral, and is left out",)
+    assert adapted_modules(of("gpt2"), ("c_proj",)) == (frozenset({"o", "proj"}), ())
+    assert names_of(of("gpt2")) == ("c_attn", "c_proj", "c_fc")
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "loss"),
+    [
+        ("llama", None, "trainer"), ("llama", "4.45.2", "float"), ("llama", "4.46", "shifted"),
+        ("mistral", "4.46.0", "float"), ("granite", "4.47.1", "float"), ("granite", "4.48.1", "shifted"),
+        ("gpt2", "4.48.1", "own"), ("gpt2", "4.49.0", "padded"), ("llama", "5.17.0", "padded"),
+    ],
+)  # fmt: skip
+def test_each_version_of_transformers_has_its_loss(family: str, version: str | None, loss: str) -> None:
+    assert loss_of(family, version) == loss
+
+
+def test_logits_cost_by_the_version() -> None:
+    """Bytes a logit at the peak: 14 where they are shifted, 12 where they were raised first or labels are padded."""
+
+    def logits(version: str) -> int:
+        return estimate(MISTRAL_7B, replace(A100, transformers=version)).by_category["logits"]
+
+    one = 4 * 4096 * 32000
+    assert logits("4.48.1") == pytest.approx(14 * one, rel=0.08)
+    assert logits("4.48.1") - logits("4.45.2") == pytest.approx(2 * one, rel=0.01)
+
+
+def test_what_nvidia_smi_shows_is_the_peak_with_context_and_fragments() -> None:
+    found = estimate(MISTRAL_7B, A100)
+    assert found.device_used == sum(found.by_category.values()) == found.peak_allocated + found.context
+    assert found.device_used == pytest.approx(29_576 * 2**20, rel=0.05)
+
+
+def test_foreach_copies_what_fused_does_not() -> None:
+    work = replace(A100, method="full", rows=1, length=128)
+    foreach, fused = estimate(MISTRAL_7B, work), estimate(MISTRAL_7B, replace(work, optimizer="adamw_fused"))
+    assert foreach.by_category["temporary"] > 2 * MISTRAL_7B.parameters
+    assert fused.peak_allocated < foreach.peak_allocated * 0.85
+
+
+def test_each_optimizer_holds_its_own_states() -> None:
+    def held(name: str) -> int:
+        return estimate(MISTRAL_7B, replace(A100, method="full", optimizer=name)).by_category["optimizer"]
+
+    p = MISTRAL_7B.parameters
+    assert {n: round(held(n) / p, 2) for n in OPTIMIZERS} == {
+        "adamw_fused": 4.0, "adamw_foreach": 4.0, "adamw_8bit": 2.03, "sgd": 0.0, "adafactor": 0.0
+    }  # fmt: skip
+
+
+def test_adafactor_works_on_one_matrix_at_a_time() -> None:
+    full = replace(A100, method="full", optimizer="adafactor", rows=1, length=16)
+    found = estimate(MISTRAL_7B, full)
+    assert found.segment == "optimizer"
+    assert found.by_category["temporary"] < 12 * 140_000_000
+    lora = estimate(MISTRAL_7B, replace(full, method="lora"))
+    assert lora.peak_allocated < found.peak_allocated
+
+
+def test_eight_bits_hold_half_of_sixteen() -> None:
+    eight, sixteen = estimate(MISTRAL_7B, replace(A100, method="lora8")), estimate(MISTRAL_7B, A100)
+    assert sixteen.by_category["weights"] - eight.by_category["weights"] == pytest.approx(6_979_321_856, rel=0.01)
+
+
+def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
+    one = replace(A100, method="full", precision="bf16-autocast", rows=1)
+    ddp = estimate(MISTRAL_7B, replace(one, gpus=2, sharding="ddp"))
+    fsdp = estimate(MISTRAL_7B, replace(one, gpus=2, sharding="fsdp"))
+    assert ddp.by_category["communication"] == 4 * MISTRAL_7B.parameters
+    assert fsdp.by_category["weights"] == 2 * MISTRAL_7B.parameters
+    assert fsdp.device_used < ddp.device_used / 1.9
+
+
+FAMILIES = [
+    *(of(name) for name in BUILDS),
+    of("falcon", kv_heads=1, parallel=True, activation="gelu"),
+    of("falcon", parallel=True, parallel_norms=2, activation="gelu"),
+    of("gpt2", kv_heads=8, activation="gelu_new", dropout=True, gated_mlp=False),
+    of("gpt_neox", kv_heads=8, parallel=True, parallel_norms=2, activation="gelu"),
+    of("llama", tied_embeddings=True),
+    of("llama", layers=1),
+    of("mamba"),
+]
+asks = st.builds(
+    Ask,
+    method=st.sampled_from(METHODS),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    precision=st.sampled_from(PRECISIONS),
+    length=st.integers(1, 4096),
+    rows=st.integers(1, 16),
+    accumulated=st.booleans(),
+    checkpointing=st.booleans(),
+    rank=st.integers(1, 64),
+    dropout=st.sampled_from([0.0, 0.1]),
+    attention=st.sampled_from(ATTENTIONS),
+    transformers=st.sampled_from([None, "4.45.2", "4.48.1", "5.17.0"]),
+)
+
+
+def answerable(ask: Ask) -> Ask:
+    return replace(ask, precision="bf16") if ask.precision == "fp32" and ask.method in ("qlora", "lora8") else ask
+
+
+@settings(max_examples=25)
+@given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable), gpus=st.integers(1, 16))
+def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape, ask: Ask, gpus: int) -> None:
+    base = estimate(shape, ask)
+    assert base.peak_allocated > 0
+    assert min(base.by_category.values()) >= 0
+    for more in (replace(ask, rows=ask.rows + 1), replace(ask, length=ask.length + 1), replace(ask, rank=ask.rank + 1)):
+        assert estimate(shape, more).peak_allocated >= base.peak_allocated
+    deeper = replace(shape, layers=shape.layers + 1, parameters=shape.parameters + 1_000_000)
+    assert estimate(deeper, ask).peak_allocated >= base.peak_allocated
+    fewer = estimate(shape, replace(ask, gpus=gpus + 1, sharding="fsdp"))
+    assert estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp")).peak_allocated <= fewer.peak_allocated
+
+
+@given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
+def test_everything_that_a_step_allocates_is_freed_again(shape: ModelShape, ask: Ask) -> None:
+    """At the optimizer nothing is left but weights, gradients, states and what its update takes; with checkpointed
+    adapters also the gradient of the embeddings, which are made to want one."""
+    how, _ = numerics(shape, ask)
+    step = Step(
+        numerics=how,
+        rows=ask.rows,
+        length=ask.length,
+        checkpointing=ask.checkpointing,
+        loss=loss_of("x", ask.transformers),
+    )
+    last = play(shape, step).segments["optimizer"]
+    left = 4 * ask.rows * ask.length * shape.hidden + 512 if ask.checkpointing and not how.full else 0
+    assert last["activations"] + last["logits"] <= left
+    assert last["temporary"] <= left
+
+
+def test_a_step_is_estimated_in_bytes_not_gigabytes() -> None:
+    assert estimate(LLAMA_3_8B, Ask()).peak_allocated > 10 * GIB
