@@ -14,7 +14,7 @@ from broker.api.content import Content
 from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.metrics import Metrics
 from broker.api.openapi import JSON, Api, document, mount
-from broker.api.problems import problem
+from broker.api.problems import Overloaded, problem
 from broker.api.readiness import Readiness
 from broker.api.service import Service
 from broker.api.streams import StreamLimits, Streams
@@ -30,6 +30,9 @@ APIS: tuple[Api, ...] = (
 BODY_BYTES = 4 * 1024**2
 """Of a JSON body; uploads are streamed under their own limit."""
 UNLESS_TOLD = StreamLimits()
+REQUESTS = 256
+"""Answered at once, beside what stays open; more would only wait for each other, in memory."""
+PROBES = frozenset({"/healthz", "/readyz"})
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
@@ -40,11 +43,14 @@ def build_app(
     version: str,
     slacks: Slack | None = None,
     limits: StreamLimits = UNLESS_TOLD,
+    requests: int = REQUESTS,
 ) -> web.Application:
     """The API over `service`; the caller runs it, with `access_log=None`, since it keeps its own access log."""
     streams = Streams(auth, service.clock, limits)
     measured = Metrics(service.store, lambda: service.skew(), lambda: streams.open)
-    app = web.Application(middlewares=[_observed(measured), _refused], client_max_size=BODY_BYTES)
+    app = web.Application(
+        middlewares=[_observed(measured), _refused, _bounded(streams, requests)], client_max_size=BODY_BYTES
+    )
     app[SERVICE] = service
     app[CONTENT] = Content(service)
     app[AUTH] = auth
@@ -83,6 +89,24 @@ def _observed(measured: Metrics) -> Middleware:
             method = request.method if request.method in KNOWN_METHODS else "OTHER"
             measured.served(method, route, status, seconds)
             access.info("%s %s %d %.1f ms", method, request.rel_url.raw_path, status, seconds * 1000)
+
+    return middleware
+
+
+def _bounded(streams: Streams, requests: int) -> Middleware:
+    """A daemon that cannot keep up says so, instead of growing."""
+    here = 0
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal here
+        if here - streams.open >= requests and request.path not in PROBES:
+            raise Overloaded(f"{requests} requests are being answered already; try again")
+        here += 1
+        try:
+            return await handler(request)
+        finally:
+            here -= 1
 
     return middleware
 

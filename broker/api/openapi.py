@@ -36,7 +36,7 @@ TEXT: dict[int, str] = {
     422: "Something in the input is wrong; `errors` names each place and the fix.",
     429: "Too many calls, or too much at once; `Retry-After` says when to ask again.",
     502: "The blob store holds other bytes than the manifest says.",
-    503: "The database or the blob store cannot be reached; try again.",
+    503: "The database or the blob store cannot be reached, or there is too much to answer; `Retry-After` says when.",
 }
 
 

@@ -43,6 +43,10 @@ class TooMany(GpubrokerError):
         self.after_s = after_s
 
 
+class Overloaded(GpubrokerError):
+    """The daemon has more to answer than it can; nothing was done."""
+
+
 class RateLimited(TooMany):
     """More in a time than one token is allowed; the same call is let through after `after_s`."""
 

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.context import AUTH
-from broker.api.http import build_app
+from broker.api.http import REQUESTS, build_app
 from broker.api.service import Service, Settings
 from broker.api.streams import StreamLimits
 from broker.blobs import ObstoreBlobs
@@ -133,6 +133,7 @@ async def serving(
     clock: Clock | None = None,
     settings: Settings = SETTINGS,
     limits: StreamLimits = LIMITS,
+    requests: int = REQUESTS,
     port: int = 0,
 ) -> AsyncIterator[Running]:
     clock = clock or SystemClock()
@@ -151,7 +152,7 @@ async def serving(
         notifiers=[LogNotifier(), webhooks],
     )
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1).model_dump_json().encode())
-    app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits)
+    app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits, requests=requests)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # as the daemon does
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)

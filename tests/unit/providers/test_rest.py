@@ -60,7 +60,8 @@ async def test_statuses(api: Api, status: int, kind: type[ProviderError], says: 
 
 
 @pytest.mark.parametrize(("header", "seconds"), [
-    ("2.5", 2.5), ("soon", 5.0), (None, 5.0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0), ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0),
+    ("2.5", 2.5), ("soon", 5.0), (None, 5.0), ("Thu, 01 Jan 2026 00:00:00 GMT", 0.0),
+    ("Thu, 01 Jan 2026 00:00:00 -0000", 5.0),
 ])  # fmt: skip
 async def test_retry_after(api: Api, header: str | None, seconds: float) -> None:
     headers = {"Retry-After": header} if header else {}
