@@ -89,10 +89,10 @@ class Inventory:
             raise OutcomeUnknown(f"{provider}: {type(e).__name__} while listing") from e
 
     def _forget(self, provider: str, now: float) -> None:
-        """Keeps enough for two listings `list_lag_s` apart, and no more."""
+        """Keeps enough for two listings `list_lag_s` after a first one, and no more."""
         kept = self._listings[provider]
         horizon = 3 * self._context.providers[provider].caps.list_lag_s + 5 * self._context.rhythm.list_s
-        while len(kept) > 3 and now - kept[0].begun > horizon:
+        while len(kept) > 4 and now - kept[0].begun > horizon:
             kept.popleft()
 
     def latest(self, provider: str) -> Listing | None:
@@ -123,10 +123,11 @@ class Inventory:
         return None
 
     def absent_since(self, provider: str, name: InstanceName, since: float) -> datetime | None:
-        """Two listings at least `list_lag_s` apart, both begun after `since`, and none from the first on shows it.
+        """None from a first one on shows it, all begun after `since`, and two of them at least `list_lag_s` after the
+        first (which counts where nothing lags): those before may lag, and a single one may leave out what stands there.
 
-        Then the moment up to which it may have stood, by the house's clock: at which the second one had answered, since
-        a single one may leave out what stands there. Else None.
+        Then the moment up to which it may have stood, by the house's clock: when the second of all had answered. Else
+        None.
         """
         return self._absent_since(provider, since, lambda listing: listing.shows(name))
 
@@ -145,7 +146,7 @@ class Inventory:
             if listing.begun <= since:
                 continue
             without = [] if shows(listing) else [*without, listing]
-        if len(without) < 2 or without[-1].begun - without[0].begun < lag:
+        if len(without) < 2 or without[-2].begun - without[0].begun < lag:
             return None
         return self._by_the_wall(without[1].answered)
 
