@@ -48,6 +48,7 @@ class Body(VirtualBody):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.silent = set()
+        self._called: dict[str, float] = {}
         self._lease: dict[str, tuple[bytes | None, float]] = {}
 
     def standing(self) -> list[InstanceName]:
@@ -57,8 +58,13 @@ class Body(VirtualBody):
 
     def preempt(self, name: str, notice_s: float) -> None:
         one, now = self._instances[name], self._clock.monotonic()
+        self._called[name] = now
         one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
         one.dies_at = min(one.dies_at, now + notice_s)
+
+    def told_s(self, one: _Instance) -> float:
+        """For how long its listing told of its death before it came."""
+        return one.dies_at - max(one.born, one.dies_at - one.machine.notice_s, self._called.get(one.machine.name, 0.0))
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:
         new = machine.name not in self._instances
@@ -144,7 +150,9 @@ class Cloud(SimulatedProvider):
                 handle=handle, state=InstanceState.RUNNING, accelerator=offer.accelerator, gpus=offer.gpus,
                 spot=offer.spot,
             )  # fmt: skip
-            self.more.setdefault(handle.id, shown)
+            if handle.id not in self.more:
+                self.more[handle.id] = shown
+                self.world.watch.stands_up(handle.id)
             handles.append(handle)
         return handles
 
@@ -164,6 +172,7 @@ class Cloud(SimulatedProvider):
         if handle.id in self.more:
             del self.more[handle.id]
             self.world.note("cloud", f"destroyed {handle.id}")
+            self.world.watch.measures.gone(handle.id, self.world.loop.time())
             return
         await super().destroy(handle)
 

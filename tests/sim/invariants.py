@@ -26,6 +26,7 @@ from providers.body import Machine
 from tests.sim.cloud import Stand
 from tests.sim.faults import disturbed_s
 from tests.sim.loop import Process
+from tests.sim.measures import Measures, attempt_of_machine
 from trainer.contract import keys
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Watch:
         self._orphan_since: dict[str, float] = {}
         self._told_since: dict[AttemptId, float] = {}
         self.stands: list[Stand] = []
+        self.measures = Measures()
         self.acknowledged: dict[str, JobId] = {}
         """Jobs that were answered, by their key."""
 
@@ -143,6 +145,9 @@ class Watch:
         reason = f" ({to.reason})" if to.reason else ""
         self._world.note(process.id, f"attempt {to.id} {was.state} -> {to.state}{reason} {to.detail}")
         self._entered[to.id] = self._world.loop.time()
+        if to.state in (AttemptState.TERMINATING, AttemptState.ENDED):
+            still = [i for i in self._world.cloud.standing() if attempt_of_machine(i) == to.id]
+            self.measures.unwanted(to.id, still, self._world.loop.time())
         if (was.state, to.state) not in _NEXT:
             self._fail("legal_step", f"attempt {to.id}: {was.state} -> {to.state}")
         standing = {i for i in self._world.cloud.standing() if i.startswith(to.name)}
@@ -222,6 +227,7 @@ class Watch:
     # ------------------------------------------------------------------------------------------------------- the cloud
 
     def born(self, machine: Machine) -> None:
+        self.stands_up(machine.name)
         found = attempt_of(self._world.installation, machine.name)
         row = self._world.state.attempts.get(found) if found else None
         if row is None or row.value.create_sent_at is None or found is None:
@@ -242,7 +248,20 @@ class Watch:
         if both:
             self._fail("one_machine_set", f"{machine.name} was created beside {both[0]} of the same job")
 
+    def stands_up(self, machine_id: str) -> None:
+        own, now = attempt_of_machine(machine_id), self._world.loop.time()
+        row = self._world.state.attempts.get(own)
+        if row is None or row.value.state in (AttemptState.TERMINATING, AttemptState.ENDED):
+            self.measures.unwanted(own, [machine_id], now)
+
+    def lost(self, own: AttemptId, at: float) -> None:
+        """A machine died, and nobody was told."""
+        row = self._world.state.attempts.get(own)
+        if row is not None and row.value.state not in (AttemptState.TERMINATING, AttemptState.ENDED):
+            self.measures.lost(own, at)
+
     def died(self, name: str, at: float) -> None:
+        self.measures.gone(name, at)
         for stand in self.stands:
             if stand.name == name and stand.ended is None:
                 stand.ended = at
@@ -275,7 +294,7 @@ class Watch:
         standing = world.cloud.standing()
         self._orphan_since = {i: at for i, at in self._orphan_since.items() if i in standing}
         for machine_id in standing:
-            row = world.state.attempts.get(AttemptId(machine_id.split("-")[2]))
+            row = world.state.attempts.get(attempt_of_machine(machine_id))
             if row is not None and row.value.live:
                 self._orphan_since.pop(machine_id, None)
                 continue

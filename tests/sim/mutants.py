@@ -1,12 +1,5 @@
-"""Planted mutants: one rule or function of the product replaced each. Each must break an invariant *by its name*.
+"""Planted mutants: one rule or function of the product replaced each. Each must break an invariant *by its name*."""
 
-`python -m tests.sim.mutants [--seeds 0-199] [--only NAME]`; ends with one line of JSON.
-"""
-
-import argparse
-import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,10 +7,6 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
-
-if os.environ.get("PYTHONHASHSEED") != "0" and __name__ == "__main__":
-    os.environ["PYTHONHASHSEED"] = "0"
-    os.execv(sys.executable, [sys.executable, "-m", "tests.sim.mutants", *sys.argv[1:]])
 
 from broker.controllers import boot, deadman, house_clock, inventory, launch, launchers, termination, through
 from broker.controllers.beats import Beats
@@ -31,7 +20,7 @@ from broker.domain.instance import Liveness
 from broker.domain.job import JobState, Reason
 from broker.store import fences, memory, memory_state, memory_tenant
 from tests.sim.loop import WHO
-from tests.sim.run import quiet, seeds_of, simulate
+from tests.sim.run import simulate
 
 Patches = tuple[tuple[str, Any], ...]
 
@@ -344,25 +333,3 @@ def hunt(mutant: Mutant, seeds: Sequence[int]) -> tuple[int | None, dict[str, in
             if broken is not None:
                 others[broken[0]] = others.get(broken[0], 0) + 1
     return None, others
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=seeds_of, default=range(100), help="e.g. 0-199")
-    parser.add_argument("--only", help="a part of the name")
-    asked = parser.parse_args()
-    quiet()
-    needed: list[int] = []
-    chosen = [mutant for mutant in MUTANTS if asked.only is None or asked.only in mutant.name]
-    for mutant in chosen:
-        tried, others = hunt(mutant, asked.seeds)
-        said = f"caught by seed {asked.seeds[tried - 1]}" if tried else "NOT CAUGHT"
-        print(f"{mutant.name}: {said}{f'; besides {others}' if others else ''}", flush=True)
-        needed += [tried] if tried else []
-    summary = {"mutants": len(chosen), "caught": len(needed), "seeds_needed_max": max(needed, default=0)}
-    print(json.dumps(summary))
-    return 0 if len(needed) == len(chosen) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ from broker.controllers.fleet import Fleet
 from broker.controllers.house_clock import HouseClock
 from broker.controllers.loop import run_forever
 from broker.domain.errors import GpubrokerError, NoCapacity, StoreUnavailable
-from broker.domain.ids import Installation, InstanceName, JobId
+from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.domain.tenancy import Tenant
@@ -36,6 +36,8 @@ from tests.sim.doors import BlobDoor, Objects, StoreDoor
 from tests.sim.faults import CALM_S, SHARES, TAIL_S, Fault, Weather
 from tests.sim.invariants import CANARY, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, context_of
+from tests.sim.measures import attempt_of_machine
+from trainer.contract import keys
 from trainer.contract.rendezvous import Limits
 
 BOX = SecretBox(bytes(32))
@@ -54,6 +56,12 @@ class Outcome:
     steps: int
     faults: int
     states: tuple[str, ...] = ()
+    lifetimes: int = 0
+    """Jobs that reached their end."""
+    leak_ages: tuple[float, ...] = ()
+    """Virtual seconds for which machines stood that should not: their attempt was on its way out, or unknown."""
+    detects: tuple[float, ...] = ()
+    """Virtual seconds from a death without notice until its attempt was on its way out."""
 
     @property
     def hash(self) -> str:
@@ -158,7 +166,11 @@ class World:
 
     def over(self, name: str) -> None:
         self.note("cloud", f"over {name}")
-        self.watch.died(name, min(self.loop.time(), self.body._instances[name].dies_at))
+        one = self.body._instances[name]
+        at = min(self.loop.time(), one.dies_at)
+        self.watch.died(name, at)
+        if keys.final(one.attempt) not in self.objects.data and self.body.told_s(one) < 1.0:
+            self.watch.lost(AttemptId(one.attempt), at)
 
     def pinged(self, process: Process) -> None:
         self._pinged[process.id] = self.loop.time()
@@ -238,6 +250,8 @@ class World:
         return Outcome(
             seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
             faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
+            lifetimes=sum(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs),
+            leak_ages=tuple(self.watch.measures.leak_ages), detects=tuple(self.watch.measures.detects),
         )  # fmt: skip
 
     async def _live(self) -> None:
@@ -344,6 +358,8 @@ class World:
             lost = sorted(self.cloud.more)[0]
             del self.cloud.more[lost]
             self.note("cloud", f"lost {lost}")
+            self.watch.measures.gone(lost, self.loop.time())
+            self.watch.lost(attempt_of_machine(lost), self.loop.time())
 
 
 async def _daemon(clock: HouseClock, market: Market, fleet: Fleet) -> None:
