@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar, cast
@@ -69,40 +69,57 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         given: str | None = next((value for key, value in metadata or () if key == "authorization"), None)
         method = _Method.of(handler_call_details.method, found)
 
+        # gRPC hands over streams at once, a single message only when it is there: whoever has no token would hold a
+        # place by sending none.
+        kind = grpc.stream_stream_rpc_method_handler if method.tells_many else grpc.stream_unary_rpc_method_handler
+        serve = self._many(method, given) if method.tells_many else self._one(method, given)
+        read, write = _tolerant(found.request_deserializer), found.response_serializer
+        return kind(serve, request_deserializer=read, response_serializer=write)
+
+    def _one(self, method: "_Method", given: str | None) -> Any:
+        async def serve(requests: Any, context: Any) -> Any:
+            with _Measure(self._measured, method.name) as measure:
+                try:
+                    async with self._entered(method, given, requests, context) as (request, call):
+                        return await method.behaviour(request, call)
+                except Exception as error:
+                    await measure.refuse(context, error)
+
+        return serve
+
+    def _many(self, method: "_Method", given: str | None) -> Any:
         async def serve(requests: Any, context: Any) -> None:
             with _Measure(self._measured, method.name) as measure:
                 try:
-                    if method.name in OPEN:
-                        await self._guest(method, requests, context)
-                    else:
-                        await self._caller(method, given, requests, context)
+                    async with (
+                        self._entered(method, given, requests, context) as (request, call),
+                        aclosing(method.behaviour(request, call)) as answers,
+                    ):
+                        async for answer in answers:
+                            if not method.open:
+                                await self._auth.still(given)
+                            await _tell(context, answer)
                 except _Left:
                     measure.left()
                 except Exception as error:
                     await measure.refuse(context, error)
 
-        # gRPC hands over streams at once, a single message only when it is there: whoever has no token would hold a
-        # place by sending none.
-        read, write = _tolerant(found.request_deserializer), found.response_serializer
-        return grpc.stream_stream_rpc_method_handler(serve, request_deserializer=read, response_serializer=write)
+        return serve
 
-    async def _guest(self, method: "_Method", requests: Any, context: Any) -> None:
-        with self._guests.one_more(method.name):
-            request = await method.request(requests, self._guests.silent(method.name, MESSAGE_S))
-            async with aclosing(method.answers(request, context)) as answers:
-                async for answer in answers:
-                    await _tell(context, answer)
-
-    async def _caller(self, method: "_Method", given: str | None, requests: Any, context: Any) -> None:
+    @asynccontextmanager
+    async def _entered(
+        self, method: "_Method", given: str | None, requests: Any, context: Any
+    ) -> AsyncIterator[tuple[Any, Any]]:
+        """(the request, what the handler gets beside it)"""
+        if method.open:
+            with self._guests.one_more(method.name):
+                yield await method.request(requests, context, self._guests.silent(method.name, MESSAGE_S)), context
+            return
         caller = await self._auth.caller(given, method.needed)
         async with self._streams.one_more(caller, given) if method.streams else nullcontext():
-            request = await method.request(requests, asyncio.timeout(MESSAGE_S))
+            request = await method.request(requests, context, asyncio.timeout(MESSAGE_S))
             await self._auth.still(given)  # the message may come long after the token
-            async with aclosing(method.answers(request, Call(caller=caller))) as answers:
-                async for answer in answers:
-                    if method.streams:
-                        await self._auth.still(given)
-                    await _tell(context, answer)
+            yield request, Call(caller=caller)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,30 +142,25 @@ class _Method:
         )
 
     @property
+    def open(self) -> bool:
+        return self.name in OPEN
+
+    @property
     def streams(self) -> bool:
         return self.hears_many or self.tells_many
 
-    async def request(self, requests: Any, patience: AbstractAsyncContextManager[Any]) -> Any:
+    async def request(self, requests: Any, context: Any, patience: AbstractAsyncContextManager[Any]) -> Any:
         """The message, or all of them once the first is there. Raises InvalidInput."""
-        coming = aiter(requests)
         try:
             async with patience:
-                first = await anext(coming, None)
+                first = await context.read()
         except TimeoutError:
             raise InvalidInput(Problem(field="message", message="did not come; send it with the call")) from None
         if self.hears_many:
-            return _readables(first, coming)
-        if first is None:
+            return _readables(first, requests)
+        if first is grpc.aio.EOF:
             raise InvalidInput(Problem(field="message", message="is missing; send one"))
         return _readable(first)
-
-    async def answers(self, request: Any, call: Any) -> AsyncGenerator[Any]:
-        if not self.tells_many:
-            yield await self.behaviour(request, call)
-            return
-        async with aclosing(self.behaviour(request, call)) as answers:
-            async for answer in answers:
-                yield answer
 
 
 class _Left(Exception):
@@ -222,7 +234,7 @@ def _readable(request: Any) -> Any:
 
 async def _readables(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Raises InvalidInput when it comes to bytes that are no message."""
-    if first is None:
+    if first is grpc.aio.EOF:
         return
     yield _readable(first)
     async for request in others:
