@@ -1,0 +1,158 @@
+"""`broker.estimate()` and `gpubroker estimate`: from a config to one document, offline."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import broker
+from broker.cli.main import app
+from broker.domain.offer import GIB
+from broker.sizing import BadAsk, estimate
+from trainer.contract.train import TrainConfig
+
+MISTRAL = "mistralai/Mistral-7B-v0.1"
+TINY: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000, "num_hidden_layers": 5, "max_position_embeddings": 512,
+}  # fmt: skip
+AS_MEASURED = [
+    *("--method", "lora", "--optimizer", "adamw_foreach", "--precision", "bf16", "--seq", "4096", "--micro-batch", "4"),
+    *("--gpus", "1", "--sharding", "none", "--gradient-checkpointing", "--lora-r", "16", "--lora-dropout", "0.1"),
+    *(
+        "--lora-targets",
+        "q_proj,k_proj,v_proj,o_proj",
+        "--stack",
+        "transformers=4.48.1",
+        "--gpu",
+        "A100-80GB",
+        "--json",
+    ),
+]
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["estimate", *words])
+
+
+def test_the_stable_call_answers_with_its_fields() -> None:
+    """Mistral-7B on an A100: 26,704,571,904 bytes allocated, 29,576 MiB shown (fms-acceleration, 876e2ed)."""
+    ran = run(MISTRAL, *AS_MEASURED)
+    assert ran.exit_code == 0
+    found = json.loads(ran.stdout)
+    assert found["peak_allocated_bytes"] == pytest.approx(26_704_571_904, rel=0.02)
+    assert found["device_used_bytes"] == pytest.approx(29_576 * 2**20, rel=0.05)
+    assert set(found["by_category"]) == {
+        *("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication", "context")
+    }
+    assert sum(found["by_category"].values()) == found["device_used_bytes"]
+    assert (found["evidence"], found["margin_pct"]) == ("measured", 2.0)
+    low, high = found["tokens_per_s_interval"]
+    assert low < found["tokens_per_s"] < high
+    assert found["fits"] is True
+
+
+def test_a_config_is_taken_from_a_file_a_folder_and_inline(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    peaks = {
+        json.loads(run("--config", given, "--seq", "128", "--json").stdout)["peak_allocated_bytes"]
+        for given in (str(tmp_path / "config.json"), str(tmp_path), json.dumps(TINY))
+    }
+    by_model = estimate(str(tmp_path), seq=128)["peak_allocated_bytes"]
+    assert peaks == {by_model, estimate(config=TINY, seq=128)["peak_allocated_bytes"]}
+
+
+def test_people_are_shown_a_table_and_what_it_rests_on() -> None:
+    ran = run(MISTRAL, "--gpu", "l40s", "--lora-targets", "q_proj,c_attn")
+    assert ran.exit_code == 0
+    for words in (
+        "nvidia-smi shows",
+        "peak in: forward head",
+        "evidence: traced",
+        "l40s: ",
+        "c_attn matches no module",
+    ):
+        assert words in ran.stdout
+    assert "tokens/s: not known: no --gpu was given" in run(MISTRAL).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--config", "/no/such/config.json"], "/no/such/config.json: No such file"),
+        (["--config", "{"], "--config: is not JSON"),
+        (["--config", '{"model_type": "llama"}'], "no positive num_hidden_layers"),
+        (["--config", json.dumps(TINY | {"hidden_size": -256})], "no positive hidden_size"),
+        (["--config", json.dumps(TINY | {"vocab_size": 0})], "no positive vocab_size"),
+        (["--config", json.dumps(TINY | {"num_experts": 8})], "mixture of experts"),
+        (["--config", json.dumps(TINY), "--seq", "513"], "--seq 513: the model has 512 positions"),
+        (["--config", json.dumps(TINY), "--seq", "-1"], "--seq -1: must be at least 1"),
+        (["--config", json.dumps(TINY), "--seq", "9", "--micro-batch", "0"], "--micro-batch 0"),
+        (["--config", json.dumps(TINY), "--seq", "9", "--lora-targets", "wq"], "wq matches no module of llama"),
+        (["--config", json.dumps(TINY), "--seq", "9", "--gpu", "tpu"], "--gpu tpu: not known; known are h100-sxm"),
+        (["--config", json.dumps(TINY), "--seq", "9", "--stack", "torch=2"], "--stack torch=2: write transformers="),
+        (["--config", json.dumps(TINY), "--seq", "9", "--method", "x"], "--method x: not one of full"),
+        (["no/such-model"], "no/such-model: not in the bundled catalogue"),
+        ([], "give either a MODEL"),
+        ([MISTRAL, "--config", "x"], "give either a MODEL"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(words: list[str], told: str) -> None:
+    ran = run(*words)
+    assert ran.exit_code == 2
+    assert told in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
+
+
+def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for content, told in ((b"\xff\xfe\x00", "is no text"), (b"[1]", "is not a JSON object")):
+        file.write_bytes(content)
+        with pytest.raises(BadAsk, match=told):
+            estimate(config=file)
+
+
+def test_speed_is_not_known_where_it_has_no_basis() -> None:
+    for asked, told in (({"method": "qlora"}, "quantised"), ({"gpus": 2, "sharding": "fsdp"}, "FSDP")):
+        found = estimate(MISTRAL, gpu="a100", **asked)  # type: ignore[arg-type]
+        assert (found["tokens_per_s"], found["tokens_per_s_interval"]) == (None, None)
+        assert told in found["tokens_per_s_basis"]
+    two, one = estimate(MISTRAL, gpu="a100", gpus=2), estimate(MISTRAL, gpu="a100", method="full", precision="fp32")
+    assert two["tokens_per_s"] > one["tokens_per_s"]
+    assert one["fits"] is False
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"method": "qlora", "precision": "bf16"}, {"optimizer": "sgd"}, {"precision": "bf16"}, {"gpus": 2},
+        {"stack": "transformers=4.48.1"}, {"attention": "eager"}, {"lora_targets": "q_proj"},
+    ],
+)  # fmt: skip
+def test_what_the_trainer_would_not_do_cannot_be_traced(asked: dict[str, Any]) -> None:
+    with pytest.raises(BadAsk, match="--exact traces the trainer's own step"):
+        estimate(config=TINY, seq=128, exact=True, **asked)
+
+
+def test_a_failing_tracer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BadAsk, match="--exact: the tracer failed"):
+        estimate(config=TINY, seq=128, exact=True)
+
+    def late(*_: Any, **__: Any) -> None:
+        raise subprocess.TimeoutExpired("x", 1)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(BadAsk, match="longer than"):
+        estimate(config=TINY, seq=128, exact=True)
+
+
+def test_by_default_it_is_the_trainers_own_step() -> None:
+    """A change of the trainer's defaults must not go unnoticed here."""
+    assert TrainConfig.model_fields["precision"].default == "auto"
+    found = broker.estimate(MISTRAL)
+    assert found["peak_allocated_bytes"] > 14 * GIB
