@@ -13,16 +13,19 @@ from broker.decide.retention import (
     KINDS,
     LIVE_S,
     RESTING_S,
+    RESUMED_FROM,
     Kept,
     accrue,
     due_now,
     expired,
+    last_checkpoint,
     leftovers,
     look_again_s,
     month_usd,
+    origin_deleted,
     sort_out,
 )
-from broker.domain.job import AttemptState, Job, JobState, Reason, Stored
+from broker.domain.job import RESTING_JOB_STATES, AttemptState, Job, JobState, Reason, Stored
 from broker.domain.money import MICRO, ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
@@ -71,6 +74,18 @@ def test_a_finished_job_s_last_checkpoint_is_its_results() -> None:
     assert kept.by_kind["data"] == {DATA: 7}
     assert kept.by_kind["logs"] == {LOG: 5, SPEC: 3}
     assert kept.bytes == 3 * 101 + 7 + 5 + 3
+
+
+@pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
+def test_what_another_job_starts_from_is_of_the_kind_that_it_is_kept_as(state: JobState) -> None:
+    job = rested(state)
+    kept = sort_out(job, [done(30)], EVERYTHING)
+    assert {key for key, _ in files(30)} <= set(kept.by_kind[last_checkpoint(job)])
+    assert last_checkpoint(job) in RESUMED_FROM
+
+
+def test_who_starts_from_what_was_deleted_is_told_when() -> None:
+    assert origin_deleted(build.JOB_ID, build.T0) == f"job {build.JOB_ID} had its checkpoints deleted on 2026-01-01"
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CAPPED, JobState.CANCELLED])
