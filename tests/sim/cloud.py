@@ -247,6 +247,8 @@ class CloudDoor:
         launch = Launch(name=name, launched_by=self._process.id, outlives=weather.draw("outlives") < 0.5)
         self._world.launches.append(launch)
         self._world.note(self._process.id, f"create {name} {offer.id}")
+        if weather.hits("people.stop_launch"):
+            self._world.spawn(self._world.people.stop(name), "stop")
         task = self._world.spawn(self._launch(launch, offer, boot), f"launch {name}")
         await asyncio.wait([task])
         handles: Sequence[Handle] = task.result()

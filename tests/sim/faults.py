@@ -48,6 +48,8 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "blobs.down_for_all": (1.0, 1.0),
 }
 """Kinds that last, with the share of calls that they hit."""
+AIMED = ("people.stop_launch", "people.stop_birth")
+"""Kinds that no seed draws, for plans that aim: people stop a job as its machine is launched, or comes to stand."""
 INSTANTS = (
     "kill", "kill", "kill", "freeze", "freeze", "clock", "preempt", "preempt", "preempt_with_notice", "lose_node",
     "silence", "zombie_trainer", "stop", "stop", "raise_cap",
@@ -55,7 +57,7 @@ INSTANTS = (
 )  # fmt: skip
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
-    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine", "clock",
+    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine", "clock", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})
@@ -92,7 +94,7 @@ class Weather:
     """The faults that last at this moment. A draw for one purpose does not depend on draws for others."""
 
     seed: int
-    now: Mapping[str, list[Fault]] = field(default_factory=lambda: {kind: [] for kind in SHARES})
+    now: Mapping[str, list[Fault]] = field(default_factory=lambda: {kind: [] for kind in (*SHARES, *AIMED)})
     _draws: dict[str, int] = field(default_factory=dict)
 
     def hits(self, kind: str, broker: int | None = None) -> bool:

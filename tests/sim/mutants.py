@@ -19,6 +19,7 @@ from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.instance import Liveness
 from broker.domain.job import JobState, Reason
 from broker.store import fences, memory, memory_state, memory_tenant
+from tests.sim.faults import OF_BROKERS, Fault
 from tests.sim.loop import WHO
 from tests.sim.run import simulate
 
@@ -32,6 +33,8 @@ class Mutant:
     name: str
     caught_by: tuple[str, ...]
     patches: Patches
+    aim: tuple[Fault, ...] | None = None
+    """The faults that lead to what it breaks, instead of those that a seed draws."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -268,8 +271,21 @@ def _all_objects(job: Any, kept: Any) -> list[str]:
     return [key for objects in kept.by_kind.values() for key in objects]
 
 
-def _mutant(name: str, caught_by: str, *patches: tuple[str, Any]) -> Mutant:
-    return Mutant(name=name, caught_by=tuple(caught_by.split()), patches=patches)
+def _mutant(name: str, caught_by: str, *patches: tuple[str, Any], aim: tuple[Fault, ...] | None = None) -> Mutant:
+    return Mutant(name=name, caught_by=tuple(caught_by.split()), patches=patches, aim=aim)
+
+
+def _always_on(*kinds: str, share: float = 1.0) -> tuple[Fault, ...]:
+    """Each for all brokers, from a while after the first jobs' beginning."""
+    return tuple(
+        Fault(kind=kind, at=100.0 if kind.startswith("blobs") else 0.0, for_s=1000.0, share=share, target=broker)
+        for kind in kinds
+        for broker in range(3 if kind in OF_BROKERS else 1)
+    )
+
+
+def _now_and_then(kind: str) -> tuple[Fault, ...]:
+    return tuple(Fault(kind=kind, at=at, target=number) for number, at in enumerate((150.0, 300.0, 450.0, 800.0)))
 
 
 C, D, S = "broker.controllers", "broker.decide", "broker.store"
@@ -283,20 +299,38 @@ MUTANTS = (
         "a live launcher counts as dead", "ended_absent create_once",
         (f"{C}.launchers.Launchers.dead_since", _dead_at_once),
     ),
-    _mutant("any launcher is through", "launcher_at_rest", (f"{C}.through.Through._is_through", _through_at_once)),
+    _mutant(
+        "any launcher is through", "launcher_at_rest", (f"{C}.through.Through._is_through", _through_at_once),
+        aim=_always_on("people.stop_launch", "cloud.deaf", "cloud.slow_create"),
+    ),
     _mutant("one listing proves absence", "ended_absent no_false_death", (f"{INVENTORY}._absent_since", _one_absence)),
-    _mutant("absence without the list lag", "ended_absent", (f"{INVENTORY}._absent_since", _no_lag)),
+    _mutant(
+        "absence without the list lag", "ended_absent", (f"{INVENTORY}._absent_since", _no_lag),
+        aim=(*_always_on("cloud.lost_reply", share=0.4), *_always_on("people.stop_birth")),
+    ),
     _mutant("listings from before the death count", "ended_absent", (f"{INVENTORY}._absent_since", _any_time)),
-    _mutant("give up when destroy fails", "ended_absent", (f"{TERMINATION}._destroy", _give_up)),
+    _mutant(
+        "give up when destroy fails", "ended_absent", (f"{TERMINATION}._destroy", _give_up),
+        aim=(*_always_on("cloud.5xx", share=0.5), *_now_and_then("stop")),
+    ),
     _mutant("never destroyed", "live_state_ends drains", (f"{TERMINATION}._destroy", _destroy_nothing)),
-    _mutant("unknown is dead", "no_false_death", (f"{D}.liveness.liveness", _unknown_is_dead)),
+    _mutant(
+        "unknown is dead", "no_false_death", (f"{D}.liveness.liveness", _unknown_is_dead),
+        aim=_now_and_then("silence"),
+    ),
     _mutant("silence is death", "no_false_death", (f"{D}.liveness.liveness", _silent_is_dead)),
-    _mutant("an unreadable store is silence", "no_false_death", (f"{C}.beats.Beats.refresh", _unreadable_is_silence)),
+    _mutant(
+        "an unreadable store is silence", "no_false_death", (f"{C}.beats.Beats.refresh", _unreadable_is_silence),
+        aim=_always_on("blobs.down"),
+    ),
     _mutant("sweep takes any name", "foreign_untouched", (f"{D}.sweep.attempt_of", lambda _, name: AttemptId(name))),
     _mutant("no sweep", "no_leak drains", (f"{C}.sweep.orphans", _always(()))),
     _mutant("charges are not cumulative", "spend_within_cap", (f"{C}.billing.owed", money.accrued)),
     _mutant("the cap is not watched", "spend_within_cap", (f"{D}.billing.cap_is_near", _always(False))),
-    _mutant("the cap has no lead", "spend_within_cap", (f"{D}.billing._lead_s", _always(0.0))),
+    _mutant(
+        "the cap has no lead", "spend_within_cap", (f"{D}.billing._lead_s", _always(0.0)),
+        aim=(),
+    ),
     _mutant(
         "money by the local clock", "spend_within_cap charged_in_full",
         (f"{C}.house_clock.HouseClock.now", _local_now),
@@ -314,7 +348,10 @@ MUTANTS = (
     _mutant("teams see each other", "other_team_unseen", (f"{S}.memory_state.Part._sees", _always(True))),
     _mutant("a stop is not heard", "signal_is_heard drains", (f"{TENANT}.request_stop", _deaf_to_stops)),
     _mutant("a lease without a transaction", "lease_needs_database", (f"{C}.deadman.Deadman.step", _no_transaction)),
-    _mutant("spec.json is written again", "who_writes_what", (f"{C}.boot.Boot._put_spec", _spec_again)),
+    _mutant(
+        "spec.json is written again", "who_writes_what", (f"{C}.boot.Boot._put_spec", _spec_again),
+        aim=_always_on("cloud.5xx", share=0.5),
+    ),
     _mutant("a secret in spec.json", "no_secret", (f"{C}.boot.Boot._put_spec", _secret_in_spec)),
     _mutant("resumes from the first checkpoint", "resume_furthest", (f"{C}.placement.furthest_first", _nearest_first)),
     _mutant("retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", _all_objects)),
@@ -323,13 +360,13 @@ MUTANTS = (
 
 
 def hunt(mutant: Mutant, seeds: Sequence[int]) -> tuple[int | None, dict[str, int]]:
-    """How many seeds it took to break an invariant that it is meant to break, and what else broke before."""
+    """How many seeds it took to break what it is meant to break, and what holds without it; what else broke before."""
     others: dict[str, int] = {}
-    with mutant.planted():
-        for tried, seed in enumerate(seeds, 1):
-            broken = simulate(seed).violation
-            if broken is not None and broken[0] in mutant.caught_by:
-                return tried, others
-            if broken is not None:
-                others[broken[0]] = others.get(broken[0], 0) + 1
+    for tried, seed in enumerate(seeds, 1):
+        with mutant.planted():
+            broken = simulate(seed, mutant.aim).violation
+        if broken is not None and broken[0] in mutant.caught_by and simulate(seed, mutant.aim).violation is None:
+            return tried, others
+        if broken is not None:
+            others[broken[0]] = others.get(broken[0], 0) + 1
     return None, others

@@ -14,6 +14,7 @@ from providers.seeded import rng
 from tests.sim.doors import StoreDoor
 from tests.sim.faults import CALM_S, TAIL_S, Fault
 from tests.sim.loop import EPOCH, Process
+from tests.sim.measures import attempt_of_machine
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -67,6 +68,13 @@ class People:
                 await tenant.raise_cap(own, raised, Event(job_id=own, kind="job.cap_raised", message="more"))
         except GpubrokerError as e:
             world.note("people", f"{fault.kind}: {e}")
+
+    async def stop(self, machine: str) -> None:
+        """The job that this machine was bought for."""
+        row = self._world.state.attempts.get(attempt_of_machine(machine))
+        if row is not None:
+            stop = Event(job_id=row.value.job_id, kind="job.stop_requested", message="stop")
+            await self._world.store.as_tenant(PEOPLE).request_stop(row.value.job_id, stop)
 
     async def lose_patience(self) -> None:
         world = self._world

@@ -33,7 +33,7 @@ from providers.sim_config import SimulatedConfig
 from tests.sim import people
 from tests.sim.cloud import Body, Cloud, CloudDoor, Launch
 from tests.sim.doors import BlobDoor, Objects, StoreDoor
-from tests.sim.faults import CALM_S, SHARES, TAIL_S, Fault, Weather
+from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather
 from tests.sim.invariants import CANARY, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, context_of
 from tests.sim.measures import attempt_of_machine
@@ -159,6 +159,8 @@ class World:
     def born(self, machine: Machine) -> None:
         self.note("cloud", f"created {machine.name}")
         self.watch.born(machine)
+        if self.weather.hits("people.stop_birth"):
+            self.spawn(self.people.stop(machine.name), "stop")
 
     def destroyed(self, name: InstanceName) -> None:
         self.note("cloud", f"destroyed {name}")
@@ -286,7 +288,7 @@ class World:
     async def _happen(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at)
         self.note("fault", str(fault))
-        if fault.kind in SHARES:
+        if fault.kind in self.weather.now:
             self.weather.now[fault.kind].append(fault)
             await asyncio.sleep(fault.for_s)
             self.weather.now[fault.kind].remove(fault)
