@@ -1,0 +1,45 @@
+"""Kills real daemons, their database and their connections, and counts what is lost.
+
+    .venv/bin/python -m tests.crash --points all --random 100
+
+The last line is one JSON object; the exit status is 1 when anything was lost, doubled, left over or not paid for.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from tests.crash.scenes import Plan, carry_out
+
+SAMPLE = 8
+"""One point of so many is in a sample."""
+POINTS = {"none": None, "sample": SAMPLE, "all": 1}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "--points", choices=POINTS, default="none", help="kill before and after every effect and commit"
+    )
+    for name, what in (
+        ("random", "kill -9 of the daemon at random times"),
+        ("postgres", "kill -9 of PostgreSQL"),
+        ("fights", "two brokers on one database, one frozen past its leases"),
+        ("cuts", "rounds of connections that break"),
+        ("seed", "of all that is drawn"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)
+    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="houses at a time")
+    told = parser.parse_args(arguments)
+    began = time.monotonic()
+    plan = Plan(**vars(told) | {"points": POINTS[told.points]})
+    totals = asyncio.run(carry_out(plan, lambda line: print(line, file=sys.stderr, flush=True)))
+    print(json.dumps(totals.report() | {"seconds": round(time.monotonic() - began)}))
+    return 1 if totals.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

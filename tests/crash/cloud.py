@@ -1,0 +1,254 @@
+"""A cloud on loopback with a truth, a log and a bill of its own, and the provider by which a daemon speaks with it.
+
+It is no help to its callers: a name that is bought twice is two machines, and its listings are late both ways.
+"""
+
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from broker.blobs import GrantSettings, ObstoreBlobs
+from broker.clock import SystemClock
+from broker.domain.errors import Gone, OutcomeUnknown, Rejected
+from broker.domain.ids import Installation, InstanceName, attempt_of
+from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
+from broker.domain.job import Handle
+from broker.domain.offer import GIB, GpuAsk, Offer
+from providers.body import Machine
+from providers.launchers import Launchers
+from providers.seeded import unit
+from providers.sim_config import VirtualConfig
+from providers.sim_virtual import VirtualBody, _Instance
+from trainer.contract import keys
+from trainer.contract.rendezvous import Beat, Outcome
+
+NAME = "paper"
+USD_PER_HOUR = Decimal("3.6")
+LAG_S = 0.2
+"""Longest time for which a listing misses a new machine, or still shows a destroyed one."""
+CALL_S = 5.0
+AGENT = VirtualConfig(run_s=0.4, steps=10, boot_s=0.05, beat_s=0.1, tick_s=0.02)
+
+# --------------------------------------------------------------------------------------------------------------- truth
+
+
+class Agents(VirtualBody):
+    """Their machines stay, and bill, when they are through: only the last beat says so, as a rented machine's does."""
+
+    async def _finish(self, instance: _Instance, outcome: Outcome, step: int, message: str = "") -> None:
+        await super()._finish(instance, outcome, step, message)
+        beat = Beat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq + 1, phase="done", step=step)
+        await self._blobs.put(keys.beat(instance.attempt, 0), beat.model_dump_json().encode())
+
+
+@dataclass(kw_only=True)
+class Stand:
+    """One machine as it truly stood; monotonic seconds."""
+
+    id: str
+    name: InstanceName
+    attempt: str
+    born: float
+    taken_at: float = math.inf
+    """When the cloud takes it away."""
+    destroyed: float = math.inf
+
+    @property
+    def ended(self) -> float:
+        return min(self.destroyed, self.taken_at)
+
+    def live(self, now: float) -> bool:
+        return now < self.ended
+
+    def usd(self, now: float) -> Decimal:
+        """What the cloud charges: whole seconds from birth to its end."""
+        return math.ceil(min(now, self.ended) - self.born) * USD_PER_HOUR / 3600
+
+
+class FakeCloud:
+    """`preempts`: share of the machines that are taken away while they work."""
+
+    def __init__(self, blobs_options: Mapping[str, str], bucket: str, *, seed: int = 0, preempts: float = 0.0) -> None:
+        self._options, self._bucket = blobs_options, bucket
+        self._seed, self._preempts = seed, preempts
+        self._bodies: dict[str, Agents] = {}
+        self._runner: web.AppRunner | None = None
+        self.stands: dict[str, Stand] = {}
+        self.url = ""
+
+    async def __aenter__(self) -> "FakeCloud":
+        app = web.Application()
+        app.router.add_get("/cloud/offers", self._offers)
+        app.router.add_post("/cloud/create", self._create)
+        app.router.add_get("/cloud/list", self._list)
+        app.router.add_post("/cloud/destroy", self._destroy)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+        for body in self._bodies.values():
+            await body.close()
+
+    async def _offers(self, _: web.Request) -> web.Response:
+        return web.json_response({"usd_per_hour": str(USD_PER_HOUR)})
+
+    async def _create(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        number = sum(one.name == asked["name"] for one in self.stands.values())
+        stand = Stand(
+            id=f"{asked['name']}.{number}", name=InstanceName(asked["name"]), attempt=asked["attempt"],
+            born=time.monotonic(),
+        )  # fmt: skip
+        if unit(self._seed, "preempted", stand.id) < self._preempts:
+            stand.taken_at = stand.born + 0.1 + 0.4 * unit(self._seed, "taken", stand.id)
+        self.stands[stand.id] = stand
+        machine = Machine(
+            name=InstanceName(stand.id), provider=NAME, region="here", accelerator="l40s", gpus=1, spot=False,
+            lifetime_s=None if math.isinf(stand.taken_at) else stand.taken_at - stand.born,
+        )  # fmt: skip
+        await self._body(stand).start(machine, BootSpec(env={"GPUBROKER_ATTEMPT": stand.attempt}))
+        return web.json_response({"id": stand.id})
+
+    def _body(self, stand: Stand) -> Agents:
+        installation = installation_of(stand.name)
+        if installation not in self._bodies:
+            blobs = ObstoreBlobs.open(
+                self._bucket, installation, options=dict(self._options), grants=GrantSettings(scope=False)
+            )
+            self._bodies[installation] = Agents(blobs, SystemClock(), AGENT, seed=self._seed)
+        return self._bodies[installation]
+
+    async def _list(self, request: web.Request) -> web.Response:
+        for body in self._bodies.values():
+            await body.machines()  # raises what has broken an agent
+        now, shown = time.monotonic(), []
+        for stand in self.of(Installation(request.query["installation"])):
+            late_s = LAG_S * unit(self._seed, "lag", stand.id)
+            if now >= stand.born + late_s and now < stand.destroyed + late_s:
+                state = "running" if now < stand.taken_at else "gone"
+                shown.append({"id": stand.id, "name": stand.name, "state": state})
+        return web.json_response(shown)
+
+    async def _destroy(self, request: web.Request) -> web.Response:
+        stand = self.stands.get((await request.json())["id"])
+        if stand is None or time.monotonic() >= stand.destroyed:
+            return web.json_response({}, status=404)
+        stand.destroyed = time.monotonic()
+        await self._body(stand).destroy(InstanceName(stand.id))
+        return web.json_response({})
+
+    def of(self, installation: Installation) -> list[Stand]:
+        """Every machine that was ever sold to it."""
+        return [one for one in self.stands.values() if attempt_of(installation, one.name) is not None]
+
+    def alive(self, installation: Installation) -> list[Stand]:
+        now = time.monotonic()
+        return [one for one in self.of(installation) if one.live(now)]
+
+    def bill(self, installation: Installation) -> dict[str, Decimal]:
+        """Dollars by attempt."""
+        now, usd = time.monotonic(), defaultdict[str, Decimal](Decimal)
+        for stand in self.of(installation):
+            usd[stand.attempt] += stand.usd(now)
+        return usd
+
+
+def installation_of(name: InstanceName) -> Installation:
+    return Installation(name.split("-")[1])
+
+
+# ------------------------------------------------------------------------------------------------------------ provider
+
+
+class PaperProvider:
+    """`ports.Provider` of the cloud at `url`; `state` is a folder of its own."""
+
+    name = NAME
+    dropped: Mapping[str, int] = {}
+    caps = Caps(
+        spot=False, list_lag_s=LAG_S, teardown_s=1.0, boot_s=AGENT.boot_s, boot_deadline_s=300.0, trust="secure",
+        self_stop="os_shutdown",
+    )  # fmt: skip
+
+    def __init__(self, url: str, installation: Installation, state: Path) -> None:
+        self._url, self._installation = url, installation
+        self._launchers = Launchers(state / "launchers")
+        self._session: aiohttp.ClientSession | None = None
+
+    async def _ask(self, method: str, call: str, **request: Any) -> Any:
+        self._session = self._session or aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_S))
+        try:
+            async with self._session.request(method, f"{self._url}/cloud/{call}", **request) as answer:
+                if answer.status == 404:
+                    raise Gone(f"{call}: absent")
+                return await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+            raise OutcomeUnknown(f"{call}: {type(e).__name__}") from e
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        price = Decimal((await self._ask("GET", "offers"))["usd_per_hour"])
+        return [
+            Offer(
+                id="paper/paper/here/1x-l40s/on-demand", provider=NAME, cloud="paper", region="here",
+                instance_type="1x-l40s", accelerator="l40s", gpus=1, gpu_memory_bytes=48 * GIB, vcpus=16,
+                ram_bytes=96 * GIB, disk_bytes=200 * GIB, spot=False, usd_per_hour=price, available=True,
+                emulated_on="cpu", emulated_vcpus=os.cpu_count() or 1, simulated=True, seen_at=datetime.now(UTC),
+            )
+        ]  # fmt: skip
+
+    def launcher_id(self) -> str:
+        return self._launchers.id
+
+    async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
+        return self._launchers.liveness(launched_by, name)
+
+    async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        with self._launchers.creating(name):
+            asked = {"name": name, "attempt": boot.env["GPUBROKER_ATTEMPT"]}
+            sold = await self._ask("POST", "create", json=asked)
+        return [Handle(provider=NAME, id=sold["id"], name=name, region="here")]
+
+    async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
+        """The listing says all."""
+
+    async def cancel(self, name: InstanceName) -> None:
+        """A create here takes no time worth ending."""
+
+    async def list(self) -> Sequence[Observed]:
+        shown = await self._ask("GET", "list", params={"installation": self._installation})
+        return [
+            Observed(
+                handle=Handle(provider=NAME, id=one["id"], name=InstanceName(one["name"]), region="here"),
+                state=InstanceState(one["state"]), accelerator="l40s", gpus=1, usd_per_hour=USD_PER_HOUR,
+            )
+            for one in shown
+        ]  # fmt: skip
+
+    async def destroy(self, handle: Handle) -> None:
+        await self._ask("POST", "destroy", json={"id": handle.id})
+
+    async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
+        raise Rejected(f"{handle.name} is a machine on paper: nothing runs there")
+
+    async def check(self) -> str | None:
+        return None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+        self._launchers.close()

@@ -1,0 +1,62 @@
+"""The gate that every effect of a daemon passes on its way out, and what may be decided there.
+
+A passage is named for what the outside world sees of it (`commit:apply(intended)`, `cloud:create`, `blob:put
+spec.json`) and numbered by how often its name has come by since the daemon was first started: `cloud:create#1`.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Moment = Literal["before", "after"]
+"""`before` it is forwarded; `after` it was answered, before the answer is handed on."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Point:
+    """A passage at one of its two moments."""
+
+    name: str
+    number: int
+    moment: Moment
+
+    def __str__(self) -> str:
+        return f"{self.moment} {self.name}#{self.number}"
+
+
+@dataclass(kw_only=True)
+class Gate:
+    """Of one daemon. A passage that is refused is broken off: its connection ends without an answer."""
+
+    end: Callable[[], None] = lambda: None
+    """Ends the daemon: nothing of it runs when this returns."""
+    kill_at: Point | None = None
+    """Where the daemon is ended, once."""
+    cuts: float = 0.0
+    """Share of the passages that are broken off, while the daemon goes on."""
+    draw: random.Random = field(default_factory=random.Random)
+    seen: list[Point] = field(default_factory=list)
+    """Every passage in its order, by its moment before."""
+    killed: int = 0
+    cut: int = 0
+    _numbers: Counter[str] = field(default_factory=Counter)
+
+    def number(self, name: str) -> int:
+        """The next one of this name; to be asked for once a passage."""
+        self._numbers[name] += 1
+        self.seen.append(Point(name=name, number=self._numbers[name], moment="before"))
+        return self._numbers[name]
+
+    def passes(self, name: str, number: int, moment: Moment) -> bool:
+        """False: break it off."""
+        if self.kill_at == Point(name=name, number=number, moment=moment):
+            self.kill_at = None
+            self.killed += 1
+            self.end()
+            return False
+        if self.cuts and self.draw.random() < self.cuts:
+            self.cut += 1
+            return False
+        return True

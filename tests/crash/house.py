@@ -1,0 +1,276 @@
+"""One installation: a database, one or more daemons that are started again whenever they end, and jobs to lose."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import secrets
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import yaml
+
+from broker.client.client import AsyncClient
+from broker.client.errors import ApiError, Unreachable
+from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from tests.crash.cloud import Stand
+from tests.crash.daemon import counting
+from tests.crash.gate import Gate
+from tests.crash.nursery import READY
+from tests.crash.proxy import HttpProxy, PostgresProxy
+from tests.crash.rig import BUCKET, ENDPOINT, KEYS, TEMPLATE, Rig
+
+CONFIG: dict[str, Any] = {
+    "port": 0,
+    "grpc": {"port": None},
+    "grants": {"scope": False},
+    "providers": {"local": None},
+    "rhythm": {
+        "poll_s": 0.05, "look_s": 0.1, "list_s": 0.1, "billing_s": 0.2, "sweep_s": 0.5, "market_s": 1, "deadman_s": 0.5,
+    },
+    "limits": {"beat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},
+}  # fmt: skip
+LOOK_S = 0.03
+SETTLE_S = 120.0
+"""Within which all jobs must have ended; far more than it takes."""
+SWEEP_S = 15.0
+"""Within which a machine that nobody answers for must be gone."""
+RESTING = ("succeeded", "failed", "capped", "cancelled")
+
+
+class Seat:
+    """One daemon's place: its home, its proxies, and whatever process sits there now."""
+
+    def __init__(self, rig: Rig, home: Path) -> None:
+        self._rig, self.home = rig, home
+        self.gate = Gate(end=self.end)
+        self.database = PostgresProxy(self.gate, rig.socket)
+        self.http = HttpProxy(self.gate, rig.cloud.url, rig.moto, rig.turn)
+        self.starts = 0
+        self._pidfd: int | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def prepare(self, database: str, installation: Installation, master: bytes) -> None:
+        await self.database.start()
+        await self.http.start()
+        self.home.mkdir(mode=0o700, parents=True)
+        config = CONFIG | {
+            "database_url": f"postgresql://gpubroker@127.0.0.1:{self.database.port}/{database}?sslmode=disable",
+            "blobs": f"s3://{BUCKET}",
+            "blob_options": KEYS | {ENDPOINT: self.http.url},
+        }
+        (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
+        (self.home / "installation").write_text(installation + "\n")
+        key = self.home / "master.key"
+        key.touch(mode=0o600)
+        key.write_bytes(base64.urlsafe_b64encode(master) + b"\n")
+
+    def start(self) -> None:
+        """From now on a daemon that ends is started again."""
+        self._keeper = asyncio.create_task(self._keep(), name=f"keeper of {self.home.name}")
+
+    async def _keep(self) -> None:
+        while True:
+            number = await self._rig.nursery.fork(self.home, self.http.url)
+            self.starts += 1
+            try:
+                self._pidfd = os.pidfd_open(number)
+            except ProcessLookupError:
+                continue  # it has ended already
+            try:
+                await self._ended(self._pidfd)
+            finally:
+                self.end()
+                os.close(self._pidfd)
+                self._pidfd = None
+            await asyncio.sleep(0.02)
+
+    async def _ended(self, pidfd: int) -> None:
+        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, over.set)
+        try:
+            await over.wait()
+        finally:
+            loop.remove_reader(pidfd)
+
+    def signal(self, number: signal.Signals) -> bool:
+        """False: nobody sits here now."""
+        if self._pidfd is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+            return True
+        return False
+
+    def end(self) -> None:
+        """kill -9: the kernel lets the process do nothing from here on."""
+        self.signal(signal.SIGKILL)
+
+    async def serves(self) -> None:
+        """Waits until a daemon that lives now has said that it serves."""
+        file = self.home / READY
+        async with asyncio.timeout(SETTLE_S):
+            while not (file.exists() and self._sits(int(file.read_text()))):  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(LOOK_S)
+
+    def _sits(self, number: int) -> bool:
+        if self._pidfd is None:
+            return False
+        facts = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
+        return f"Pid:\t{number}\n" in facts
+
+    def client(self) -> AsyncClient:
+        """Raises OSError before the first start."""
+        found = json.loads((self.home / "client.json").read_text())
+        return AsyncClient(found["url"], found["token"])
+
+    async def stop(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self.database.stop()
+        await self.http.stop()
+
+    def log(self) -> str:
+        file = self.home / "daemon.log"
+        return file.read_text()[-3000:] if file.exists() else ""
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What a house has come to, each item in words."""
+
+    lost_jobs: list[str] = field(default_factory=list)
+    double_live: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    underbilled: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[str]:
+        return [*self.lost_jobs, *self.double_live, *self.orphans, *self.underbilled]
+
+
+class House:
+    """`async with House(rig, seats=2) as house:` its daemons run until the end of the block."""
+
+    def __init__(self, rig: Rig, *, seats: int = 1) -> None:
+        rig.houses += 1
+        self.rig = rig
+        self.database = f"house_{rig.houses}"
+        self.installation = Installation(base32(secrets.token_bytes(5), INSTALLATION_LENGTH))
+        self.folder = rig.folder / self.database
+        self.seats = [Seat(rig, self.folder / f"home{n}") for n in range(seats)]
+        self.acknowledged: list[str] = []
+
+    @property
+    def seat(self) -> Seat:
+        return self.seats[0]
+
+    async def __aenter__(self) -> "House":
+        await self.rig.administer(f"CREATE DATABASE {self.database} TEMPLATE {TEMPLATE}")
+        master = secrets.token_bytes(32)
+        for seat in self.seats:
+            await seat.prepare(self.database, self.installation, master)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for seat in self.seats:
+            await seat.stop()
+        await self.rig.postgres_answers()
+        await self.rig.administer(f"DROP DATABASE {self.database} WITH (FORCE)")
+
+    async def submit(self) -> str:
+        """As people do it: again, with the same key, until it is acknowledged."""
+        code, spec = counting(1)
+        key, seat = secrets.token_hex(8), self.seat
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                with contextlib.suppress(OSError, ValueError, Unreachable, ApiError):
+                    async with seat.client() as client:
+                        upload = await client.upload(code, name="code.tar")
+                        spec["script"]["code"] = f"upload:{upload.sha256}"
+                        job = str((await client.submit(spec, key=key)).id)
+                    self.acknowledged.append(job)
+                    return job
+                await asyncio.sleep(LOOK_S)
+
+    async def rests(self, job: str) -> bool:
+        """False also while the database does not answer."""
+        try:
+            found = await self._ask(f"SELECT 1 FROM jobs WHERE id = '{job}' AND state IN {RESTING}")
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return False
+        return bool(found)
+
+    async def settle(self) -> Verdict:
+        """Waits until every job rests, and looks at what is left."""
+        verdict = Verdict()
+        try:
+            await self._rest()
+        except TimeoutError:
+            verdict.lost_jobs += [f"{self._trouble()}: {SETTLE_S:.0f} s are over"]
+        jobs = dict(await self._ask("SELECT id, state FROM jobs"))
+        verdict.lost_jobs += [
+            f"job {job} is {jobs.get(job, 'unknown')}" for job in self.acknowledged if jobs.get(job) != "succeeded"
+        ]
+        await self._swept(verdict)
+        return await self.audited(verdict)
+
+    async def _rest(self) -> None:
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                counted = f"SELECT count(*) FROM jobs WHERE state NOT IN {RESTING}"
+                if (await self._ask(counted))[0][0] == 0:
+                    return
+                await asyncio.sleep(LOOK_S)
+
+    async def _swept(self, verdict: Verdict) -> None:
+        try:
+            async with asyncio.timeout(SWEEP_S):
+                while self.rig.cloud.alive(self.installation):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            verdict.orphans += [f"{one.id} stands" for one in self.rig.cloud.alive(self.installation)]
+
+    async def audited(self, verdict: Verdict | None = None) -> Verdict:
+        """The cloud's own log against the ledger."""
+        verdict = verdict or Verdict()
+        stands = self.rig.cloud.of(self.installation)
+        job_of = dict(await self._ask("SELECT id, job_id FROM attempts"))
+        verdict.orphans += [f"{one.id} is of no attempt" for one in stands if one.attempt not in job_of]
+        verdict.double_live += together(stands, job_of)
+        charged = "SELECT attempt_id, sum(usd) FROM ledger WHERE kind IN ('charge', 'adjustment') GROUP BY 1"
+        ledger: dict[str, Decimal] = dict(await self._ask(charged))
+        for attempt, usd in self.rig.cloud.bill(self.installation).items():
+            if ledger.get(attempt, Decimal(0)) < usd:
+                verdict.underbilled.append(f"attempt {attempt}: ${ledger.get(attempt, 0)} in the ledger, ${usd} billed")
+        return verdict
+
+    async def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        connection = await asyncpg.connect(self.rig.dsn(self.database))
+        try:
+            return [tuple(row) for row in await connection.fetch(statement)]
+        finally:
+            await connection.close()
+
+    def _trouble(self) -> str:
+        return "; ".join(seat.log() for seat in self.seats)
+
+
+def together(stands: Sequence[Stand], job_of: dict[str, str]) -> list[str]:
+    """Machines of one job that stood at the same time."""
+    found, last = [], dict[str, Stand]()
+    for stand in sorted(stands, key=lambda one: one.born):
+        job = job_of.get(stand.attempt, stand.attempt)
+        before = last.get(job)
+        if before is not None and stand.born < before.ended:
+            found.append(f"{before.id} and {stand.id} of job {job}")
+        last[job] = stand if before is None or stand.ended > before.ended else before
+    return found

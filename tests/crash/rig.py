@@ -1,0 +1,148 @@
+"""What all houses of a run share: a PostgreSQL, a blob store, a cloud, and a nursery of daemons."""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import asyncpg
+import psutil
+from moto.server import ThreadedMotoServer
+
+from broker.store import embedded
+from broker.store.embedded import PORT, EmbeddedPostgres
+from broker.store.migrate import migrate
+from tests.crash.cloud import FakeCloud
+from tests.crash.gate import Gate
+from tests.crash.proxy import HttpProxy
+
+TEMPLATE = "template_crash"
+BUCKET = "crash"
+ENDPOINT = "aws_endpoint"
+KEYS = {"aws_region": "us-east-1", "aws_access_key_id": "operator", "aws_secret_access_key": "loopback-only"}
+RESTART_S = (0.1, 0.1)
+"""Of PostgreSQL, by its keeper: a back-off between kills that follow each other would measure nothing."""
+
+
+@dataclass(kw_only=True)
+class Nursery:
+    """Forks daemons, one at a time."""
+
+    process: asyncio.subprocess.Process
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def fork(self, home: Path, cloud: str) -> int:
+        """The number of a new daemon's process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        async with self._turn:
+            self.process.stdin.write(json.dumps({"home": str(home), "cloud": cloud}).encode() + b"\n")
+            return int(await self.process.stdout.readline())
+
+
+@dataclass(kw_only=True)
+class Rig:
+    postgres: EmbeddedPostgres
+    cloud: FakeCloud
+    moto: str
+    turn: asyncio.Lock
+    """At the blob store."""
+    nursery: Nursery
+    folder: Path
+    houses: int = 0
+
+    def dsn(self, database: str) -> str:
+        return urlunsplit(urlsplit(self.postgres.dsn)._replace(path=f"/{database}"))
+
+    def socket(self) -> str:
+        """Where PostgreSQL listens."""
+        folder = dict(part.split("=") for part in urlsplit(self.postgres.dsn).query.split("&"))["host"]
+        return f"{folder.replace('%2F', '/')}/.s.PGSQL.{PORT}"
+
+    async def administer(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.postgres.dsn)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def kill_postgres(self) -> None:
+        """SIGKILL of the postmaster and all of its backends; its keeper starts it again."""
+        child = self.postgres._child
+        assert child is not None
+        try:
+            postmaster = psutil.Process(child.process.pid)
+            tree = [*postmaster.children(recursive=True), postmaster]
+        except psutil.NoSuchProcess:
+            return
+        for process in tree:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        await asyncio.to_thread(psutil.wait_procs, tree, 10)
+
+    async def postgres_answers(self) -> None:
+        """Waits until it does."""
+        async with asyncio.timeout(120):
+            while True:
+                try:
+                    return await self.administer("SELECT 1")
+                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def opened(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[Rig]:
+    folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
+    restart_s, embedded.RESTART_DELAY_S = embedded.RESTART_DELAY_S, RESTART_S
+    async with AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(setattr, embedded, "RESTART_DELAY_S", restart_s)
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+        moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        moto.start()
+        stack.callback(moto.stop)
+        host, port = moto.get_host_and_port()
+        url = f"http://{host}:{port}"
+        async with aiohttp.ClientSession() as client, client.put(f"{url}/{BUCKET}") as answer:
+            assert answer.status == 200, await answer.text()
+        postgres = await stack.enter_async_context(await EmbeddedPostgres.start(folder, durable=False))
+        turn = asyncio.Lock()
+        agents = HttpProxy(Gate(), "", url, turn)
+        await agents.start()
+        stack.push_async_callback(agents.stop)
+        at: Mapping[str, str] = KEYS | {ENDPOINT: agents.url}
+        cloud = await stack.enter_async_context(FakeCloud(at, f"s3://{BUCKET}", seed=seed, preempts=preempts))
+        nursery = await stack.enter_async_context(_nursery())
+        rig = Rig(postgres=postgres, cloud=cloud, moto=url, turn=turn, nursery=nursery, folder=folder)
+        await rig.administer(f"CREATE DATABASE {TEMPLATE}")
+        await migrate(rig.dsn(TEMPLATE))
+        yield rig
+
+
+@asynccontextmanager
+async def _nursery() -> AsyncIterator[Nursery]:
+    """Daemons know no proxy of the environment, and no account of this machine's."""
+    kept = {"PATH", "LANG", "HOME", "PYTHONPATH"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.crash.nursery", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name in kept},
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert await process.stdout.readline() == b"ready\n"
+        yield Nursery(process=process)
+    finally:
+        process.stdin.close()  # its end is that of all daemons
+        await process.wait()

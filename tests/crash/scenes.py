@@ -1,0 +1,269 @@
+"""How daemons, their database and their connections end here, each in a house that must outlive it."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.clock import SystemClock
+from tests.crash.gate import Point
+from tests.crash.house import LOOK_S, House, Verdict
+from tests.crash.nursery import LEASE_S
+from tests.crash.rig import Rig, opened
+
+OFTEN = ("commit:claim_", "commit:forget", "blob:get", "blob:list", "blob:head", "cloud:list", "cloud:offers")
+"""What changes nothing anybody could lose, and comes by all the time: its first passage is a point, no other."""
+PASSAGES = 3
+"""Of every other name: so many passages of one life are points."""
+ROUND = 10
+"""Kills in one house, before it is looked at as a whole."""
+JOBS = 3
+"""Under way at a time where kills come at random."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """What a run has come to. The words of `broken` are for people."""
+
+    kills: int = 0
+    lost_jobs: int = 0
+    double_live: int = 0
+    orphans: int = 0
+    underbilled: int = 0
+    missed: int = 0
+    """Points that the life in which they were waited for did not come by."""
+    jobs: int = 0
+    broken: list[str] = field(default_factory=list)
+
+    def add(self, house: House, verdict: Verdict, kills: int) -> None:
+        self.kills += kills
+        self.jobs += len(house.acknowledged)
+        self.lost_jobs += len(verdict.lost_jobs)
+        self.double_live += len(verdict.double_live)
+        self.orphans += len(verdict.orphans)
+        self.underbilled += len(verdict.underbilled)
+        self.broken += verdict.broken
+
+    def report(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "broken"}
+
+
+# -------------------------------------------------------------------------------------------------------------- points
+
+
+async def enumerate_points(rig: Rig) -> list[Point]:
+    """Every passage of one undisturbed life, from the daemon's first start to its job's end, at both moments."""
+    async with House(rig) as house:
+        house.seat.start()
+        await house.submit()
+        verdict = await house.settle()
+        assert not verdict.broken, verdict.broken
+        passages = [point for point in house.seat.gate.seen if point.number <= _most(point.name)]
+    return [
+        Point(name=one.name, number=one.number, moment=moment) for one in passages for moment in ("before", "after")
+    ]
+
+
+def _most(name: str) -> int:
+    return 1 if name.startswith(OFTEN) else PASSAGES
+
+
+async def kill_at(rig: Rig, point: Point, totals: Totals) -> None:
+    """One life, killed there."""
+    async with House(rig) as house:
+        gate = house.seat.gate
+        gate.kill_at = point
+        house.seat.start()
+        await house.submit()
+        totals.add(house, await house.settle(), gate.killed)
+        totals.missed += not gate.killed
+
+
+def sampled(points: Sequence[Point], commit: str, share: int) -> list[Point]:
+    """Every `share`-th point, beginning where the commit says: over the commits, all of them."""
+    return list(points[int(commit or "0", 16) % share :: share])
+
+
+def commit() -> str:
+    """The hash of what is checked out, as far as that can be told."""
+    told = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False)
+    return told.stdout.strip() or os.environ.get("CI_COMMIT", "0")
+
+
+# -------------------------------------------------------------------------------------------------------------- random
+
+
+class Flow:
+    """Jobs that people submit for as long as the block lasts, so many under way at a time."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._tasks: list[asyncio.Task[None]] = []
+        self._over = False
+
+    async def __aenter__(self) -> "Flow":
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(JOBS)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over = True
+        await asyncio.gather(*self._tasks)
+
+    async def _run(self) -> None:
+        while not self._over:
+            job = await self._house.submit()
+            while not self._over and not await self._house.rests(job):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+
+
+async def killed_at_random(rig: Rig, kills: int, seed: int, totals: Totals, *, cuts: float = 0.0) -> None:
+    """kill -9 at any time, also while it starts; `cuts`: share of its passages that are broken off besides."""
+    draw = random.Random(f"random/{seed}")
+    async with House(rig) as house:
+        seat = house.seat
+        seat.gate.draw = draw
+        seat.start()
+        await seat.serves()
+        seat.gate.cuts = cuts
+        done = 0
+        async with Flow(house):
+            while done < kills:
+                await asyncio.sleep(draw.uniform(0, 2.0))
+                if draw.random() < 0.3:
+                    seat.database.cut()
+                done += seat.signal(signal.SIGKILL)
+        seat.gate.cuts = 0.0
+        totals.add(house, await house.settle(), done)
+
+
+async def cut_at_random(rig: Rig, rounds: int, seed: int, totals: Totals) -> None:
+    """Connections break at any time, half-way through a commit too; nobody is killed."""
+    draw = random.Random(f"cuts/{seed}")
+    async with House(rig) as house:
+        seat = house.seat
+        seat.gate.draw, seat.gate.cuts = draw, 0.02
+        seat.start()
+        async with Flow(house):
+            for _ in range(rounds):
+                await asyncio.sleep(draw.uniform(0, 1.0))
+                seat.database.cut()
+        seat.gate.cuts = 0.0
+        totals.add(house, await house.settle(), 0)
+
+
+# ------------------------------------------------------------------------------------------------------- the database
+
+
+async def postgres_killed(rig: Rig, kills: int, seed: int, totals: Totals) -> None:
+    """SIGKILL of the postmaster and its backends; whoever used it goes on by itself."""
+    draw = random.Random(f"postgres/{seed}")
+    async with House(rig) as house:
+        house.seat.start()
+        await house.seat.serves()
+        async with Flow(house):
+            for _ in range(kills):
+                await asyncio.sleep(draw.uniform(0, 1.5))
+                await rig.kill_postgres()
+                await rig.postgres_answers()
+        totals.add(house, await house.settle(), kills)
+
+
+# -------------------------------------------------------------------------------------------------------------- fights
+
+
+async def fought(rig: Rig, fights: int, seed: int, totals: Totals) -> None:
+    """Two brokers on one database. One is frozen until all that it leased is the other's, and then goes on; the other
+    is killed meanwhile in every third fight."""
+    draw = random.Random(f"fights/{seed}")
+    async with House(rig, seats=2) as house:
+        for seat in house.seats:
+            seat.start()
+        for seat in house.seats:
+            await seat.serves()
+        stops = 0
+        async with Flow(house):
+            for number in range(fights):
+                await asyncio.sleep(draw.uniform(0, 0.7))
+                first, second = draw.sample(house.seats, 2)
+                await first.serves()
+                first.signal(signal.SIGSTOP)
+                stops += 1
+                await asyncio.sleep(LEASE_S * draw.uniform(1.05, 1.5))
+                if number % 3 == 2:
+                    second.signal(signal.SIGKILL)
+                first.signal(signal.SIGCONT)
+        totals.add(house, await house.settle(), stops)
+
+
+# -------------------------------------------------------------------------------------------------------------- a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How many of each; `points`: None for none, 1 for all, n for every n-th by the commit."""
+
+    points: int | None = None
+    random: int = 0
+    postgres: int = 0
+    fights: int = 0
+    cuts: int = 0
+    seed: int = 0
+    lanes: int = 2
+    """Houses at a time, where they do not share what is killed."""
+    preempts: float = 0.1
+    """Share of the machines that the cloud takes away while kills come at random."""
+
+
+async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
+    totals = Totals()
+    if plan.points:
+        async with opened(seed=plan.seed) as rig:
+            found = await enumerate_points(rig)
+            chosen = found if plan.points == 1 else sampled(found, commit(), plan.points)
+            say(f"{len(found)} points of one life, {len(chosen)} of them now")
+            await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
+    scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
+        (plan.random, plan.lanes, killed_at_random),
+        (plan.cuts, plan.lanes, cut_at_random),
+        (plan.fights, plan.lanes, fought),
+        (plan.postgres, 1, postgres_killed),
+    )
+    if any(count for count, _, _ in scenes):
+        async with opened(seed=plan.seed, preempts=plan.preempts) as rig:
+            for count, lanes, scene in scenes:
+                rounds = [(i, min(ROUND, count - i)) for i in range(0, count, ROUND)]
+                await _in_lanes(
+                    plan, rounds, _round(rig, scene, plan.seed, totals), totals, say, lanes=lanes, name=scene.__name__
+                )
+    return totals
+
+
+def _round(
+    rig: Rig, scene: Callable[..., Awaitable[None]], seed: int, totals: Totals
+) -> Callable[[tuple[int, int]], Awaitable[None]]:
+    return lambda part: scene(rig, part[1], seed * 1_000_000 + part[0], totals)
+
+
+async def _in_lanes(
+    plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, say: Say, *,
+    lanes: int | None = None, name: str = "",
+) -> None:  # fmt: skip
+    """Each item once, so many at a time; one line each."""
+    waiting, clock = list(reversed(items)), SystemClock()
+
+    async def lane() -> None:
+        while waiting:
+            item, began, broken = waiting.pop(), clock.monotonic(), len(totals.broken)
+            await act(item)
+            trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
+            say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(lanes or plan.lanes, len(waiting))):
+            group.create_task(lane())

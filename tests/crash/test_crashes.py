@@ -1,0 +1,126 @@
+"""Nothing is lost, doubled, left over or unpaid, wherever real processes end: a sample of `python -m tests.crash`."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from tests.crash.cloud import Stand
+from tests.crash.gate import Gate, Moment, Point
+from tests.crash.house import House, together
+from tests.crash.proxy import PostgresProxy
+from tests.crash.rig import Rig, opened
+from tests.crash.scenes import (
+    Totals,
+    commit,
+    cut_at_random,
+    enumerate_points,
+    fought,
+    kill_at,
+    killed_at_random,
+    postgres_killed,
+    sampled,
+)
+
+TESTS = 10
+"""Each kills at one point of the sample."""
+
+
+@pytest.fixture(scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    async with opened(seed=int(commit(), 16), preempts=0.1) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+async def points(rig: Rig) -> list[Point]:
+    found = await enumerate_points(rig)
+    return sampled(found, commit(), len(found) // TESTS)
+
+
+def whole(totals: Totals) -> bool:
+    assert totals.broken == []
+    return totals.jobs > 0
+
+
+@pytest.mark.parametrize("number", range(TESTS))
+async def test_a_daemon_killed_at_an_effect_or_commit(rig: Rig, points: list[Point], number: int) -> None:
+    totals = Totals()
+    await kill_at(rig, points[number], totals)
+    assert whole(totals), points[number]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_daemon_killed_at_any_time(rig: Rig, seed: int) -> None:
+    totals = Totals()
+    await killed_at_random(rig, 5, seed, totals)
+    assert whole(totals)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_broker_frozen_past_its_leases_while_another_goes_on(rig: Rig, seed: int) -> None:
+    totals = Totals()
+    await fought(rig, 2, seed, totals)
+    assert whole(totals)
+
+
+async def test_connections_that_break(rig: Rig) -> None:
+    totals = Totals()
+    await cut_at_random(rig, 5, 0, totals)
+    assert whole(totals)
+
+
+async def test_postgres_killed(rig: Rig) -> None:
+    totals = Totals()
+    await postgres_killed(rig, 5, 0, totals)
+    assert whole(totals)
+
+
+# ---------------------------------------------------------------------------------------------------- the instruments
+
+
+@pytest.mark.parametrize(("moment", "rows"), [("before", 0), ("after", 1)])
+async def test_a_commit_is_broken_off_where_it_was_said(rig: Rig, moment: Moment, rows: int) -> None:
+    """`before`: the server has not heard of it. `after`: it is done, and its client does not know."""
+    name = f"proxied_{moment}"
+    ended: list[str] = []
+    gate = Gate(end=lambda: ended.append(name), kill_at=Point(name="commit:insert into t", number=1, moment=moment))
+    proxy = PostgresProxy(gate, rig.socket)
+    await rig.administer(f"CREATE DATABASE {name}")
+    async with AsyncExitStack() as stack:
+        await proxy.start()
+        stack.push_async_callback(proxy.stop)
+        direct = await asyncpg.connect(rig.dsn(name))
+        stack.push_async_callback(direct.close)
+        await direct.execute("CREATE TABLE t (x int)")
+        client = await asyncpg.connect(f"postgresql://gpubroker@127.0.0.1:{proxy.port}/{name}?sslmode=disable")
+        stack.callback(client.terminate)
+        with pytest.raises((asyncpg.PostgresConnectionError, OSError)):
+            async with client.transaction():
+                await client.execute("INSERT INTO t VALUES ($1)", 1)
+        assert ended == [name]
+        assert len(await direct.fetch("SELECT x FROM t")) == rows
+
+
+async def test_the_points_of_a_life_are_its_effects_and_commits(rig: Rig) -> None:
+    names = {str(point) for point in await enumerate_points(rig)}
+    for what in ("commit:apply(launching)#1", "cloud:create#1", "cloud:destroy#1", "blob:put spec.json#1"):
+        assert {f"before {what}", f"after {what}"} <= names
+
+
+async def test_what_the_cloud_saw_is_told(rig: Rig) -> None:
+    """Two machines of one job at once are found, one after the other are not."""
+    first = Stand(id="a", name=None, attempt="one", born=0.0, destroyed=2.0)  # type: ignore[arg-type]
+    second = Stand(id="b", name=None, attempt="two", born=1.5)  # type: ignore[arg-type]
+    assert together([first, second], {"one": "job", "two": "job"}) == ["a and b of job job"]
+    assert together([first, second], {"one": "job", "two": "other"}) == []
+
+
+async def test_a_machine_that_nobody_answers_for_is_told(rig: Rig) -> None:
+    async with House(rig) as house:
+        name = f"gb-{house.installation}-aaaaaaaaaaaaa"
+        rig.cloud.stands[name] = Stand(id=name, name=name, attempt="none", born=0.0)  # type: ignore[arg-type]
+        verdict = await house.audited()
+        rig.cloud.stands.pop(name)
+    assert [verdict.orphans, len(verdict.underbilled)] == [[f"{name} is of no attempt"], 1]
