@@ -1,0 +1,97 @@
+"""How long a death without notice takes to be known, and the next attempt to be intended: in virtual time.
+
+python -m tests.controllers.detection        # the table of docs/reliability.md
+"""
+
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.clock import SystemClock
+from broker.store.memory import MemoryStore
+from providers.sim_config import SimulatedConfig
+from tests.clouds.warp import LoopClock
+from tests.controllers.house import new_state
+from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
+
+CLOUDS: dict[str, tuple[Shown, float]] = {
+    "runpod": ("stopped", 10.0), "vast": ("stopped", 10.0), "lambda": ("omitted", 15.0), "aws": ("gone", 20.0),
+    "runpod, unlisted": ("omitted", 10.0), "local": ("gone", 0.0),
+}  # fmt: skip
+"""How each shows a machine that was taken away, and its `Caps.list_lag_s`; the death is shown within that, evenly."""
+BEAT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delays:
+    """Seconds from each death."""
+
+    terminating: Sequence[float]
+    intended: Sequence[float]
+
+    @staticmethod
+    def share(of: Sequence[float], percent: int) -> float:
+        return sorted(of)[min(len(of) - 1, len(of) * percent // 100)]
+
+
+def config() -> SimulatedConfig:
+    return SimulatedConfig.model_validate(
+        {
+            "body": "virtual", "seed": 1, "hazard_scale": 0, "sold_out": 0,
+            "virtual": {"run_s": 1e6, "boot_s": 30, "beat_s": BEAT_S, "tick_s": 0.5},
+        }
+    )  # fmt: skip
+
+
+def measure(shown: Shown, lag_s: float, *, jobs: int, seed: int = 7) -> Delays:
+    """`jobs` machines of one broker, each taken away at a moment of its own."""
+    found: dict[str, Any] = {}
+
+    async def story() -> None:
+        cloud = type("Deadly", (Deaths,), {"shown": shown, "lag_s": lag_s})
+        house = Virtual(store=MemoryStore(LoopClock()), config=config(), state=new_state(), cloud=cloud)
+        draw, provider = random.Random(seed), house.provider
+        assert isinstance(provider, Deaths)
+        async with house.running():
+            ids = [await house.submit(**WORTH) for _ in range(jobs)]
+            for attempt in await house.train(ids):
+                provider.kill(attempt.name, draw.uniform(20, 80), draw)
+            await house.clock.sleep(400)
+            told_at, next_at = [], []
+            for job in ids:
+                first, second, *more = await house.attempts(job)
+                assert not more
+                died = provider.died[first.name]
+                assert first.terminating_since is not None
+                told_at.append(_since_start(house, first.terminating_since) - died)
+                next_at.append(_since_start(house, second.created_at) - died)
+            found["delays"] = Delays(terminating=told_at, intended=next_at)
+        shutil.rmtree(house.state, ignore_errors=True)
+
+    told(story())
+    delays: Delays = found["delays"]
+    return delays
+
+
+def _since_start(house: Virtual, when: Any) -> float:
+    return float((when - house.clock.now()).total_seconds() + house.clock.monotonic())
+
+
+def main() -> None:
+    began = SystemClock().monotonic()
+    print("| cloud | shows it as | list lag | terminating p50, p95, max | next intended p50, p95, max |")
+    print("|---|---|---|---|---|")
+    for cloud, (shown, lag_s) in CLOUDS.items():
+        delays = measure(shown, lag_s, jobs=100)
+        cells = [
+            ", ".join(f"{Delays.share(of, percent):.1f}" for percent in (50, 95, 100))
+            for of in (delays.terminating, delays.intended)
+        ]
+        print(f"| {cloud} | {shown} | {lag_s:g} s | {cells[0]} s | {cells[1]} s |")
+    print(f"100 deaths each, beats every {BEAT_S:g} s; {SystemClock().monotonic() - began:.0f} s of this machine")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A broker that stays away: its machines save and stop, and whoever comes back goes on at no retry's cost."""
+
+import asyncio
+from pathlib import Path
+
+from broker.domain.job import JobState, Reason
+from broker.store.memory import MemoryStore
+from providers.sim_config import SimulatedConfig
+from providers.sim_virtual import VirtualBody, _Instance
+from tests.clouds.warp import LoopClock
+from tests.controllers.virtual import WORTH, Virtual, told
+from trainer.agent.deadman import DeadMan
+from trainer.contract import keys
+from trainer.contract.rendezvous import AttemptSpec, Outcome
+
+DEADMAN_S, JOBS = 300.0, 5
+
+
+class Agents(VirtualBody):
+    """With the agent's own dead-man's switch."""
+
+    switches: dict[str, DeadMan]
+
+    async def _obey(self, instance: _Instance, spec: AttemptSpec, step: int) -> None:
+        switch = self.switches.setdefault(instance.attempt, DeadMan(spec.limits.deadman_s))
+        switch.seen(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
+        if switch.expired:
+            await self._save(instance, spec, step)
+            await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease stood still")
+            return
+        await super()._obey(instance, spec, step)
+
+
+def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
+    config = SimulatedConfig.model_validate(
+        {
+            "body": "virtual", "hazard_scale": 0, "sold_out": 0,
+            "virtual": {"run_s": 1500, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
+        }
+    )  # fmt: skip
+
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path)
+        house.limits = house.limits.model_copy(update={"deadman_s": DEADMAN_S})
+        agents = Agents(house.blobs, house.clock, config.virtual)
+        agents.switches = {}
+        house.body = house.provider._body = agents
+        await house.market.step()
+        first = asyncio.create_task(house.fleet("first").run())
+        jobs = [await house.submit(**WORTH) for _ in range(JOBS)]
+        await house.train(jobs)
+        await house.clock.sleep(200)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        gone_at = house.clock.monotonic()
+        while await house.machines() and house.clock.monotonic() < gone_at + 10_000:
+            await house.clock.sleep(1)
+        assert house.clock.monotonic() - gone_at <= DEADMAN_S + house.rhythm.deadman_s + 10
+        await house.clock.sleep(3600)
+        async with house.running("second"):
+            until = house.clock.monotonic() + 2500
+            while house.clock.monotonic() < until and not all([await _done(house, job) for job in jobs]):
+                await house.clock.sleep(10)
+            for job in jobs:
+                found = await house.store.job(job)
+                stopped, resumed = await house.attempts(job)
+                assert found is not None
+                assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0)
+                assert stopped.reason is Reason.DEADMAN
+                assert stopped.final is not None
+                assert stopped.final.step > 0
+                assert resumed.final is not None
+                assert resumed.final.resumed_from == stopped.final.step
+
+    told(story())
+
+
+async def _done(house: Virtual, job: str) -> bool:
+    found = await house.store.job(job)  # type: ignore[arg-type]
+    return found is not None and found.state is JobState.SUCCEEDED

@@ -1,0 +1,134 @@
+"""Unknown is not dead: traces of outages are replayed; deaths and notices are known in time. All in virtual time."""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import AttemptState, JobState, Reason
+from broker.store.memory import MemoryStore
+from providers.sim_config import SimulatedConfig
+from tests.clouds.paper import FarBlobs
+from tests.clouds.warp import LoopClock
+from tests.controllers.detection import Delays, measure
+from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
+
+TRACES = sorted((Path(__file__).parent / "traces").glob("*.json"))
+Spans = Sequence[Sequence[float]]
+
+
+def within(spans: Spans, now: float) -> bool:
+    return any(start <= now < end for start, end in spans)
+
+
+class Traced(Deaths):
+    """Its listings are what the trace says, while every machine runs."""
+
+    trace: dict[str, Any]
+
+    async def list(self) -> Sequence[Observed]:
+        now = self._clock.monotonic()
+        if within(self.trace.get("listing_times_out", ()), now):
+            await self._clock.sleep(60)
+            raise OutcomeUnknown("list: timed out")
+        if within(self.trace.get("listing_omits", ()), now):
+            return ()
+        return await super().list()
+
+    def _as_shown(self, machine: Observed) -> Observed | None:
+        if within(self.trace.get("listing_stopped", ()), self._clock.monotonic()):
+            return Observed(handle=machine.handle, state=InstanceState.STOPPED)
+        return super()._as_shown(machine)
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = json.loads(path.read_text())
+    ends = max(end for name, spans in trace.items() if name != "source" for _, end in spans)
+    config = SimulatedConfig.model_validate(
+        {
+            "body": "virtual", "hazard_scale": 0, "sold_out": 0,
+            "virtual": {"run_s": ends + 300, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
+        }
+    )  # fmt: skip
+    ask = FarBlobs._ask
+
+    async def or_down(self: FarBlobs, verb: str, key: str, call: Any) -> Any:
+        if within(trace.get("blobs_down", ()), LoopClock().monotonic()):
+            if asyncio.iscoroutine(call):
+                call.close()  # was never begun
+            raise BlobsUnavailable("down")
+        return await ask(self, verb, key, call)
+
+    monkeypatch.setattr(FarBlobs, "_ask", or_down)
+
+    async def story() -> None:
+        cloud = type("Replayed", (Traced,), {"trace": trace, "lag_s": 10.0})
+        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path, cloud=cloud)
+        async with house.running():
+            job = await house.submit(**WORTH)
+            await house.train([job])
+            found = await house.store.job(job)
+            while found and found.state is JobState.ACTIVE and house.clock.monotonic() < ends + 1000:
+                await house.clock.sleep(10)
+                found = await house.store.job(job)
+            (attempt,) = await house.attempts(job)
+        assert found is not None
+        assert (found.state, attempt.reason) == (JobState.SUCCEEDED, Reason.COMPLETED)
+        assert attempt.final is not None
+        assert attempt.final.step == attempt.final.total_steps
+        assert attempt.final.resumed_from is None
+
+    told(story())
+
+
+@pytest.mark.parametrize(
+    ("shown", "lag_s", "within_s"),
+    [("gone", 0.0, 5), ("stopped", 10.0, 20), ("omitted", 10.0, 30)],
+)
+def test_a_death_without_notice_is_known_in_time(shown: Shown, lag_s: float, within_s: float) -> None:
+    delays = measure(shown, lag_s, jobs=12)
+    assert min(delays.terminating) >= 0
+    assert Delays.share(delays.terminating, 95) <= within_s
+    assert Delays.share(delays.intended, 95) <= within_s + lag_s + 10
+
+
+def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
+    config = SimulatedConfig.model_validate(
+        {
+            "body": "virtual", "hazard_scale": 0, "sold_out": 0, "notice_s": 120,
+            "virtual": {"run_s": 1e6, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
+        }
+    )  # fmt: skip
+
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path, cloud=Deaths)
+        provider, draw = house.provider, random.Random(3)
+        assert isinstance(provider, Deaths)
+        async with house.running():
+            jobs = [await house.submit(**WORTH) for _ in range(12)]
+            for attempt in await house.train(jobs):
+                provider.kill(attempt.name, 120 + draw.uniform(20, 60), draw)
+            waits: dict[str, float] = {}
+            while len(waits) < len(jobs) and house.clock.monotonic() < 600:
+                for job in jobs:
+                    first = (await house.attempts(job))[0]
+                    if first.state is not AttemptState.TRAINING and first.name not in waits:
+                        waits[first.name] = house.clock.monotonic() - (provider.died[first.name] - 120)
+                await house.clock.sleep(0.25)
+            assert len(waits) == len(jobs)
+            await house.clock.sleep(300)
+            for job in jobs:
+                first, second = await house.attempts(job)
+                assert first.reason is Reason.PREEMPTED
+                assert first.final is not None  # it was asked for a checkpoint, and left one
+                assert second.resume_from
+        assert 0 <= min(waits.values()) <= max(waits.values()) <= 5
+
+    told(story())
