@@ -119,6 +119,7 @@ class _Player:
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
         self.deep: dict[str, Bytes] = {}
+        self.gone_ahead: int | None = None
 
     def play(self) -> Played:
         tape = self.tape
@@ -176,8 +177,13 @@ class _Player:
         grad = n.full or self.step.checkpointing
         count = self.tokens * self.shape.hidden
         trained = [(self.embedding, n.trained)] if n.full else []
-        x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight, grad=grad)
-        if build.scaled_embeddings:
+        x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight)
+        if build.scaled_embeddings and not build.scaled:  # within the module
+            x = self._after(x, tape.op([x], count, x.width))
+        if grad and not n.full:  # made to want a gradient, so the graph holds it to its end
+            x.grad = True
+            x.hold()
+        if build.scaled:
             x = self._after(x, tape.op([x], count, x.width))
         first = self._same(x)
         if not build.rotary:
@@ -286,11 +292,14 @@ class _Player:
         if self.step.checkpointing:
             out = self.leaving
             mark = len(tape.nodes)
+            ahead = self._ahead()
+            tape.shift("temporary", ahead)
             tape.category = "activations"
             inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
             y = layer(inner)
             layer.forget()
             tape.category = "temporary"
+            tape.shift("temporary", -ahead)
             y.gradient, out.gradient = out.gradient, None
             tape.drop(y)
             tape.backward(mark)
@@ -303,6 +312,21 @@ class _Player:
         if self.many and number == 1:
             self._repeat(before)
             self.settled = tape.live["gradients"]
+
+    def _ahead(self) -> int:
+        """Bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something saved
+        and computes the layer again."""
+        if self.gone_ahead is None:
+            tape = Tape()
+            tape.enter("ahead", "temporary")
+            n, x = self.step.numerics, self.inputs[0]
+            y = Layer(tape, self.shape, n, self.step.rows, self.step.length)(tape.new(x.count, x.width, grad=True))
+            y.gradient = tape.new(y.count, y.width)
+            tape.drop(y)
+            before = tape.total
+            tape.backward_until_saved()
+            self.gone_ahead = max(0, tape.total - before)
+        return self.gone_ahead
 
     def _repeat(self, before: Bytes) -> None:
         """The other layers between, the last of which leaves the most gradients behind."""

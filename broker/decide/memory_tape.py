@@ -155,6 +155,11 @@ class Tape:
         while len(self.nodes) > until:
             self._back(self.nodes.pop())
 
+    def backward_until_saved(self) -> None:
+        """Runs back to the first node that needs what a forward pass saved, or a weight."""
+        while self.nodes and not (self.nodes[-1].saved or self.nodes[-1].weights):
+            self._back(self.nodes.pop())
+
     def _back(self, node: _Node) -> None:
         gradients = [t.gradient for t in node.outs if t.gradient is not None]
         for t in node.outs:

@@ -1,0 +1,81 @@
+"""The broker's tape against the tracer, which runs the model's own code: every family, forward and back."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from accelerate.state import AcceleratorState
+
+from broker.decide.estimate import CUBLAS_WORKSPACE
+from broker.decide.memory_builds import BUILDS
+from broker.sizing import estimate
+from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
+from trainer.memtrace import Ask, extrapolate
+
+WIDE: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+    "vocab_size": 1024, "num_hidden_layers": 6, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 0,
+    "eos_token_id": 0,
+}  # fmt: skip
+GPT: dict[str, Any] = {
+    "n_embd": 256, "n_head": 8, "n_layer": 6, "n_inner": 1024, "vocab_size": 1024, "n_positions": 512,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+PLAIN = {k: v for k, v in WIDE.items() if k not in ("num_key_value_heads", "head_dim")}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(BUILDS, WIDE),
+    "falcon": {k: v for k, v in PLAIN.items() if k != "intermediate_size"}
+    | {"multi_query": True, "parallel_attn": True, "bias": False, "alibi": False},
+    "gpt_neox": PLAIN,
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "phi": PLAIN,
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator() -> Iterator[None]:
+    """Its state is one for the process, and has the precision in it."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("family", sorted(BUILDS))
+@pytest.mark.parametrize(
+    ("method", "precision", "checkpointing"),
+    [("full", "bf16", False), ("lora", "bf16", True), ("lora", "fp32", False)],
+)
+def test_the_tape_plays_what_the_model_does(family: str, method: str, precision: str, checkpointing: bool) -> None:
+    config = {"model_type": family, **CONFIGS[family]}
+    train = TrainConfig(
+        model="traced",
+        data=DataConfig(path="x.jsonl", completion="{x}"),
+        method=FullConfig() if method == "full" else LoraConfig(),
+        micro_batch=4,
+        global_batch=4,
+        precision=precision,
+        gradient_checkpointing=checkpointing,
+    )
+    traced = extrapolate(config, Ask(train=train, sequence=512))
+    found = estimate(
+        config=config,
+        method=method,
+        precision="bf16-autocast" if precision == "bf16" else precision,
+        seq=512,
+        micro_batch=4,
+        gradient_checkpointing=checkpointing,
+    )
+    assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.02)
+
+
+def test_exact_runs_the_tracer_and_agrees() -> None:
+    config = {"model_type": "llama", **WIDE}
+    form = estimate(config=config, seq=128, micro_batch=4)
+    exact = estimate(config=config, seq=128, micro_batch=4, exact=True)
+    assert exact["evidence"] == "exact"
+    assert "torch" in exact["evidence_detail"]
+    assert exact["peak_allocated_bytes"] == pytest.approx(form["peak_allocated_bytes"], rel=0.01)
+    assert sum(exact["by_category"].values()) == exact["device_used_bytes"]
