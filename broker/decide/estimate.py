@@ -203,6 +203,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         rows=ask.rows,
         length=ask.length,
         checkpointing=ask.checkpointing,
+        reentrant=ask.transformers is not None and ask.transformers.startswith("4."),  # its default, not the trainer's
         accumulated=ask.accumulated,
         optimizer=ask.optimizer,
         loss=loss_of(shape.family, ask.transformers),

@@ -37,6 +37,8 @@ class Step:
     rows: int
     length: int
     checkpointing: bool
+    reentrant: bool = False
+    """The way of checkpointing that computes a layer again before anything of its backward pass."""
     accumulated: bool = False
     """Gradients of earlier micro-batches are there from the start."""
     optimizer: str = "adamw_fused"
@@ -292,7 +294,7 @@ class _Player:
         if self.step.checkpointing:
             out = self.leaving
             mark = len(tape.nodes)
-            ahead = self._ahead()
+            ahead = 0 if self.step.reentrant else self._ahead()
             tape.shift("temporary", ahead)
             tape.category = "activations"
             inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
