@@ -34,7 +34,7 @@ from trainer.contract.rendezvous import Beat, Outcome
 
 NAME = "paper"
 USD_PER_HOUR = Decimal("3.6")
-LAG_S = 0.2
+LAG_S = 0.5
 """Longest time for which a listing misses a new machine, or still shows a destroyed one."""
 CALL_S = 5.0
 AGENT = VirtualConfig(run_s=0.4, steps=10, boot_s=0.05, beat_s=0.1, tick_s=0.02)

@@ -148,13 +148,15 @@ class Verdict:
     """What a house has come to, each item in words."""
 
     lost_jobs: list[str] = field(default_factory=list)
+    double_jobs: list[str] = field(default_factory=list)
+    """Made by a submission that was sent again because nobody had heard of the first one."""
     double_live: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     underbilled: list[str] = field(default_factory=list)
 
     @property
     def broken(self) -> list[str]:
-        return [*self.lost_jobs, *self.double_live, *self.orphans, *self.underbilled]
+        return [*self.lost_jobs, *self.double_jobs, *self.double_live, *self.orphans, *self.underbilled]
 
 
 class House:
@@ -220,6 +222,7 @@ class House:
         verdict.lost_jobs += [
             f"job {job} is {jobs.get(job, 'unknown')}" for job in self.acknowledged if jobs.get(job) != "succeeded"
         ]
+        verdict.double_jobs += [f"job {job} was asked for once only" for job in set(jobs) - set(self.acknowledged)]
         await self._swept(verdict)
         return await self.audited(verdict)
 

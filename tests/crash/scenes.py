@@ -33,6 +33,7 @@ class Totals:
 
     kills: int = 0
     lost_jobs: int = 0
+    double_jobs: int = 0
     double_live: int = 0
     orphans: int = 0
     underbilled: int = 0
@@ -45,6 +46,7 @@ class Totals:
         self.kills += kills
         self.jobs += len(house.acknowledged)
         self.lost_jobs += len(verdict.lost_jobs)
+        self.double_jobs += len(verdict.double_jobs)
         self.double_live += len(verdict.double_live)
         self.orphans += len(verdict.orphans)
         self.underbilled += len(verdict.underbilled)
