@@ -337,7 +337,10 @@ MUTANTS = (
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", _no_release)),
     _mutant("no last charge", "charged_in_full", (f"{C}.termination._last_charge", _nothing_last)),
-    _mutant("one listing ends the bill", "charged_in_full", (f"{INVENTORY}._absent_since", _first_left_out)),
+    _mutant(
+        "one listing ends the bill", "charged_in_full", (f"{INVENTORY}._absent_since", _first_left_out),
+        aim=(*_always_on("cloud.list_omits", "cloud.5xx", share=0.5), *_always_on("people.stop_birth")),
+    ),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", _charge_twice)),
     _mutant("unfenced writes", "fenced legal_step", (f"{S}.fences.holds", _always(True))),
     _mutant("no lease", "one_lease_holder", (f"{ROW}.claimable", _no_lease)),
