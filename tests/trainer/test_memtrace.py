@@ -30,6 +30,11 @@ GPT2: dict[str, Any] = {
     **{"model_type": "gpt2", "n_embd": 256, "n_head": 8, "n_layer": 3, "vocab_size": 1000, "n_positions": 512},
     **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 }
+FALCON: dict[str, Any] = {
+    **{"model_type": "falcon", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 3},
+    **{"vocab_size": 1000, "multi_query": True, "parallel_attn": True, "bias": False, "alibi": False},
+    **{"max_position_embeddings": 512},
+}
 LLAMA_3_8B: dict[str, Any] = {
     **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192},
@@ -79,6 +84,7 @@ def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         (QWEN2, ask("full", device="cpu")),
         (GEMMA2, ask("lora", device="cpu")),
         (GPT2, ask("full", device="cpu")),
+        (FALCON, ask("full", device="cpu", precision="fp32")),
     ],
 )
 def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: Ask) -> None:
