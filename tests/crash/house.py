@@ -214,13 +214,13 @@ class House:
     async def settle(self) -> Verdict:
         """Waits until every job rests, and looks at what is left."""
         verdict = Verdict()
-        try:
+        with contextlib.suppress(TimeoutError):
             await self._rest()
-        except TimeoutError:
-            verdict.lost_jobs += [f"{self._trouble()}: {SETTLE_S:.0f} s are over"]
         jobs = dict(await self._ask("SELECT id, state FROM jobs"))
         verdict.lost_jobs += [
-            f"job {job} is {jobs.get(job, 'unknown')}" for job in self.acknowledged if jobs.get(job) != "succeeded"
+            f"job {job} is {jobs.get(job, 'unknown')}: {self._trouble()}"
+            for job in self.acknowledged
+            if jobs.get(job) != "succeeded"
         ]
         verdict.double_jobs += [f"job {job} was asked for once only" for job in set(jobs) - set(self.acknowledged)]
         await self._swept(verdict)
