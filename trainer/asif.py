@@ -113,12 +113,12 @@ class AsIf(TorchFunctionMode):
         return self._casts[id(value)]
 
     def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """On a GPU, float32 with grouped heads has no kernel but the one that writes the scores out; keys of fewer heads
-        without `enable_gqa` (falcon) have no other on any device: torch's fused kernels ask for equal heads."""
+        """On a GPU, float32 with grouped heads has no kernel but the one that writes the scores out; keys of fewer
+        heads without `enable_gqa` (falcon) have no other on any device: torch's fused kernels ask for equal heads."""
         if not q.is_meta:
             return functional.scaled_dot_product_attention(q, k, v, attn_mask, *rest, **kwargs)
         grouped = bool(kwargs.get("enable_gqa"))
-        if self._cuda and q.dtype is torch.float32 and grouped or not grouped and k.shape[1] != q.shape[1]:
+        if (self._cuda and q.dtype is torch.float32) if grouped else k.shape[1] != q.shape[1]:
             return torch.ops.aten._scaled_dot_product_attention_math(
                 q, k, v, attn_mask, is_causal=kwargs.get("is_causal", False), enable_gqa=grouped
             )[0]

@@ -64,7 +64,7 @@ async def estimate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a fine-tune takes of a GPU, by category and with the evidence. Offline; no daemon, no GPU, no weights."""
+    """Say what a fine-tune takes of a GPU, by category and with the evidence. Offline: no daemon, GPU or weights."""
     out = Output(as_json=as_json)
     try:
         found = estimated(
