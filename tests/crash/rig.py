@@ -81,15 +81,15 @@ class Rig:
         assert child is not None
         try:
             postmaster = psutil.Process(child.process.pid)
-            tree = [*postmaster.children(recursive=True), postmaster]
+            backends = postmaster.children(recursive=True)
         except psutil.NoSuchProcess:
             return
-        for process in tree:
+        for process in (postmaster, *backends):
             try:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        await asyncio.to_thread(psutil.wait_procs, tree, 10)
+        await asyncio.to_thread(psutil.wait_procs, backends, 10)  # the postmaster's own end is for its keeper to take
 
     async def postgres_answers(self) -> None:
         """Waits until it does."""
