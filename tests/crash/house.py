@@ -24,7 +24,7 @@ from tests.crash.daemon import counting
 from tests.crash.gate import Gate
 from tests.crash.nursery import READY
 from tests.crash.proxy import HttpProxy, PostgresProxy
-from tests.crash.rig import BUCKET, ENDPOINT, KEYS, TEMPLATE, Rig
+from tests.crash.rig import BUCKET, ENDPOINT, KEYS, NO_ANSWER, TEMPLATE, Rig
 
 CONFIG: dict[str, Any] = {
     "port": 0,
@@ -207,7 +207,7 @@ class House:
         """False also while the database does not answer."""
         try:
             found = await self._ask(f"SELECT 1 FROM jobs WHERE id = '{job}' AND state IN {RESTING}")
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except NO_ANSWER:
             return False
         return bool(found)
 

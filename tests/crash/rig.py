@@ -29,6 +29,8 @@ TEMPLATE = "template_crash"
 BUCKET = "crash"
 ENDPOINT = "aws_endpoint"
 KEYS = {"aws_region": "us-east-1", "aws_access_key_id": "operator", "aws_secret_access_key": "loopback-only"}
+NO_ANSWER = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What asyncpg makes of a server that dies, the last of them where that happens while it connects."""
 RESTART_S = (0.1, 0.1)
 """Of PostgreSQL, by its keeper: a back-off between kills that follow each other would measure nothing."""
 
@@ -97,7 +99,7 @@ class Rig:
             while True:
                 try:
                     return await self.administer("SELECT 1")
-                except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except NO_ANSWER:
                     await asyncio.sleep(0.05)
 
 
