@@ -14,6 +14,7 @@ from broker.domain.errors import StoreUnavailable
 from broker.domain.job import AttemptState
 from broker.ports import Change
 from broker.store.postgres import PostgresStore
+from broker.store.postgres_pool import store_errors
 from tests.conformance.samples import make_event, running, submitted
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +131,7 @@ async def test_without_a_server_everything_is_unavailable(tmp_path: Path) -> Non
 CLIENT = """
 import asyncio, sys
 from broker.store.postgres import PostgresStore
+from broker.store.postgres_pool import store_errors
 from tests.conformance.samples import make_event, make_job
 
 async def client(store, number):
@@ -167,3 +169,8 @@ async def test_a_client_killed_amid_submits_loses_none_that_was_acknowledged(
     assert answered <= found
     halves = "SELECT count(*) FROM jobs j WHERE event_seq <> (SELECT count(*) FROM events e WHERE e.job_id = j.id)"
     assert await connection.fetchval(halves) == 0
+
+
+def test_a_server_that_dies_while_it_is_connected_to_is_one_that_gave_no_answer() -> None:
+    with pytest.raises(StoreUnavailable, match="read again"), store_errors("claim"):
+        raise asyncpg.InternalClientError("got result for unknown protocol state 3")
