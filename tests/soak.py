@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+HOUSES = 250
+"""Simulated ones in a round."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -29,6 +32,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "crash-points": Part(command=lambda n: ("tests.crash", "--points", "all", "--seed", str(n))),
     "crash-random": Part(command=lambda n: ("tests.crash", "--random", "100", "--cuts", "50", "--seed", str(n))),
+    "sim": Part(command=lambda n: ("tests.sim", "--seeds", f"{n * HOUSES}:{(n + 1) * HOUSES}")),
     "crash-fights": Part(command=lambda n: ("tests.crash", "--fights", "50", "--postgres", "20", "--seed", str(n))),
 }
 
@@ -39,9 +43,11 @@ def default_totals() -> Path:
 
 
 def added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """The sums of all numbers; a part may tell new ones."""
-    numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
-    return dict(before) | {name: before.get(name, 0) + value for name, value in numbers.items()}
+    """The sums of all whole numbers; a part may tell new ones. Of the others, seconds and rates, the greatest."""
+    counts = {name: value for name, value in told.items() if isinstance(value, int)}
+    measured = {name: value for name, value in told.items() if isinstance(value, float)}
+    sums = {name: before.get(name, 0) + value for name, value in counts.items()}
+    return dict(before) | sums | {name: max(before.get(name, value), value) for name, value in measured.items()}
 
 
 def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool]:

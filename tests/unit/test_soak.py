@@ -31,6 +31,7 @@ def test_a_later_run_goes_on_with_other_rounds_and_adds(parts: Path) -> None:
     soak.kept(parts, totals)
     assert json.loads(parts.read_text()) == totals
     assert soak.added(totals["holds"], {"kills": 3, "name": "x"}) == {"rounds": 4, "failed_rounds": 0, "kills": 15}
+    assert soak.added({"leak_age_max": 9.5}, {"leak_age_max": 3.0}) == {"leak_age_max": 9.5}
 
 
 def test_what_broke_is_kept_in_words(parts: Path) -> None:
