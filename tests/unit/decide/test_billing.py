@@ -125,7 +125,7 @@ def test_charging_in_any_steps_equals_charging_once(price: Decimal, quantum: int
 def test_spend_stays_under_the_cap_when_drained_in_time(
     price: Decimal, quantum: int, tick: float, cap: Decimal
 ) -> None:
-    """A tick-driven watcher, the slowest allowed drain and hands, the stated teardown and list lag: never above the cap,
+    """A tick-driven watcher, the slowest drain and hands allowed, stated teardown and list lag: never above the cap,
     unless the very first tick was already too late (a cap too small for one lead), which placement refuses."""
     attempt, job = priced(price, quantum), build.active_job(cap_usd=cap)
     lead = drain_lead_s(attempt, CAPS, tempo(tick_s=tick))
