@@ -1,59 +1,23 @@
 """Policies, whatever the store is made of: who may write them, what they hold back, what is told once."""
 
-import asyncio
-from dataclasses import replace
-from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
-from broker.decide.budgets import Reached, reached
-from broker.decide.policy_windows import QUARTER, quarter
 from broker.domain.errors import OverBudget, StoreError
-from broker.domain.job import AttemptState, Job, JobState, LedgerEntry, LedgerKind
-from broker.domain.notice import Notice
-from broker.domain.policy import Policy
+from broker.domain.job import JobState, LedgerEntry, LedgerKind
 from broker.domain.tenancy import Tenant
-from broker.ports import AuditFilter, Change, Charge, Lane, Store
-from tests.conformance.conftest import House
+from broker.ports import AuditFilter, Change, Store
+from tests.conformance.policies import ANN, EVE, admit, budget, charge, end, policy, standing
 from tests.conformance.samples import (
     HOUR,
-    START,
     admission,
     claimed_job,
-    in_state,
     make_event,
     running,
     submitted,
 )
-
-ANN = Tenant(team="default", owner="ann")
-EVE = Tenant(team="web", owner="eve")
-
-
-def policy(**rules: Any) -> Policy:
-    return Policy.model_validate({"name": "limits", "team": "default", **rules})
-
-
-def budget(limit: str, **more: Any) -> dict[str, Any]:
-    return {"limit_usd": limit, "per": "month", "window": "rolling", **more}
-
-
-async def admit(store: Store, **changes: Any) -> bool:
-    """A new job, and whether it got an attempt, which reserves $9.50."""
-    await submitted(store, **changes)
-    job = await claimed_job(store)
-    (held,) = await store.apply([admission(job)])
-    if not held:  # out of the way of the next one
-        await store.apply([Change(job=(job, replace(job, state=JobState.CAPPED)))])
-    return held
-
-
-async def standing(store: Store) -> Any:
-    _, (one,) = await store.budgets()
-    return one.standing
-
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
@@ -208,26 +172,6 @@ async def test_a_policy_that_is_deleted_or_changed_holds_nobody_any_more(store: 
 # -------------------------------------------------------------------------------------------------------------- money
 
 
-async def charge(store: Store, job: Job, usd: str, kind: LedgerKind = LedgerKind.CHARGE) -> None:
-    (attempt,) = await store.attempts(job.id)
-    since = attempt.charged_to
-    to = (since or START) + timedelta(seconds=60)
-    made = Charge(attempt_id=attempt.id, job_id=job.id, since=since, to=to, usd=Decimal(usd), kind=kind)
-    assert await store.charge([made]) == [True]
-
-
-async def end(store: Store, job: Job) -> None:
-    (leased,) = [
-        one
-        for lane in Lane
-        for one in await store.claim_attempts(lane, owner="x", lease_s=HOUR, limit=99)
-        if one.job.id == job.id
-    ]
-    ended = in_state(leased.attempt, AttemptState.ENDED)
-    over = replace(leased.job, state=JobState.FAILED, finished_at=START)
-    assert await store.apply([Change(attempt=(leased.attempt, ended), job=(leased.job, over))]) == [True]
-
-
 async def test_what_is_charged_moves_from_reserved_to_spent_and_the_rest_comes_back(store: Store) -> None:
     await store.put_policy(policy(budgets=[budget("20"), {"limit_usd": "20", "per": "day"}]))
     _, job = await running(store)
@@ -315,112 +259,3 @@ async def test_another_team_raises_no_cap(store: Store) -> None:
     assert raised.cap_usd == 20
     (entry,) = await store.audit(AuditFilter(action="job.raise_cap"))
     assert (entry.actor, entry.usd) == ("ann", 10)
-
-
-# ------------------------------------------------------------------------------------------------------------ approval
-
-
-async def test_an_approval_frees_the_job_and_is_remembered(store: Store) -> None:
-    await store.put_policy(policy(approval_above_usd="5"))
-    await submitted(store)
-    job = await claimed_job(store)
-    assert await store.apply([admission(job)]) == [False]
-    waiting = replace(job, state=JobState.AWAITING_APPROVAL, reason="waits for approval")
-    assert await store.apply([Change(job=(job, waiting), due_in_s=HOUR)]) == [True]
-    assert await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=9) == []
-    approved = await store.as_tenant(ANN).approve(job.id, Decimal(10), make_event(job, "job.approved"))
-    assert approved is not None
-    assert (approved.state, approved.reason, approved.approved_usd) == (JobState.QUEUED, "", 10)
-    again = await claimed_job(store)
-    assert await store.apply([admission(again)]) == [True]
-    (entry,) = await store.audit(AuditFilter(action="job.approve"))
-    assert (entry.actor, entry.target, entry.usd) == ("ann", job.id, 10)
-    assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.approved", "attempt.intended"]
-
-
-async def test_an_approval_is_never_lowered_and_of_no_use_to_what_is_over(store: Store) -> None:
-    job = await submitted(store)
-    await store.approve(job.id, Decimal(20), make_event(job))
-    same = await store.approve(job.id, Decimal(15), make_event(job))
-    assert same is not None
-    assert same.approved_usd == 20
-    assert len(await store.events(job.id, after=0, limit=9)) == 1
-    held = await claimed_job(store)
-    await store.apply([Change(job=(held, replace(held, state=JobState.FAILED, finished_at=START)))])
-    over = await store.approve(job.id, Decimal(30), make_event(job))
-    assert over is not None
-    assert over.approved_usd == 20
-
-
-# ---------------------------------------------------------------------------------------------------------- thresholds
-
-
-async def crossed(store: Store) -> tuple[int, Reached]:
-    _, (one,) = await store.budgets()
-    return one.id, next(reached(one.policy, one.standing))
-
-
-async def test_a_threshold_is_told_once_a_window_by_whoever_comes_first(store: Store) -> None:
-    share = [{"at": "0.1", "action": "notify"}]
-    await store.put_policy(policy(budgets=[budget("20", thresholds=share)]))
-    _, job = await running(store)
-    await charge(store, job, "3")
-    key, found = await crossed(store)
-    now, _ = await store.budgets()
-
-    def tell(number: int, since: Any) -> Any:
-        notice = Notice(id=f"budget-{number}", kind="budget.threshold", message="10 %", team="default")
-        return store.tell_threshold(key, found, notice, since=since)
-
-    since = now - timedelta(days=1)
-    assert sorted(await asyncio.gather(*(tell(n, since) for n in range(4)))) == [False, False, False, True]
-    later = now + timedelta(days=1)
-    assert await tell(9, later)
-    await store.put_policy(policy(budgets=[budget("25", thresholds=share)]))
-    _, anew = await crossed(store)  # of another limit
-    assert await store.tell_threshold(
-        key, anew, Notice(id="anew", kind="budget.threshold", message="10 %", team="default"), since=since
-    )
-    await store.delete_policy("default", "limits")
-
-
-# -------------------------------------------------------------------------------------------------------------- queue
-
-
-async def test_the_queue_is_ordered_by_priority_and_then_by_age(house: House) -> None:
-    store, made = house.store, []
-    for priority in (0, 5, -5, 5, 0):
-        job = await submitted(store, priority=priority)
-        made.append((-priority, len(made), job.id))
-        await house.pass_time(1)
-    first = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=3)
-    rest = await store.claim_jobs([JobState.QUEUED], owner="p", lease_s=HOUR, limit=3)
-    assert [job.id for job in (*first, *rest)] == [own for _, _, own in sorted(made)]
-
-
-# ---------------------------------------------------------------------------------------------------------- the past
-
-
-async def test_the_past_is_told_by_attempt_and_quarter_hour(store: Store) -> None:
-    await store.put_team("web", "")
-    attempt, job = await running(store)
-    await charge(store, job, "1")
-    await charge(store, job, "2.5")
-    _, other = await running(store, team="web", owner="eve")
-    now, _ = await store.budgets()
-    told = await store.past(now - timedelta(days=30))
-    found = {one.job_id: one for one in told.attempts}
-    assert found.keys() == {job.id, other.id}
-    one = found[job.id]
-    assert (one.number, one.team, one.owner, one.gpus, one.reserved_usd) == (
-        1,
-        "default",
-        "ann",
-        1,
-        attempt.reserved_usd,
-    )
-    assert sum(usd for _, usd in one.charges) == Decimal("3.5")
-    assert all(at == quarter(at) and now - QUARTER < at + QUARTER for at, _ in one.charges)
-    assert [one.job_id for one in (await store.as_tenant(EVE).past(now - timedelta(days=30))).attempts] == [other.id]
-    await end(store, job)
-    assert [one.job_id for one in (await store.past(START + timedelta(days=9))).attempts] == [other.id]
