@@ -6,9 +6,12 @@ One gate a cloud, so that nothing of one is in the way of another. What a gate r
 import asyncio
 import logging
 import math
+from bisect import insort
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count
 from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
@@ -27,6 +30,8 @@ T = TypeVar("T")
 
 BURST_S = 4.0
 """So many seconds' worth of calls may come at once."""
+GRAIN_S = 0.001
+"""Least wait for a turn: by less, a clock may not move."""
 _FULL_JITTER = wait_random_exponential(multiplier=1.0, max=60.0)
 
 
@@ -35,6 +40,27 @@ def full_jitter_s(failures: int) -> float:
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = failures
     return _FULL_JITTER(state)
+
+
+class Rank(IntEnum):
+    """Who goes first; of the same, who came first."""
+
+    LIST = 0
+    """One shows all machines, and proves their absence."""
+    END = 1
+    """A destroy that the cloud has not taken yet: the machine bills."""
+    ELSE = 2
+    AGAIN = 3
+    """A destroy that is repeated until the machine is absent: there is no end of them."""
+
+
+@dataclass(order=True)
+class _Place:
+    """In the queue of a gate."""
+
+    rank: Rank
+    number: int
+    first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,26 +85,35 @@ class Gate:
         self._rate = Rate(per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s))
         self._pace = Pace()
         self._bucket: Bucket | None = None
-        self._waiting = 0
+        self._queue: list[_Place] = []
+        self._numbers = count()
+        self._destroyed: set[str] = set()
         self._probe: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------------------ the rules
 
-    async def _turn(self) -> None:
+    async def _turn(self, rank: Rank) -> None:
         """Raises Throttled where it will not come, or not soon."""
-        if self._waiting >= self._limits.waiting:
-            raise Throttled(f"{self.name}: {self._waiting} calls wait for their turn already", after_s=1.0)
-        self._waiting += 1
+        if len(self._queue) >= self._limits.waiting:
+            raise Throttled(f"{self.name}: {len(self._queue)} calls wait for their turn already", after_s=1.0)
+        place = _Place(rank, next(self._numbers))
+        insort(self._queue, place)
         try:
             while True:
                 if pause_s := self._pace.wait_s(self._clock.monotonic()):
                     raise Throttled(f"{self.name} wants no call for another {pause_s:.0f} s", after_s=pause_s)
+                if self._queue[0] is not place:
+                    place.first.clear()
+                    await place.first.wait()
+                    continue
                 self._bucket, wait_s = take(self._bucket, self._rate, self._clock.monotonic())
                 if not wait_s:
                     return
-                await self._clock.sleep(wait_s)
+                await self._clock.sleep(max(GRAIN_S, wait_s))
         finally:
-            self._waiting -= 1
+            self._queue.remove(place)
+            if self._queue:
+                self._queue[0].first.set()
 
     @asynccontextmanager
     async def _asking(self, *, launch: bool = False) -> AsyncIterator[None]:
@@ -112,15 +147,19 @@ class Gate:
         while self._pace.broken:
             tries += 1
             await self._clock.sleep(max(1.0, self._back_off_s(tries), self._pace.wait_s(self._clock.monotonic())))
-            with suppress(ProviderError, TimeoutError):
+            try:
                 async with asyncio.timeout(self._limits.probe_s), self._asking():
                     await self._provider.list()
+            except (ProviderError, TimeoutError):
+                continue
+            except Exception:  # an answer that our code breaks at, as those of a cloud that comes back may be
+                log.exception("%s: trying whether it is back", self.name)
         log.warning("%s answers again", self.name)
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], *, launch: bool = False) -> T:
+    async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, launch: bool = False) -> T:
         if self._pace.broken:
             raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
-        await self._turn()
+        await self._turn(rank)
         async with self._asking(launch=launch):
             return await call()
 
@@ -158,13 +197,14 @@ class Gate:
         await self._provider.cancel(name)
 
     async def list(self) -> Sequence[Observed]:
-        return await self._ask(self._provider.list)
+        return await self._ask(self._provider.list, rank=Rank.LIST)
 
     async def destroy(self, handle: Handle) -> None:
         """Asked for also of a cloud that does not answer: it ends a bill."""
-        await self._turn()
+        await self._turn(Rank.AGAIN if handle.id in self._destroyed else Rank.END)
         async with self._asking():
             await self._provider.destroy(handle)
+        self._destroyed.add(handle.id)
 
     async def reach(self, handle: Handle, command: Sequence[str], *, tty: bool) -> Sequence[str]:
         return await self._provider.reach(handle, command, tty=tty)

@@ -1,8 +1,11 @@
 """A bad cloud is paused and tried in the background, and is in nobody's way; time is the loop's own and takes none."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from broker.domain.errors import NoCapacity, OutcomeUnknown, ProviderError, Reje
 from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Caps, Observed
 from broker.domain.job import Handle
+from broker.domain.offer import GpuAsk, Offer
 from broker.gate import Gate, GateLimits, full_jitter_s, gated
 from broker.store.memory import MemoryStore
 from tests.clouds.paper import FarBlobs
@@ -27,7 +31,7 @@ class Paper:
     """A cloud whose answers are written down: each call takes the next one, the last stays."""
 
     name: str = "paper"
-    answers: list[ProviderError | float | None] = field(default_factory=lambda: [None])
+    answers: list[Exception | float | None] = field(default_factory=lambda: [None])
     """An error, seconds that it hangs, or None: it answers."""
     calls: list[float] = field(default_factory=list)
     caps: Caps = field(default_factory=lambda: Caps(spot=False))
@@ -43,6 +47,10 @@ class Paper:
 
     async def destroy(self, handle: Handle) -> None:
         await self.list()
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        await self.list()
+        return ()
 
     async def create(self, *_: Any) -> Sequence[Handle]:
         await self.list()
@@ -83,7 +91,7 @@ def test_a_cloud_is_not_asked_again_before_it_wants_to_be() -> None:
 
 def test_a_cloud_that_does_not_answer_is_tried_in_the_background_until_it_does() -> None:
     async def story() -> None:
-        down: list[ProviderError | float | None] = [OutcomeUnknown("503")] * 6
+        down: list[Exception | float | None] = [OutcomeUnknown("503")] * 6
         paper, clock = Paper(answers=[*down, None]), LoopClock()
         gate = gate_of(paper)
         for _ in range(3):
@@ -102,6 +110,23 @@ def test_a_cloud_that_does_not_answer_is_tried_in_the_background_until_it_does()
         assert paper.calls[4:7] == [2.0, 6.0, 14.0]  # 2, 4 and 8 s apart
 
     told(story())
+
+
+def test_an_answer_that_breaks_our_code_ends_no_trying(caplog: pytest.LogCaptureFixture) -> None:
+    """As of a cloud that comes back with a page of its own: nobody else would ever ask it again."""
+
+    async def story() -> None:
+        paper = Paper(answers=[*[OutcomeUnknown("503")] * 3, KeyError("instances"), None])
+        gate = gate_of(paper)
+        for _ in range(3):
+            with pytest.raises(OutcomeUnknown):
+                await gate.list()
+        await LoopClock().sleep(60)
+        assert list(await gate.list()) == []
+        await gate.close()
+
+    told(story())
+    assert "KeyError: 'instances'" in caplog.text
 
 
 @pytest.mark.parametrize("error", [Rejected("403"), NoCapacity("none left")])
@@ -135,6 +160,37 @@ def test_calls_come_no_faster_than_the_cloud_takes_them_and_the_queue_is_bounded
         spans = [later - earlier for earlier, later in zip(paper.calls[4:], paper.calls[5:], strict=False)]
         assert len(paper.calls) == 14
         assert min(spans) >= 1 - 1e-6
+
+    told(story())
+
+
+def test_each_machine_is_destroyed_once_before_any_is_again_and_listings_wait_for_neither() -> None:
+    """Of 20 machines and prices, at a cloud that takes a call a second; whoever asks gives up after 10 s."""
+
+    async def story() -> None:
+        paper, clock = Paper(caps=Caps(spot=False, calls_per_s=1.0)), LoopClock()
+        gate, asked = gate_of(paper), Counter[str]()
+
+        async def again_and_again(what: str, call: Callable[[], Awaitable[object]]) -> None:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(10):
+                        await call()
+                        asked[what] += 1
+                await clock.sleep(1)
+
+        machines = [replace(HANDLE, id=f"i-{n}") for n in range(20)]
+        calls: dict[str, Callable[[], Awaitable[object]]] = {one.id: partial(gate.destroy, one) for one in machines}
+        calls["prices"] = partial(gate.offers, GpuAsk())
+        asking = [asyncio.create_task(again_and_again(what, call)) for what, call in calls.items()]
+        while clock.monotonic() < 60:
+            begun = clock.monotonic()
+            await gate.list()
+            assert clock.monotonic() - begun <= 1 + 1e-6
+            await clock.sleep(2)
+        assert asked.keys() == calls.keys()
+        for task in asking:
+            task.cancel()
 
     told(story())
 
