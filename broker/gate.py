@@ -53,6 +53,12 @@ class Rank(IntEnum):
     AGAIN = 3
     """A destroy that is repeated until the machine is absent: there is no end of them."""
 
+    @property
+    def kind(self) -> "Rank":
+        """What waits together when the cloud wants a pause. Clouds count calls by what they do: one that will launch
+        nothing now may well end a bill."""
+        return Rank.END if self is Rank.AGAIN else self
+
 
 @dataclass(order=True)
 class _Place:
@@ -83,7 +89,8 @@ class Gate:
     ) -> None:
         self._provider, self._clock, self._limits, self._back_off_s = provider, clock, limits, back_off_s
         self._rate = Rate(per_s=provider.caps.calls_per_s, burst=math.ceil(BURST_S * provider.caps.calls_per_s))
-        self._pace = Pace()
+        self._paces = {kind: Pace() for kind in Rank if kind is kind.kind}
+        """A refusal holds up its own kind, and whatever is no listing and no destroy; of silence the latter tells."""
         self._bucket: Bucket | None = None
         self._queue: list[_Place] = []
         self._numbers = count()
@@ -100,7 +107,7 @@ class Gate:
         insort(self._queue, place)
         try:
             while True:
-                if pause_s := self._pace.wait_s(self._clock.monotonic()):
+                if pause_s := self._paces[rank.kind].wait_s(self._clock.monotonic()):
                     raise Throttled(f"{self.name} wants no call for another {pause_s:.0f} s", after_s=pause_s)
                 if self._queue[0] is not place:
                     place.first.clear()
@@ -116,39 +123,48 @@ class Gate:
                 self._queue[0].first.set()
 
     @asynccontextmanager
-    async def _asking(self, *, launch: bool = False) -> AsyncIterator[None]:
+    async def _asking(self, rank: Rank, *, launch: bool = False) -> AsyncIterator[None]:
         """One call, and what its end says of the cloud. A launch's silence may be its launcher's."""
         try:
             yield
         except Throttled as e:
-            jitter_s = self._back_off_s(self._pace.throttled + 1)
-            now = self._clock.monotonic()
-            self._pace = after_throttled(self._pace, now, asked_s=e.after_s, jitter_s=jitter_s)
+            now, jitter_s = self._clock.monotonic(), self._back_off_s(self._paces[rank.kind].throttled + 1)
+            for kind in {rank.kind, Rank.ELSE}:
+                self._paces[kind] = after_throttled(self._paces[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
             raise
         except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
             if not launch:
                 self._fell_silent()
             raise
         except ProviderError:
-            self._pace = after_answer(self._pace)
+            self._answered(rank)
             raise
         else:
-            self._pace = after_answer(self._pace)
+            self._answered(rank)
+
+    def _answered(self, rank: Rank) -> None:
+        for kind in {rank.kind, Rank.ELSE}:
+            self._paces[kind] = after_answer(self._paces[kind])
+
+    @property
+    def _broken(self) -> bool:
+        return self._paces[Rank.ELSE].broken
 
     def _fell_silent(self) -> None:
-        self._pace = after_silence(self._pace)
-        if self._pace.broken and (self._probe is None or self._probe.done()):
-            log.warning("%s: %d calls without an answer; it is tried in the background", self.name, self._pace.silent)
+        pace = self._paces[Rank.ELSE] = after_silence(self._paces[Rank.ELSE])
+        if pace.broken and (self._probe is None or self._probe.done()):
+            log.warning("%s: %d calls without an answer; it is tried in the background", self.name, pace.silent)
             self._probe = asyncio.create_task(self._try(), name=f"is {self.name} back?")
 
     async def _try(self) -> None:
         """Until it answers: nobody else waits for it."""
         tries = 0
-        while self._pace.broken:
+        while self._broken:
             tries += 1
-            await self._clock.sleep(max(1.0, self._back_off_s(tries), self._pace.wait_s(self._clock.monotonic())))
+            pause_s = self._paces[Rank.LIST].wait_s(self._clock.monotonic())
+            await self._clock.sleep(max(1.0, self._back_off_s(tries), pause_s))
             try:
-                async with asyncio.timeout(self._limits.probe_s), self._asking():
+                async with asyncio.timeout(self._limits.probe_s), self._asking(Rank.LIST):
                     await self._provider.list()
             except (ProviderError, TimeoutError):
                 continue
@@ -157,10 +173,10 @@ class Gate:
         log.warning("%s answers again", self.name)
 
     async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, launch: bool = False) -> T:
-        if self._pace.broken:
+        if self._broken:
             raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
         await self._turn(rank)
-        async with self._asking(launch=launch):
+        async with self._asking(rank, launch=launch):
             return await call()
 
     # ------------------------------------------------------------------------------------------------- ports.Provider
@@ -201,8 +217,9 @@ class Gate:
 
     async def destroy(self, handle: Handle) -> None:
         """Asked for also of a cloud that does not answer: it ends a bill."""
-        await self._turn(Rank.AGAIN if handle.id in self._destroyed else Rank.END)
-        async with self._asking():
+        rank = Rank.AGAIN if handle.id in self._destroyed else Rank.END
+        await self._turn(rank)
+        async with self._asking(rank):
             await self._provider.destroy(handle)
         self._destroyed.add(handle.id)
 

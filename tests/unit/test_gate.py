@@ -89,6 +89,36 @@ def test_a_cloud_is_not_asked_again_before_it_wants_to_be() -> None:
     told(story())
 
 
+def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> None:
+    async def story() -> None:
+        paper = Paper(answers=[Throttled("429", after_s=300.0), None])
+        gate = gate_of(paper)
+        with pytest.raises(Throttled):
+            await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
+        await gate.list()
+        await gate.destroy(HANDLE)
+        with pytest.raises(Throttled):
+            await gate.offers(GpuAsk())
+        assert len(paper.calls) == 3
+
+    told(story())
+
+
+def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
+    async def story() -> None:
+        paper, clock = Paper(answers=[Throttled("429", after_s=30.0), None]), LoopClock()
+        gate = gate_of(paper)
+        for _ in range(2):
+            with pytest.raises(Throttled):
+                await gate.destroy(HANDLE)
+        await gate.list()
+        await clock.sleep(33)
+        await gate.destroy(HANDLE)
+        assert paper.calls == [0.0, 0.0, 33.0]
+
+    told(story())
+
+
 def test_a_cloud_that_does_not_answer_is_tried_in_the_background_until_it_does() -> None:
     async def story() -> None:
         down: list[Exception | float | None] = [OutcomeUnknown("503")] * 6
