@@ -16,6 +16,9 @@ from broker.ports import Clock
 
 log = logging.getLogger(__name__)
 
+ANSWER_S = 5.0
+"""A database that takes longer is not waited for: the expiry is known without it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamLimits:
@@ -82,8 +85,9 @@ class Streams:
         while (left_s := self._left_s(caller)) > 0:
             await self._clock.sleep(min(left_s, self._limits.recheck_s))
             try:
-                await self._auth.still(authorization)
-            except StoreUnavailable:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._auth.still(authorization)
+            except (StoreUnavailable, TimeoutError):
                 continue
             except Unauthenticated:
                 return

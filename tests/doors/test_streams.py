@@ -161,22 +161,28 @@ async def test_a_silent_follower_ends_with_its_token_and_no_other_does(kind: Kin
             assert (await anext(other)).kind == "test.later"
 
 
+async def away(*_: Any) -> Any:
+    raise StoreUnavailable("the database does not answer")
+
+
+async def hanging(*_: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("database", [away, hanging])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_silent_follower_ends_when_its_token_expires_though_the_database_is_away(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, database: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
+    monkeypatch.setattr("broker.api.streams.ANSWER_S", 0.05)
     async with narrow(kind, LIMITS, clock=clock) as (house, job):
         headers = await house.api.token("eve", "read", expires_at=clock.time + timedelta(hours=1))
         stream = await following(house.door_of(headers["Authorization"]), job)
-        monkeypatch.setattr(MemoryStore, "token", away)
+        monkeypatch.setattr(MemoryStore, "token", database)
         house.api.app[AUTH].forget()
         clock.time += timedelta(hours=1)
         assert await rest(stream) == []
-
-
-async def away(*_: Any) -> Any:
-    raise StoreUnavailable("the database does not answer")
 
 
 @asynccontextmanager
