@@ -1,4 +1,4 @@
-"""Folders that nobody but the daemon's user looks into: they hold keys, the database and what people trained on."""
+"""The daemon's folders, which hold keys, the database and what people trained on: who else can look into them."""
 
 import logging
 import os
@@ -11,23 +11,26 @@ from broker.domain.errors import InvalidInput, Problem
 log = logging.getLogger(__name__)
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+ANYBODY_WRITES = stat.S_IWOTH
+"""What a group may write is closed instead: under the umask 002 of many systems it is the user's own."""
 MARKS = (CONFIG_FILE, "installation", "master.key")
 """What tells that a folder is a daemon's home, and not one that somebody has named by mistake."""
+NOTHING = {"lost+found"}
+"""In the top folder of a new volume."""
 
 
 def make_home(home: Path) -> None:
-    """Makes it with mode 0700; one that others could only read is closed to them, which the log says.
+    """Makes it with mode 0700; one that others could look into is closed to them, which the log says.
 
-    Raises InvalidInput for one that cannot be made or closed, that others can change, or that is no home of a daemon.
+    Raises InvalidInput for one that cannot be made or closed, that anybody can change, or that is no home of a daemon.
     """
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = _mode(home)
         if not mode & OTHERS:
             return
-        ours = any((home / name).exists() for name in MARKS) or not any(home.iterdir())
-        if mode & OTHERS_WRITE or not ours:
+        found = {entry.name for entry in home.iterdir()} - NOTHING
+        if mode & ANYBODY_WRITES or (found and found.isdisjoint(MARKS)):
             raise _open("home", home, mode)
         home.chmod(mode & ~OTHERS)
     except PermissionError:
@@ -36,13 +39,14 @@ def make_home(home: Path) -> None:
         raise _unusable(home, "Permission denied") from None
     except OSError as e:
         raise _unusable(home, e.strerror) from None
-    log.warning("home %s had mode %04o: others could read keys, database and blobs; now they cannot", home, mode)
+    log.warning("home %s had mode %04o, open to others: keys, database and blobs; it is closed now", home, mode)
 
 
 def check_blobs(folder: Path | None, home: Path) -> None:
     """Of a blob store that is a folder outside of the home; it is made with mode 0700 where it is missing.
 
-    None is a bucket. Raises InvalidInput for one that others can read or change.
+    Others may be meant to read what jobs leave there, so that is only told in the log. None is a bucket. Raises
+    InvalidInput for one that anybody can change.
     """
     if folder is None or folder.resolve().is_relative_to(home.resolve()):
         return
@@ -51,8 +55,10 @@ def check_blobs(folder: Path | None, home: Path) -> None:
         mode = _mode(folder)
     except OSError as e:
         raise InvalidInput(Problem(field="blobs", message=f"{folder}: {e.strerror}; name another folder")) from None
-    if mode & OTHERS:
+    if mode & ANYBODY_WRITES:
         raise _open("blobs", folder, mode)
+    if mode & OTHERS:
+        log.warning("blobs: %s has mode %04o, so that others see data and results; chmod 700 closes it", folder, mode)
 
 
 def _mode(folder: Path) -> int:
@@ -60,7 +66,7 @@ def _mode(folder: Path) -> int:
 
 
 def _open(field: str, folder: Path, mode: int) -> InvalidInput:
-    can = "change" if mode & OTHERS_WRITE else "read"
+    can = "change" if mode & ANYBODY_WRITES else "read"
     message = f"{folder} has mode {mode:04o}, so that others can {can} it; run chmod 700 on it, or name one below"
     return InvalidInput(Problem(field=field, message=message))
 

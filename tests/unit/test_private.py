@@ -38,15 +38,19 @@ def test_a_new_home_is_its_users_alone(tmp_path: Path, caplog: pytest.LogCapture
     assert not caplog.records
 
 
-@pytest.mark.parametrize("files", [(), ("gpubroker.yaml",), ("installation", "postgres"), ("master.key",)])
-def test_a_home_that_others_can_read_is_closed_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: tuple[str, ...]
+FILES = [(), ("lost+found",), ("gpubroker.yaml",), ("installation", "postgres"), ("master.key",)]
+
+
+@pytest.mark.parametrize("bits", [0o755, 0o775])
+@pytest.mark.parametrize("files", FILES)
+def test_a_home_that_others_can_look_into_is_closed_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: tuple[str, ...], bits: int
 ) -> None:
-    home = made(tmp_path / "home", 0o755, *files)
+    home = made(tmp_path / "home", bits, *files)
     with caplog.at_level(logging.WARNING):
         make_home(home)
     assert mode(home) == 0o700
-    told = f"home {home} had mode 0755: others could read keys, database and blobs; now they cannot"
+    told = f"home {home} had mode {bits:04o}, open to others: keys, database and blobs; it is closed now"
     assert [record.message for record in caplog.records] == [told]
     make_home(home)
     assert len(caplog.records) == 1
@@ -75,13 +79,20 @@ def test_a_home_of_somebody_else_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"belongs to user id {home.stat().st_uid}, and this daemon runs as 4711" in refused(home)
 
 
-def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(tmp_path: Path) -> None:
-    home, outside = made(tmp_path / "home", 0o700), made(tmp_path / "blobs", 0o750)
+def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, outside = made(tmp_path / "home", 0o700), made(tmp_path / "blobs", 0o757)
     check_blobs(None, home)
     check_blobs(made(home / "blobs", 0o755), home)  # nobody gets there
-    with pytest.raises(InvalidInput, match=r"blobs: .*/blobs has mode 0750, so that others can read it; run chmod 700"):
+    with pytest.raises(InvalidInput, match=r"blobs: .*/blobs has mode 0757, so that others can change it; run chmod"):
         check_blobs(outside, home)
-    assert mode(outside) == 0o750
+    assert mode(outside) == 0o757
+    outside.chmod(0o755)
+    assert not caplog.records
+    check_blobs(outside, home)
+    (record,) = caplog.records
+    assert "mode 0755, so that others see data and results" in record.message
     outside.chmod(0o700)
     check_blobs(outside, home)
     check_blobs(tmp_path / "new", home)
