@@ -38,7 +38,8 @@ async def test_the_example_submits_and_watches_to_the_end(house: House, tmp_path
     token = (await house.api.token("ada"))["Authorization"].removeprefix("Bearer ")
     (home / "client.json").write_text(json.dumps({"grpc": f"127.0.0.1:{house.port}", "token": token}))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, cwd=ROOT, env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        sys.executable, "-u", "-c", program, cwd=ROOT,
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     assert process.stdout is not None
