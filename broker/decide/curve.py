@@ -28,6 +28,6 @@ def sparkline(curve: Losses, width: int = 40) -> str:
     count = min(width, len(values))
     shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
     means = [math.fsum(v / len(share) for v in share) for share in shares]
-    low, high = min(means), max(means)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] if scale < math.inf else BARS[0] for mean in means)
+    low, high = min(means) / 2, max(means) / 2  # halves: the way between two finite numbers may be infinite
+    way = high - low
+    return "".join(BARS[round((mean / 2 - low) / way * (len(BARS) - 1)) if way else 0] for mean in means)

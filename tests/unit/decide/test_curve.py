@@ -1,6 +1,7 @@
 """Metrics files come from rented machines: whatever is in them gives a curve or nothing."""
 
 import math
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,11 @@ def test_a_falling_loss_is_a_falling_line() -> None:
 def test_nothing_finite_is_nothing() -> None:
     assert sparkline(()) == ""
     assert sparkline(((1, math.nan), (2, math.inf))) == ""
+
+
+def test_the_widest_way_between_two_losses_is_a_line() -> None:
+    most = sys.float_info.max
+    assert sparkline(((1, most), (2, 0.0), (3, -most))) == BARS[-1] + BARS[4] + BARS[0]
 
 
 @given(raw=st.binary(max_size=400))
