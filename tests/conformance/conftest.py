@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import pytest
@@ -78,3 +79,11 @@ async def house(database: str | None) -> AsyncIterator[House]:
 @pytest.fixture
 def store(house: House) -> Store:
     return house.store
+
+
+@pytest.fixture
+async def raw(postgres_dsn: str) -> AsyncIterator[Any]:
+    """A connection beside the stores' own, as the superuser: it sees every row and takes any lock."""
+    connection = await asyncpg.connect(postgres_dsn)
+    yield connection
+    await connection.close()

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import pytest
 
 from broker.domain.errors import InUse, OriginDeleted
@@ -76,13 +75,6 @@ async def brokers(postgres_dsn: str) -> AsyncIterator[tuple[PostgresStore, Postg
     yield made
     for store in made:
         await store.close()
-
-
-@pytest.fixture
-async def raw(postgres_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(postgres_dsn)
-    yield connection
-    await connection.close()
 
 
 async def test_a_submit_that_comes_during_the_deletion_waits_and_is_refused(

@@ -45,13 +45,6 @@ async def brokers(postgres_dsn: str) -> AsyncIterator[list[PostgresStore]]:
         await store.close()
 
 
-@pytest.fixture
-async def raw(postgres_dsn: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(postgres_dsn)
-    yield connection
-    await connection.close()
-
-
 def policy(name: str = "limits", **rules: Any) -> Policy:
     return Policy.model_validate({"name": name, "team": "default", **rules})
 
