@@ -16,6 +16,7 @@ from itertools import permutations
 from benchmarks.throughput_fit import fit, fitted, quantile, surprise
 from benchmarks.throughput_rows import Row, everything
 from broker.decide.calibration import FITTED
+from broker.decide.hardware import TABLE
 
 HELD_OUT = "peft"
 """The source that nothing was ever fitted on."""
@@ -141,7 +142,8 @@ def main() -> None:
     table("method or model left out (others)", by_group(one for one in known if one.row.source != "llm-foundry"))
     strange = unseen(used, held)
     table("architecture left out, no run on it", grouped(strange))
-    print("rtx4090, a6000, a10g, l4, b200, h200-sxm, h100-pcie, h100-nvl, a100-80gb-pcie: no measurement yet")
+    measured = {r.gpu for r in rows}
+    print(", ".join(name for name, h in TABLE.items() if h.gpu and name not in measured) + ": no measurement yet")
     run = after_one_run(strange)
     table("architecture left out, one other run of that GPU and library known", {"all": run})
     print("\nnot estimated:", "; ".join(f"{n} {why}" for why, n in Counter(r.reason for r in refused).items()))

@@ -35,7 +35,7 @@ class Hardware:
 UNMEASURED = 0.80
 """Of the datasheet's rate where nobody published a measured product: the median of the five that are (0.78 to 0.87)."""
 SCORES = 0.65
-"""FlashAttention-2 on an A100, 203 of 312 TFLOP/s; it runs the same instructions on Ampere and Ada."""
+"""FlashAttention-2 on an A100, 203 of 312 TFLOP/s [u]; it runs the same instructions on Ampere and Ada."""
 NVLINK5, NVLINK4, NVLINK3, BRIDGE, PCIE5, PCIE4 = 900e9, 450e9, 300e9, 300e9, 64e9, 32e9
 """One direction: half of what datasheets state. BRIDGE: of an H100 NVL, to one neighbour."""
 FAST, SLOW = 200e9, 12.5e9
@@ -60,7 +60,7 @@ def _gpu(
 
 
 HOPPER_ATTENTION = 335 / 989.4
-"""FlashAttention-2 (arXiv 2307.08691) on an H100 SXM: 335 TFLOP/s without Hopper's own instructions."""
+"""FlashAttention-2 (arXiv 2307.08691) on an H100 SXM: 335 TFLOP/s [u] without Hopper's own instructions."""
 
 TABLE: dict[str, Hardware] = {
     h.name: h
@@ -80,6 +80,8 @@ TABLE: dict[str, Hardware] = {
         _gpu("a100-80gb-pcie", 80, 312.0, 19.5, 1935, PCIE4, matmul=252.9, attention=203),
         # hmc-tech.com: 312 TFLOP/s; 1555 GB/s [u]
         _gpu("a100-40gb", 40, 312.0, 19.5, 1555, NVLINK3, matmul=271.2, attention=203, network=FAST),
+        # the same over PCIe; 252.9 TFLOP/s were measured on the 80 GB board
+        _gpu("a100-40gb-pcie", 40, 312.0, 19.5, 1555, PCIE4, matmul=252.9, attention=203),
         # stas00/ml-engineering and mullet.se restate NVIDIA: 362 TFLOP/s dense, 864 GB/s; other pages say 183
         _gpu("l40s", 48e9 / GIB, 362.05, 91.6, 864, PCIE4),
         # waredb.com: 165.2 TFLOP/s, 1008 GB/s

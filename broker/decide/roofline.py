@@ -104,7 +104,7 @@ def _products(run: Run) -> tuple[float, float]:
     trains = 3 if run.numerics.full else 2  # forward, back to the input, and back to the weights where they are trained
     flop = elements = 0.0
     for role, (inputs, outputs) in linears(run.shape).items():
-        again = {"none": 0, "whole": 1, "early": 0 if role in LAST else 1}[run.recompute]
+        again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
         flop += 2 * inputs * outputs * (trains + again)
         elements += (inputs + outputs) * (trains + again)
     return flop * run.shape.layers, elements * run.shape.layers
@@ -116,12 +116,12 @@ def _adapter_flop(run: Run, passes: int) -> float:
     return 2 * run.numerics.rank * sum(a + b for a, b in widths) * passes * run.shape.layers
 
 
-def _matmul(run: Run, hardware: Hardware, passes: int) -> float:
+def _matmul(run: Run, hardware: Hardware, flop: float, passes: int) -> float:
     head = 2 * run.shape.hidden * run.shape.vocabulary * (3 if run.numerics.full else 2)
     half = run.numerics.compute == 2
     rate = hardware.matmul_flops if half else hardware.fp32_flops
     adapters = rate if run.numerics.autocast else hardware.fp32_flops
-    return (_products(run)[0] + head) / rate + _adapter_flop(run, passes) / adapters
+    return (flop + head) / rate + _adapter_flop(run, passes) / adapters
 
 
 def _attention(run: Run, hardware: Hardware) -> float:
@@ -137,9 +137,9 @@ def _modules(run: Run, passes: int) -> float:
     return run.tokens * run.shape.layers * layer * passes
 
 
-def _rest(run: Run, passes: int) -> float:
+def _rest(run: Run, elements: float, passes: int) -> float:
     """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
-    products = _products(run)[1] * run.numerics.compute
+    products = elements * run.numerics.compute
     logits = run.shape.vocabulary * LOGIT_BYTES * run.numerics.compute / 2
     weights = run.shape.layers * sum(a * b for a, b in linears(run.shape).values())
     read = weight_bytes(run.numerics, passes if run.numerics.full else passes - 1)
@@ -166,15 +166,16 @@ def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
     shards = run.devices if run.sharding == "fsdp" else 1
     states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
     within, between = _messages(run, hardware)
+    flop, elements = _products(run)
     micro_s = run.micro_batches / hardware.bandwidth / cores  # seconds for a byte of each micro-batch
     between_products = _modules(run, passes) * micro_s
     return Ideal(
         hardware=hardware.name,
         gpu=hardware.gpu,
-        matmul=_matmul(run, hardware, passes) * tokens / cores,
+        matmul=_matmul(run, hardware, flop, passes) * tokens / cores,
         attention=_attention(run, hardware) * tokens / cores,
         modules=0.0 if run.fused else between_products,
-        elementwise=_rest(run, passes) * micro_s + (between_products if run.fused else 0.0),
+        elementwise=_rest(run, elements, passes) * micro_s + (between_products if run.fused else 0.0),
         optimizer=states / hardware.bandwidth / cores,
         launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
         within=within,
