@@ -118,6 +118,11 @@ def test_fsdp_sends_less_for_four_bits_and_more_between_machines() -> None:
     assert of(slow).exposed > of(replace(eight, nodes=2)).exposed
 
 
+def test_machines_that_share_unevenly_take_the_time_of_the_fullest() -> None:
+    three = run(devices=3, nodes=2, sharding="fsdp")
+    assert of(three).within == of(replace(three, devices=4)).within > 0
+
+
 def test_a_sharded_step_updates_its_own_part() -> None:
     eight = run(devices=8, sharding="fsdp")
     assert of(eight).optimizer == pytest.approx(of(run(devices=8, sharding="ddp")).optimizer / 8)
