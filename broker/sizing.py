@@ -103,7 +103,7 @@ def _speed(
     )
     rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
-    basis = f"roofline; {evidence}; 90 % interval"
+    basis = f"roofline; {evidence}"
     return round(rate, 1), [round(rate / spread, 1), round(rate * spread, 1)], basis
 
 

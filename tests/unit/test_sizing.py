@@ -142,9 +142,9 @@ def test_speed_of_several_gpus_and_of_a_quantised_base() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"gpu": "rtx4090"}, "no measurement of the rtx4090 yet"),
+        ({"gpu": "rtx4090"}, "nothing fitted on the rtx4090"),
         ({"gpu": "h100", "gpus": 8}, "none with DDP"),
-        ({"gpu": "h100"}, "fitted on measured runs on the h100-sxm"),
+        ({"gpu": "h100"}, "fitted on runs on the h100-sxm; 90 % interval"),
     ],
 )
 def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, Any], told: str) -> None:

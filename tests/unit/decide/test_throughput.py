@@ -84,7 +84,7 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
     assert spread_of(run, measured)[0] == SPREAD_MEASURED < SPREAD_UNMEASURED < SPREAD_CPU
     assert spread_of(run_of(WORK, LLAMA_3_8B, measured, devices=8), measured)[0] == SPREAD_UNMEASURED
     factor, evidence = spread_of(run, unknown)
-    assert (factor, "no measurement of the rtx4090 yet" in evidence) == (SPREAD_UNMEASURED, True)
+    assert (factor, "nothing fitted on the rtx4090" in evidence) == (SPREAD_UNMEASURED, True)
     assert paced(WORK, TABLE["cpu"]).spread == SPREAD_CPU
 
 
