@@ -48,8 +48,8 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     worst = "interval as wide as the worst of 237 runs on unseen GPUs"
     if hardware.name not in FITTED.matmul:
         return SPREAD_UNMEASURED, f"nothing fitted on the {hardware.name}: shares of other GPUs' runs; {worst}"
-    if run.sharding == "ddp" or run.nodes > 1:
-        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with DDP or several machines; {worst}"
+    if run.sharding == "ddp":
+        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with DDP; {worst}"
     return SPREAD_MEASURED, f"fitted on runs on the {hardware.name}; 90 % interval"
 
 
