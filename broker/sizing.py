@@ -10,14 +10,15 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware, matches
 from broker.decide.memory_builds import build_of
-from broker.decide.throughput import step_seconds
+from broker.decide.roofline import Run, ideal, terms
+from broker.decide.throughput import adapted_weights, spread_of
 from broker.domain.errors import InvalidInput
-from broker.domain.offer import ModelShape, Workload
+from broker.domain.offer import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
 
@@ -86,27 +87,24 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if ask.method not in ("full", "lora"):
-        return None, None, f"no basis: quantised bases ({ask.method}) are not in the model of time"
-    if ask.sharding == "fsdp":
-        return None, None, "no basis: FSDP is not in the model of time"
-    full: Literal["full", "lora"] = "full" if ask.method == "full" else "lora"
-    adapted = frozenset[str]() if full == "full" else sizes.adapted_modules(shape, ask.targets)[0]
-    work = Workload(
+    if ask.method == "lora8":
+        return None, None, "no basis: no run on an 8-bit base was measured, and its kernels are not counted"
+    numerics = sizes.numerics(shape, ask)[0]
+    run = Run(
         shape=shape,
-        method=full,
-        lora_r=ask.rank,
-        lora_targets="attention" if adapted <= sizes.ATTENTION_ROLES else "all-linear",
-        precision="fp32" if ask.precision == "fp32" else "bf16",
-        gradient_checkpointing=ask.checkpointing,
-        micro_batch=ask.rows,
-        global_batch=ask.rows * ask.gpus,
-        sequence=ask.length,
-        tokens_per_row=float(ask.length),
+        numerics=numerics,
+        tokens=ask.rows * ask.length,
+        length=ask.length,
+        trained=adapted_weights(shape, numerics),
+        recompute="early" if ask.checkpointing else "none",
+        optimizer=ask.optimizer,
+        devices=ask.gpus,
+        sharding=ask.sharding,
     )
-    rate = ask.rows * ask.gpus * ask.length / step_seconds(work, shape, hardware, devices=ask.gpus)
-    basis = f"roofline, efficiencies of {hardware.name}; P90 is {hardware.spread:g} times P50"
-    return round(rate, 1), [round(rate / hardware.spread, 1), round(rate * hardware.spread, 1)], basis
+    rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
+    spread, evidence = spread_of(run, hardware)
+    basis = f"roofline; {evidence}"
+    return round(rate, 1), [round(rate / spread, 1), round(rate * spread, 1)], basis
 
 
 def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict[str, Any]:

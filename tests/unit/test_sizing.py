@@ -117,13 +117,43 @@ def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path:
 
 
 def test_speed_is_not_known_where_it_has_no_basis() -> None:
-    for asked, told in (({"method": "qlora"}, "quantised"), ({"gpus": 2, "sharding": "fsdp"}, "FSDP")):
-        found = estimate(MISTRAL, gpu="a100", **asked)  # type: ignore[arg-type]
-        assert (found["tokens_per_s"], found["tokens_per_s_interval"]) == (None, None)
-        assert told in found["tokens_per_s_basis"]
-    two, one = estimate(MISTRAL, gpu="a100", gpus=2), estimate(MISTRAL, gpu="a100", method="full", precision="fp32")
-    assert two["tokens_per_s"] > one["tokens_per_s"]
-    assert one["fits"] is False
+    found = estimate(MISTRAL, gpu="a100", method="lora8")
+    assert (found["tokens_per_s"], found["tokens_per_s_interval"]) == (None, None)
+    assert "8-bit base" in found["tokens_per_s_basis"]
+
+
+def test_speed_of_several_gpus_and_of_a_quantised_base() -> None:
+    """Measured on an A100 (fms-acceleration, 876e2ed): 2904 tokens/s in 4 bits, 2777 of each of two under FSDP."""
+    asked = {"seq": 4096, "gradient_checkpointing": True, "precision": "bf16", "optimizer": "adamw_foreach"}
+    two, one = (
+        estimate(MISTRAL, gpu="a100-80gb-sxm", method="full", micro_batch=2, gpus=n, **asked)
+        for n in (2, 1)  # type: ignore[arg-type]
+    )
+    assert one["tokens_per_s"] < two["tokens_per_s"] < 2 * one["tokens_per_s"]
+    fsdp = estimate(MISTRAL, gpu="a100-80gb-sxm", method="full", micro_batch=2, gpus=2, sharding="fsdp", **asked)  # type: ignore[arg-type]
+    assert fsdp["tokens_per_s"] == pytest.approx(2 * 2777, rel=0.2)
+    four_bits = estimate(
+        MISTRAL, gpu="a100-80gb-sxm", method="qlora", micro_batch=4, seq=4096, gradient_checkpointing=True,
+        lora_targets="q_proj,k_proj,v_proj,o_proj",
+    )  # fmt: skip
+    assert four_bits["tokens_per_s"] == pytest.approx(2904, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"gpu": "rtx4090"}, "nothing fitted on the rtx4090"),
+        ({"gpu": "h100", "gpus": 8}, "none with DDP"),
+        ({"gpu": "h100"}, "fitted on runs on the h100-sxm; 90 % interval"),
+    ],
+)
+def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, Any], told: str) -> None:
+    found = estimate(MISTRAL, **asked)
+    assert told in found["tokens_per_s_basis"]
+    low, high = found["tokens_per_s_interval"]
+    assert low < found["tokens_per_s"] < high
+    known = estimate(MISTRAL, gpu="a100-80gb-sxm")
+    assert high / low >= known["tokens_per_s_interval"][1] / known["tokens_per_s_interval"][0] * 0.99
 
 
 @pytest.mark.parametrize(

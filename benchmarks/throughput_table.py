@@ -1,0 +1,165 @@
+"""Training speed: the model of time against what was published.
+
+Prints tables by source and GPU, how far off rows are whose model size, method or GPU was left out of the fit, and one
+JSON line. `--fit` prints the shares that `broker.decide.calibration` has, fitted anew; `--rows` every row.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from benchmarks.throughput_fit import fit, fitted, quantile, surprise
+from benchmarks.throughput_rows import Row, everything
+from broker.decide.calibration import FITTED
+from broker.decide.hardware import TABLE
+
+HELD_OUT = "peft"
+"""The source that nothing was ever fitted on."""
+ARCHITECTURES: Mapping[str, frozenset[str]] = {
+    "Hopper": frozenset({"h100-sxm", "h100-500w"}),
+    "Ampere": frozenset({"a100-80gb-sxm", "a100-40gb"}),
+    "Ada": frozenset({"l40s"}),
+}
+BIAS, NOISE = 0.05, 0.04
+"""Standard deviations of logarithms [assumed], of a GPU's own deviation and of one run's: how far a run is believed."""
+BELIEF = BIAS**2 / (BIAS**2 + NOISE**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A row, and the surprise about it of a fit that had not seen its kind."""
+
+    row: Row
+    surprise: float
+
+
+def left_out(rows: Sequence[Row], key: Callable[[Row], str], *, per_gpu: bool = True) -> list[Left]:
+    """Each row by a fit on the rows of all other keys."""
+    found = []
+    for value in sorted({key(r) for r in rows}):
+        by = fit([r for r in rows if key(r) != value], per_gpu=per_gpu)
+        found += [Left(row=r, surprise=surprise(r, by)) for r in rows if key(r) == value]
+    return found
+
+
+def unseen(rows: Sequence[Row], held: Sequence[Row]) -> list[Left]:
+    """Each row by a fit on GPUs of other architectures; `held` by one on all of `rows`."""
+    of = {gpu: name for name, gpus in ARCHITECTURES.items() for gpu in gpus}
+    shared = fit(rows, per_gpu=False)
+    return left_out(rows, lambda r: of[r.gpu], per_gpu=False) + [
+        Left(row=r, surprise=surprise(r, shared)) for r in held
+    ]
+
+
+def after_one_run(left: Iterable[Left]) -> list[float]:
+    """Surprises about every row once any one other run of that GPU and library is known and is believed as far as
+    `BELIEF`."""
+    return [x - BELIEF * y for same in grouped(left).values() for x, y in permutations(same, 2)]
+
+
+def covered(left: Sequence[Left], key: Callable[[Row], str], coverage: float = 0.9) -> float:
+    """Share of rows in an interval that was made from the surprises about all other keys."""
+    hits = 0
+    for value in {key(one.row) for one in left}:
+        width = quantile((one.surprise for one in left if key(one.row) != value), coverage)
+        hits += sum(abs(one.surprise) <= width for one in left if key(one.row) == value)
+    return hits / len(left)
+
+
+def words(surprises: Sequence[float]) -> str:
+    """Errors in percent of the measured speed."""
+    errors = sorted(100 * abs(math.expm1(s)) for s in surprises)
+    p90 = errors[min(len(errors), math.ceil(0.9 * len(errors))) - 1]
+    bias = 100 * math.expm1(statistics.median(surprises))
+    return f"{len(errors):5}  {statistics.median(errors):6.2f} {p90:6.2f} {errors[-1]:6.1f}  {bias:+6.2f}"
+
+
+def table(title: str, groups: Mapping[str, Sequence[float]]) -> None:
+    """One line a group."""
+    print(f"\n{title}\n{'':44} rows  median    p90    max    bias   (% of the measured tokens/s)")
+    for name, surprises in groups.items():
+        print(f"{name:44}{words(surprises)}")
+
+
+def grouped(left: Iterable[Left]) -> dict[str, list[float]]:
+    """By source and GPU."""
+    groups: dict[str, list[float]] = {}
+    for one in left:
+        groups.setdefault(f"{one.row.source} on {one.row.gpu}", []).append(one.surprise)
+    return groups
+
+
+def by_group(left: Iterable[Left]) -> dict[str, list[float]]:
+    """By what was left out together."""
+    groups: dict[str, list[float]] = {}
+    for one in left:
+        groups.setdefault(one.row.group, []).append(one.surprise)
+    return groups
+
+
+def _percent(surprises: Iterable[float], pick: Callable[[list[float]], float] = statistics.median) -> float:
+    return round(pick([100 * abs(math.expm1(s)) for s in surprises]), 2)
+
+
+def _p90(errors: list[float]) -> float:
+    return sorted(errors)[math.ceil(0.9 * len(errors)) - 1]
+
+
+def intervals(known: Sequence[Left], strange: Sequence[Left]) -> dict[str, float]:
+    """Factors: the 90 % interval of eager rows, and the worst row of an architecture that the fit had not seen."""
+    eager = [one.surprise for one in known if one.row.at_best[0].modules]
+    return {
+        "SPREAD_MEASURED": round(math.exp(quantile(eager, 0.9)), 3),
+        "SPREAD_UNMEASURED": round(math.exp(quantile((one.surprise for one in strange), 1.0)), 3),
+        "unseen_90": round(math.exp(quantile((one.surprise for one in strange), 0.9)), 3),
+    }
+
+
+def main() -> None:
+    """Prints the tables, then one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the shares anew and print them")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    args = parser.parse_args()
+    rows, refused = everything()
+    used, held = [r for r in rows if r.source != HELD_OUT], [r for r in rows if r.source == HELD_OUT]
+    if args.fit:
+        print(fitted(used))
+    shipped = [Left(row=r, surprise=surprise(r, FITTED)) for r in rows]
+    if args.rows:
+        for one in shipped:
+            off = f"{100 * math.expm1(one.surprise):+7.2f} %  {one.row.rate:9.1f} tokens/s"
+            print(f"{off}  {one.row.source}: {one.row.name}")
+    table("as shipped (peft: a GPU that nothing was fitted on; all other rows were fitted on)", grouped(shipped))
+    known = left_out(used, lambda r: r.group)
+    sizes = [one for one in known if one.row.source == "llm-foundry"]
+    table("model size left out (llm-foundry)", by_group(sizes))
+    table("method or model left out (others)", by_group(one for one in known if one.row.source != "llm-foundry"))
+    strange = unseen(used, held)
+    table("architecture left out, no run on it", grouped(strange))
+    measured = {r.gpu for r in rows}
+    print(", ".join(name for name, h in TABLE.items() if h.gpu and name not in measured) + ": no measurement yet")
+    run = after_one_run(strange)
+    table("architecture left out, one other run of that GPU and library known", {"all": run})
+    print("\nnot estimated:", "; ".join(f"{n} {why}" for why, n in Counter(r.reason for r in refused).items()))
+    print("intervals:", intervals(known, strange))
+    eager = [one for one in known if one.row.at_best[0].modules]
+    print(f"coverage of eager rows, each method by the others: {covered(eager, lambda r: r.group):.2f} of {len(eager)}")
+    summary = {
+        "n": len(rows),
+        "lomo_median_pct": _percent(one.surprise for one in sizes),
+        "lomo_p90_pct": _percent((one.surprise for one in sizes), _p90),
+        "unseen_gpu_no_run_median_pct": _percent(one.surprise for one in strange),
+        "unseen_gpu_one_run_median_pct": _percent(run),
+        "coverage_90": round(covered(sizes, lambda r: r.group), 3),
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Seconds of one optimizer step on one device, as named terms.
+
+Arithmetic over the rate that matrix products or attention reach, bytes over bandwidth, messages over links. The counts
+follow from the model and the libraries' code; the few shares of the published rates are fitted (`calibration`).
+"""
+
+from dataclasses import dataclass
+from math import log2
+from typing import Literal
+
+from broker.decide.calibration import FITTED, Calibration
+from broker.decide.hardware import Hardware
+from broker.decide.memory_builds import Numerics, linears
+from broker.decide.traffic import LAST, LOGIT_BYTES, layer_bytes, optimizer_bytes, weight_bytes
+from broker.domain.offer import ModelShape
+
+Recompute = Literal["none", "early", "whole"]
+"""What checkpointing computes again of a layer: `early` stops before the last linear module, as torch's non-reentrant
+form does; `whole` is the reentrant form."""
+ROW_BYTES = 24
+"""Per token from the host: ids, mask and labels of 8 bytes."""
+HOST_LINK = 10e9
+"""Bytes/s from host to device, pageable memory [assumed]."""
+LAYER_LAUNCH_S = 0.25e-3
+"""A Python host needs so long to launch one pass of an eager layer [assumed]; adapters double it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One step as the terms see it. `tokens`: of one micro-batch on one device; `length`: of one row."""
+
+    shape: ModelShape
+    numerics: Numerics
+    tokens: float
+    length: float
+    trained: int
+    """Weights that the optimizer holds states for."""
+    micro_batches: float = 1
+    """A step, one after another."""
+    recompute: Recompute = "none"
+    optimizer: str = "adamw_fused"
+    fused: bool = False
+    """Norms, rotations and activations in one kernel each."""
+    devices: int = 1
+    nodes: int = 1
+    """Machines that `devices` are on."""
+    sharding: Literal["none", "ddp", "fsdp"] = "none"
+    gathers: int = 2
+    """How often FSDP gathers the weights for a micro-batch; 1 where they stay after the forward pass."""
+    reduced: int = 2
+    """Bytes of each gradient that FSDP sends."""
+    network: float = 0.0
+    """Bytes/s into one machine; 0: the hardware's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ideal:
+    """Seconds of one step if every published rate were reached. `within`, `between`: messages inside a machine and
+    between machines; `launched`: the time in which a Python host can launch it all; `doublings`: of the devices."""
+
+    hardware: str
+    gpu: bool
+    matmul: float
+    attention: float
+    modules: float
+    """Traffic of a layer's eager modules, between its matrix products; 0 where kernels are fused."""
+    elementwise: float
+    """All other traffic."""
+    optimizer: float
+    launched: float
+    within: float
+    between: float
+    data: float
+    doublings: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Seconds of one step. `within` and `between` run at once, and beside the computing."""
+
+    matmul: float
+    attention: float
+    elementwise: float
+    optimizer: float
+    host: float
+    """By which launching takes longer than computing."""
+    within: float
+    between: float
+    exposed: float
+    """What of the messages nothing hides."""
+    data: float
+    fixed: float
+    """Waiting for each other, once a step."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        compute = self.matmul + self.attention + self.elementwise + self.host
+        return compute + self.optimizer + self.exposed + self.data + self.fixed
+
+
+def _products(run: Run) -> tuple[float, float]:
+    """(FLOP, elements read and written) per token of all layers' matrix products, with LoRA's own in neither."""
+    trains = 3 if run.numerics.full else 2  # forward, back to the input, and back to the weights where they are trained
+    flop = elements = 0.0
+    for role, (inputs, outputs) in linears(run.shape).items():
+        again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
+        flop += 2 * inputs * outputs * (trains + again)
+        elements += (inputs + outputs) * (trains + again)
+    return flop * run.shape.layers, elements * run.shape.layers
+
+
+def _adapter_flop(run: Run, passes: int) -> float:
+    """Per token; trained, so three products each, and the recomputed one."""
+    widths = (size for role, size in linears(run.shape).items() if role in run.numerics.adapted)
+    return 2 * run.numerics.rank * sum(a + b for a, b in widths) * passes * run.shape.layers
+
+
+def _matmul(run: Run, hardware: Hardware, flop: float, passes: int) -> float:
+    head = 2 * run.shape.hidden * run.shape.vocabulary * (3 if run.numerics.full else 2)
+    half = run.numerics.compute == 2
+    rate = hardware.matmul_flops if half else hardware.fp32_flops
+    adapters = rate if run.numerics.autocast else hardware.fp32_flops
+    return (flop + head) / rate + _adapter_flop(run, passes) / adapters
+
+
+def _attention(run: Run, hardware: Hardware) -> float:
+    # Causal: half of 4 q S. The backward pass of a fused attention costs 2.5 times its forward pass.
+    flop = 2 * run.shape.layers * run.shape.heads * run.shape.head_dim * run.length
+    flop *= 3.5 if run.recompute == "none" else 4.5
+    return flop / (hardware.attention_flops if run.numerics.compute == 2 else hardware.fp32_flops)
+
+
+def _modules(run: Run, passes: int) -> float:
+    """Bytes of one micro-batch between the layers' matrix products."""
+    layer = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
+    return run.tokens * run.shape.layers * layer * passes
+
+
+def _rest(run: Run, elements: float, passes: int) -> float:
+    """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
+    products = elements * run.numerics.compute
+    logits = run.shape.vocabulary * LOGIT_BYTES * run.numerics.compute / 2
+    weights = run.shape.layers * sum(a * b for a, b in linears(run.shape).values())
+    read = weight_bytes(run.numerics, passes if run.numerics.full else passes - 1)
+    return run.tokens * (products + logits) + weights * read
+
+
+def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
+    """(seconds within a machine, between machines) of one step."""
+    each = -(-run.devices // run.nodes)
+    if run.sharding == "fsdp":
+        held = run.numerics.bits / 8 if run.numerics.bits else 2
+        size = run.micro_batches * (run.shape.parameters * held * run.gathers + run.trained * run.reduced)
+    else:
+        size = 2.0 * run.trained * run.numerics.trained
+    network = run.network or hardware.network
+    return size * (each - 1) / each / hardware.link, size * (run.nodes - 1) / run.nodes / network
+
+
+def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
+    """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
+    passes = 3 if run.recompute == "none" else 4
+    tokens = run.tokens * run.micro_batches
+    launches = run.micro_batches * run.shape.layers * passes * (1 if run.numerics.full else 2)
+    shards = run.devices if run.sharding == "fsdp" else 1
+    states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
+    within, between = _messages(run, hardware)
+    flop, elements = _products(run)
+    micro_s = run.micro_batches / hardware.bandwidth / cores  # seconds for a byte of each micro-batch
+    between_products = _modules(run, passes) * micro_s
+    return Ideal(
+        hardware=hardware.name,
+        gpu=hardware.gpu,
+        matmul=_matmul(run, hardware, flop, passes) * tokens / cores,
+        attention=_attention(run, hardware) * tokens / cores,
+        modules=0.0 if run.fused else between_products,
+        elementwise=_rest(run, elements, passes) * micro_s + (between_products if run.fused else 0.0),
+        optimizer=states / hardware.bandwidth / cores,
+        launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
+        within=within,
+        between=between,
+        data=tokens * ROW_BYTES / HOST_LINK if hardware.gpu else 0.0,
+        doublings=log2(run.devices),
+    )
+
+
+def terms(at_best: Ideal, by: Calibration = FITTED) -> Terms:
+    """What a step takes where only shares of the published rates are reached."""
+    matmul, attention = by.shares(at_best.hardware) if at_best.gpu else (1.0, 1.0)
+    bandwidth, modules = (by.bandwidth, by.modules) if at_best.gpu else (1.0, 1.0)
+    work, scores = at_best.matmul / matmul, at_best.attention / attention
+    moved = at_best.elementwise / bandwidth + at_best.modules / modules
+    host = max(0.0, at_best.launched - work - scores - moved)
+    within, between = at_best.within / by.within, at_best.between / by.between
+    messages, hidden = max(within, between), by.hideable * (work + scores + moved + host)
+    return Terms(
+        matmul=work,
+        attention=scores,
+        elementwise=moved,
+        optimizer=at_best.optimizer / bandwidth,
+        host=host,
+        within=within,
+        between=between,
+        exposed=max(by.exposed * messages, messages - hidden),
+        data=at_best.data,
+        fixed=by.sync_s * at_best.doublings,
+    )
