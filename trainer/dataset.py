@@ -12,15 +12,25 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One row: `ids` of prompt and completion; the first `prompt` of them carry no loss."""
+    """One row: `ids` of prompt and completion; the first `prompt` of them carry no loss, nor do `silent` ones."""
 
     ids: list[int]
     prompt: int
+    silent: tuple[tuple[int, int], ...] = ()
+    """Spans (start, end) after the prompt: of a chat, what others than the assistant say."""
 
     @property
     def targets(self) -> int:
         """Tokens that carry loss; the first token of a row has nothing before it to be predicted from."""
-        return len(self.ids) - max(1, self.prompt)
+        return len(self.ids) - max(1, self.prompt) - sum(end - start for start, end in self.silent)
+
+    @property
+    def labels(self) -> list[int]:
+        """The ids, IGNORED where there is no loss."""
+        found = [IGNORED] * min(self.prompt, len(self.ids)) + self.ids[self.prompt :]
+        for start, end in self.silent:
+            found[start:end] = [IGNORED] * (end - start)
+        return found
 
 
 def encode(tokenizer: Any, prompt: str, completion: str, max_length: int) -> Example:
@@ -50,7 +60,7 @@ def collate(examples: Sequence[Example], pad: int, device: torch.device) -> dict
     return {
         "input_ids": padded([e.ids for e in examples], pad, device),
         "attention_mask": padded([[1] * len(e.ids) for e in examples], 0, device),
-        "labels": padded([[IGNORED] * e.prompt + e.ids[e.prompt :] for e in examples], IGNORED, device),
+        "labels": padded([e.labels for e in examples], IGNORED, device),
     }
 
 

@@ -38,7 +38,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.every_s)
     lora = train.method if train.method.kind == "lora" else None
     steps = steps_of(spec, rows.count)
-    longest = min(rows.tokens_longest, train.max_length)
+    longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
     between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
     return Workload(
         shape=shape,

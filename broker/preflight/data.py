@@ -9,6 +9,7 @@ from pydantic import Field
 
 from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
+from trainer.contract import cells
 from trainer.contract.base import Document
 from trainer.contract.data import DataError, fill, read_rows, template_columns
 from trainer.contract.train import DataFormat, TrainConfig
@@ -30,6 +31,8 @@ class ColumnSummary(Document):
     """Cells without a visible character."""
     first_null: int | None = None
     """Number of the first row (from 1) whose cell is null or missing."""
+    first_unlike: dict[str, int] = Field(default_factory=dict)
+    """Number of the first row whose cell is not of a kind, by kind (`trainer.contract.cells.KINDS`)."""
     example: str = ""
 
     @property
@@ -78,12 +81,16 @@ class _Column:
         self.seen = 0
         self.empty = 0
         self.first_null: int | None = None
+        self.first_unlike: dict[str, int] = {}
         self.example = ""
 
     def add(self, value: Any, number: int) -> None:
         text = "" if value is None else str(value)
         if self.first_null is None and (value is None or self.seen < number - 1):
             self.first_null = self.seen + 1
+        for kind in cells.KINDS:
+            if kind not in self.first_unlike and value is not None and not cells.is_a(kind, value):
+                self.first_unlike[kind] = number
         self.seen += 1
         self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
         if not text.strip():
@@ -101,6 +108,7 @@ class _Column:
             percentiles=_percentiles(self.lengths, rows),
             empty=self.empty + rows - self.seen,
             first_null=self.first_null,
+            first_unlike=self.first_unlike,
             example=self.example,
         )
 
@@ -125,10 +133,10 @@ def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
         for rows, row in enumerate(read_rows(data, fmt), 1):
             seen.add(hash(tuple((name, str(value)) for name, value in row.items())))
             for name, value in row.items():
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = _Column()
-                column.add(value, rows)
+                known = columns.get(name)
+                if known is None:
+                    known = columns[name] = _Column()
+                known.add(value, rows)
     except DataError as e:
         raise _at("data", str(e)) from None
     if not rows:
@@ -152,11 +160,7 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
     except DataError as e:
         raise _at(field, str(e)) from None
     for name in names:
-        column = summary.columns.get(name)
-        if column is None:
-            raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
-        if column.first_null is not None:
-            raise _at(field, f"column {name!r} is null or missing in row {column.first_null}; fill it or drop the row")
+        column(field, name, summary)
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 
@@ -189,7 +193,22 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     )
 
 
+def column(field: str, name: str, summary: DataSummary, kind: str | None = None) -> ColumnSummary:
+    """A column that a setting names, of a kind in every row. Raises InvalidInput."""
+    found = summary.columns.get(name)
+    if found is None:
+        raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
+    if found.first_null is not None:
+        raise _at(field, f"column {name!r} is null or missing in row {found.first_null}; fill it or drop the row")
+    if kind is not None and kind in found.first_unlike:
+        raise _at(field, f"row {found.first_unlike[kind]}: {cells.missing(kind, name)}")
+    return found
+
+
 def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, ...], int]:
+    if train.data.messages:
+        column("data.messages", train.data.messages, summary, "chat")
+        return (train.data.messages,), 0
     prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
     completion, completion_literal = _template("data.completion", train.data.completion, summary)
     blank = not fill(train.data.completion, dict.fromkeys(completion, "")).strip()
@@ -205,7 +224,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
     lengths = _lengths(summary, names, literal)
     limit = train.max_length * BYTES_PER_TOKEN
     tokens_mean = (literal + sum(summary.columns[n].mean for n in names)) / BYTES_PER_TOKEN
-    cells = {n: summary.columns[n].example for n in names}
+    examples = {n: summary.columns[n].example for n in names}
     truncated = sum(length > limit for length in lengths[1:]) / 100
     return DataReport(
         rows=summary.rows,
@@ -216,8 +235,8 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
-        example_prompt=fill(train.data.prompt, cells),
-        example_completion=fill(train.data.completion, cells),
+        example_prompt=fill(train.data.prompt, examples),
+        example_completion=fill(train.data.completion or f"{{{train.data.messages}}}", examples),
         warnings=_warnings(train, summary, truncated, held),
     )
 

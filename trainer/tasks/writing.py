@@ -10,15 +10,24 @@ from trainer.contract.train import SamplesConfig
 
 @torch.no_grad()
 def continuations(
-    model: Any, tokenizer: Any, samples: SamplesConfig, device: torch.device, prompts: Sequence[str] = ()
+    model: Any,
+    tokenizer: Any,
+    samples: SamplesConfig,
+    device: torch.device,
+    prompts: Sequence[str],
+    *,
+    special: bool = True,
 ) -> list[str]:
-    """What follows each of `prompts` (by default the configured ones), all in one left-padded batch."""
+    """What follows each of `prompts`, all in one left-padded batch.
+
+    `special`: the tokenizer adds its special tokens, which a chat template has written already.
+    """
     model.eval()
     side, pad = tokenizer.padding_side, tokenizer.pad_token
     tokenizer.padding_side = "left"
     tokenizer.pad_token = pad or tokenizer.eos_token
     try:
-        batch = tokenizer(list(prompts or samples.prompts), return_tensors="pt", padding=True).to(device)
+        batch = tokenizer(list(prompts), return_tensors="pt", padding=True, add_special_tokens=special).to(device)
         batch.pop("token_type_ids", None)
         out = model.generate(
             **batch,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from broker.domain.errors import InvalidInput
 from broker.preflight.data import DataSummary, check, rows_of, summarise
@@ -172,3 +173,29 @@ def test_percentiles_are_the_nearest_ranks(lengths: list[int]) -> None:
     ordered = sorted(lengths)
     expected = tuple(ordered[max(1, -(-p * len(ordered) // 100)) - 1] for p in range(101))
     assert column.percentiles == expected
+
+
+def test_a_column_of_chats_is_checked_in_every_row() -> None:
+    good = {"c": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    config = train(data={"messages": "c", "prompt": "", "completion": ""})
+    assert check(config, rows(good, good)).rows == 2
+    assert refusal(check, config, rows(good, {"c": [{"role": "user", "content": "a"}]}))[1].startswith(
+        "row 2: column 'c' is no list of messages"
+    )
+    assert refusal(check, config, rows({"c": "hello"}))[0] == "train.data.messages"
+    assert (
+        "no column 'd'" in refusal(check, train(data={"messages": "d", "prompt": "", "completion": ""}), rows(good))[1]
+    )
+    assert "null or missing in row 2" in refusal(check, config, rows(good, {"c": None}))[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"path": "a.csv"}, "task causal_lm needs data.completion, or data.messages"),
+        ({"path": "a.csv", "messages": "c", "prompt": "{x}"}, "data.prompt: task causal_lm with messages has no use"),
+    ],
+)
+def test_data_that_a_task_cannot_use_is_refused(data: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate({"model": "a/b", "data": data})
