@@ -10,10 +10,17 @@ from trainer.contract.train import LoraConfig, OptimConfig, TrainConfig
 from trainer.faults import UserFault
 
 ATTENTION = frozenset(
-    {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"}
+    {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"),
+        *("query", "key", "value", "query_proj", "key_proj", "value_proj", "q_lin", "k_lin", "v_lin", "out_lin"),
+    }
 )
 
-KINDS = {"causal_lm": "causal-LM"}
+KINDS = {
+    "causal_lm": "causal-LM",
+    "text_classification": "text-model",
+    "text_regression": "text-model",
+}
 """What the model of each task is called."""
 
 
@@ -99,8 +106,8 @@ def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig, adapters
 
     targets: str | list[str] = "all-linear"
     if method.targets == "attention":
-        names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        targets = sorted(ATTENTION & names)
+        names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+        targets = sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
         if not targets:
             raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
     lora = peft.LoraConfig(

@@ -19,6 +19,7 @@ BYTES_PER_TOKEN = 3.6
 DENSE_BYTES_PER_TOKEN = 2.4
 """For the longest row, which decides whether it fits: names, numbers and code take more tokens."""
 EXAMPLE_CELL = 400
+LONGEST_LABEL = 256
 
 
 class ColumnSummary(Document):
@@ -33,6 +34,8 @@ class ColumnSummary(Document):
     """Number of the first row (from 1) whose cell is null or missing."""
     first_unlike: dict[str, int] = Field(default_factory=dict)
     """Number of the first row whose cell is not of a kind, by kind (`trainer.contract.cells.KINDS`)."""
+    values: dict[str, int] | None = None
+    """Number of the first row of each different cell, or word of a list; None where they are too many for labels."""
     example: str = ""
 
     @property
@@ -70,6 +73,8 @@ class DataReport(Document):
     """Share of rows that `max_length` cuts."""
     example_prompt: str
     example_completion: str
+    labels: tuple[str, ...] = ()
+    """All classes, for a task that tells some apart."""
     warnings: tuple[str, ...] = ()
 
 
@@ -82,6 +87,7 @@ class _Column:
         self.empty = 0
         self.first_null: int | None = None
         self.first_unlike: dict[str, int] = {}
+        self.values: dict[str, int] | None = {}
         self.example = ""
 
     def add(self, value: Any, number: int) -> None:
@@ -91,12 +97,23 @@ class _Column:
         for kind in cells.KINDS:
             if kind not in self.first_unlike and value is not None and not cells.is_a(kind, value):
                 self.first_unlike[kind] = number
+        if self.values is not None:
+            self._note(value, number)
         self.seen += 1
         self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
         if not text.strip():
             self.empty += 1
         elif not self.example:
             self.example = text[:EXAMPLE_CELL]
+
+    def _note(self, value: Any, number: int) -> None:
+        assert self.values is not None
+        for part in value if isinstance(value, list) else (value,):
+            text = cells.label(part)
+            if text is not None:
+                self.values.setdefault(text[:LONGEST_LABEL], number)
+        if len(self.values) > cells.MOST_LABELS:
+            self.values = None
 
     def summary(self, rows: int) -> ColumnSummary:
         if self.first_null is None and self.seen < rows:
@@ -109,6 +126,7 @@ class _Column:
             empty=self.empty + rows - self.seen,
             first_null=self.first_null,
             first_unlike=self.first_unlike,
+            values=self.values,
             example=self.example,
         )
 
@@ -209,12 +227,46 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
     if train.data.messages:
         column("data.messages", train.data.messages, summary, "chat")
         return (train.data.messages,), 0
+    if train.task in LABEL:
+        _labels(train, summary)
+        return _template("data.prompt", train.data.prompt, summary)
     prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
     completion, completion_literal = _template("data.completion", train.data.completion, summary)
     blank = not fill(train.data.completion, dict.fromkeys(completion, "")).strip()
     if blank and all(summary.columns[n].empty == summary.rows for n in completion):
         raise _at("data.completion", "is empty in every row, so there is nothing to learn; name a column with text")
     return prompt + completion, prompt_literal + completion_literal
+
+
+LABEL = {"text_classification": "label", "text_regression": "number"}
+"""What a cell of `data.label` is, by task."""
+
+
+def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
+    """The classes. Raises InvalidInput for a column that cannot be learned, and a row with a class of its own."""
+    if train.task not in LABEL:
+        return ()
+    found = column("data.label", train.data.label, summary, LABEL[train.task])
+    if LABEL[train.task] == "number":
+        return ()
+    if found.values is None:
+        raise _at("data.label", f"column {train.data.label!r} has more than {cells.MOST_LABELS} labels; is it classes?")
+    if not train.data.labels:
+        if wrong := cells.bad_set(sorted(found.values), train.data.label):
+            raise _at("data.label", wrong)
+        return tuple(sorted(found.values))
+    for label, row in found.values.items():
+        if label not in train.data.labels:
+            raise _at(
+                "data.labels", f"{cells.source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}"
+            )
+    return train.data.labels
+
+
+def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
+    """What is learned of one row."""
+    name = train.data.messages or train.data.label
+    return summary.columns[name].example if name else fill(train.data.completion, examples)
 
 
 def check(train: TrainConfig, summary: DataSummary) -> DataReport:
@@ -236,7 +288,8 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
         example_prompt=fill(train.data.prompt, examples),
-        example_completion=fill(train.data.completion or f"{{{train.data.messages}}}", examples),
+        example_completion=_target(train, summary, examples),
+        labels=_labels(train, summary),
         warnings=_warnings(train, summary, truncated, held),
     )
 

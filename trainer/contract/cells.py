@@ -7,8 +7,18 @@ from typing import Any
 from trainer.contract.data import DataError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KINDS = ("number", "chat", "words")
+KINDS = ("label", "number", "chat", "words")
 """What `is_a` can tell."""
+
+
+MOST_LABELS = 1000
+
+
+def label(value: Any) -> str | None:
+    """A class by its text; None for a list, a mapping, and a text without a visible character."""
+    if not isinstance(value, str | int | float):
+        return None
+    return str(value).strip() or None
 
 
 def number(value: Any) -> float | None:
@@ -45,6 +55,8 @@ def words(value: Any) -> list[str] | None:
 def is_a(kind: str, value: Any) -> bool:
     """Whether a cell is of one of KINDS."""
     match kind:
+        case "label":
+            return label(value) is not None
         case "number":
             return number(value) is not None
         case "chat":
@@ -55,6 +67,8 @@ def is_a(kind: str, value: Any) -> bool:
 def missing(kind: str, column: str) -> str:
     """What is wrong with a cell that is not of the kind, and the fix."""
     match kind:
+        case "label":
+            return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
         case "number":
             return f"column {column!r} is not a finite number; mend the cell or drop the row"
         case "chat":
@@ -74,7 +88,7 @@ def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row
     """The cell as its kind has it. Raises DataError naming file and row."""
     if row.get(column) is None:
         raise DataError(f"{where} row {number_of_row}: no column {column!r}, or it is null; every row needs it")
-    found = {"number": number, "chat": chat, "words": words}[kind](row[column])
+    found = {"label": label, "number": number, "chat": chat, "words": words}[kind](row[column])
     if found is None:
         raise DataError(f"{where} row {number_of_row}: {missing(kind, column)}")
     return found
@@ -82,7 +96,19 @@ def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row
 
 def unknown_label(label: str, labels: Sequence[str], where: str, number_of_row: int) -> DataError:
     """For a label outside of the set that the configuration names."""
+    return DataError(f"{where} row {number_of_row}: {outside(label, labels)}")
+
+
+def outside(label: str, labels: Sequence[str]) -> str:
+    """What is wrong with a label that the set does not have, and the fix."""
     shown = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-    return DataError(
-        f"{where} row {number_of_row}: label {label!r} is not among data.labels ({shown}); mend the row, or add it"
-    )
+    return f"label {label!r} is not among data.labels ({shown}); mend the row, or add it"
+
+
+def bad_set(labels: Sequence[str], column: str) -> str | None:
+    """What is wrong with the labels of a column, and the fix; None when there is something to tell apart."""
+    if len(labels) < 2:
+        return f"column {column!r} has the one label {labels[0]!r}; two at least are needed to tell apart"
+    if len(labels) > MOST_LABELS:
+        return f"column {column!r} has {len(labels)} labels, more than {MOST_LABELS}; is it one of classes?"
+    return None

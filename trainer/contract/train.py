@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
 
-TaskName = Literal["causal_lm"]
+TaskName = Literal["causal_lm", "text_classification", "text_regression"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
 
@@ -22,12 +22,16 @@ class DataConfig(Config):
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""
-    """Template over the columns, e.g. `Define {word}:`; it carries no loss."""
+    """Template over the columns, e.g. `Define {word}:`; it carries no loss. For a class or a number the whole text."""
     completion: Annotated[Text, Field(max_length=8192)] = ""
     """Template over the columns, e.g. `{definition}`; the loss is on this part only."""
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The model's
     own chat template renders them; the loss is on the assistant's turns only."""
+    label: Column = ""
+    """`text_classification`, `text_regression`: the column of what is to be said of a row, a class or a number."""
+    labels: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)] = ()
+    """All classes; empty: those of the data. A row with another one is an error."""
     eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the rows held out for evaluation, chosen by the seed."""
 
@@ -36,9 +40,11 @@ Use = tuple[tuple[str, ...], tuple[str, ...]]
 """Settings of `data` that a task needs, and those that it may have."""
 USES: dict[str, tuple[Use, ...]] = {
     "causal_lm": ((("completion",), ("prompt",)), (("messages",), ())),
+    "text_classification": ((("prompt", "label"), ("labels",)),),
+    "text_regression": ((("prompt", "label"), ()),),
 }
 """The ways in which a task takes its data."""
-CHOICES = ("prompt", "completion", "messages")
+CHOICES = ("prompt", "completion", "messages", "label", "labels")
 
 
 def misuse(task: TaskName, data: DataConfig) -> str | None:
@@ -130,6 +136,8 @@ class TrainConfig(Config):
     def _task_and_data_fit(self) -> Self:
         if wrong := misuse(self.task, self.data):
             raise ValueError(wrong)
+        if len(set(self.data.labels)) < len(self.data.labels) or len(self.data.labels) == 1:
+            raise ValueError("data.labels: name two at least, each of them once; or none, for those of the data")
         if self.packing and self.task != "causal_lm":
             raise ValueError(f"packing: task {self.task} has no use for it; remove it")
         return self

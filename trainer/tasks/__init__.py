@@ -10,8 +10,13 @@ from typing import Any
 from trainer.contract.train import TrainConfig
 from trainer.tasks.base import Task
 from trainer.tasks.causal_lm import CausalLm
+from trainer.tasks.texts import TextClassification, TextRegression
 
-TASKS: dict[str, type[Task[Any]]] = {"causal_lm": CausalLm}
+TASKS: dict[str, type[Task[Any]]] = {
+    "causal_lm": CausalLm,
+    "text_classification": TextClassification,
+    "text_regression": TextRegression,
+}
 
 
 def of(config: TrainConfig) -> Task[Any]:

@@ -199,3 +199,41 @@ def test_a_column_of_chats_is_checked_in_every_row() -> None:
 def test_data_that_a_task_cannot_use_is_refused(data: dict[str, str], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TrainConfig.model_validate({"model": "a/b", "data": data})
+
+
+def classes(**data: Any) -> TrainConfig:
+    wanted = {"path": "moods.csv", "prompt": "{t}", "label": "mood", **data}
+    task = {"model": "a/b", "task": "text_classification", "data": wanted, "global_batch": 1, "micro_batch": 1}
+    return TrainConfig.model_validate(task)
+
+
+def test_the_labels_are_found_before_anything_is_bought() -> None:
+    found = rows({"t": "a", "mood": "good"}, {"t": "b", "mood": "bad"}, {"t": "c", "mood": "good"})
+    assert check(classes(), found).labels == ("bad", "good")
+    assert check(classes(labels=["good", "bad", "none"]), found).labels == ("good", "bad", "none")
+    assert refusal(check, classes(labels=["good", "none"]), found) == (
+        "train.data.labels",
+        "moods.csv row 2: label 'bad' is not among data.labels (good, none); mend the row, or add it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["good", "good"], "has the one label 'good'"),
+        (["good", " "], "row 2: column 'mood' is empty"),
+        (["good", None], "null or missing in row 2"),
+        ([f"l{n}" for n in range(1001)], "more than 1000 labels"),
+    ],
+)
+def test_labels_that_cannot_be_learned(cells: list[Any], message: str) -> None:
+    field, said = refusal(check, classes(), rows(*({"t": "a", "mood": cell} for cell in cells)))
+    assert field == "train.data.label"
+    assert message in said
+
+
+def test_numbers_that_are_none_are_named_by_row() -> None:
+    config = classes().model_copy(update={"task": "text_regression"})
+    assert check(config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "2.5"})).labels == ()
+    field, said = refusal(check, config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "much"}))
+    assert (field, said[:6]) == ("train.data.label", "row 2:")

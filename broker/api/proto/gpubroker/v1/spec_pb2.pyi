@@ -21,6 +21,8 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_UNSPECIFIED: _ClassVar[Task]
     TASK_CAUSAL_LM: _ClassVar[Task]
+    TASK_TEXT_CLASSIFICATION: _ClassVar[Task]
+    TASK_TEXT_REGRESSION: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +70,8 @@ IDLE_ACTION_DRAIN: IdleAction
 IDLE_ACTION_END: IdleAction
 TASK_UNSPECIFIED: Task
 TASK_CAUSAL_LM: Task
+TASK_TEXT_CLASSIFICATION: Task
+TASK_TEXT_REGRESSION: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -214,20 +218,24 @@ class TrainConfig(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
     EVAL_SHARE_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
     completion: str
     eval_share: float
     messages: str
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ...) -> None: ...
+    label: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets")
