@@ -20,6 +20,7 @@ KINDS = {
     "causal_lm": "causal-LM",
     "text_classification": "text-model",
     "text_regression": "text-model",
+    "token_classification": "text-model",
 }
 """What the model of each task is called."""
 

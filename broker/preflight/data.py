@@ -111,9 +111,10 @@ class _Column:
         for part in value if isinstance(value, list) else (value,):
             text = cells.label(part)
             if text is not None:
-                self.values.setdefault(text[:LONGEST_LABEL], number)
-        if len(self.values) > cells.MOST_LABELS:
-            self.values = None
+                self.values.setdefault(text, number)
+            if len(self.values) > cells.MOST_LABELS or len(text or "") > LONGEST_LABEL:
+                self.values = None
+                return
 
     def summary(self, rows: int) -> ColumnSummary:
         if self.first_null is None and self.seen < rows:
@@ -229,6 +230,9 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
         return (train.data.messages,), 0
     if train.task in LABEL:
         _labels(train, summary)
+        if train.data.words:
+            column("data.words", train.data.words, summary, "words")
+            return (train.data.words,), 0
         return _template("data.prompt", train.data.prompt, summary)
     prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
     completion, completion_literal = _template("data.completion", train.data.completion, summary)
@@ -238,7 +242,7 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
     return prompt + completion, prompt_literal + completion_literal
 
 
-LABEL = {"text_classification": "label", "text_regression": "number"}
+LABEL = {"text_classification": "label", "text_regression": "number", "token_classification": "words"}
 """What a cell of `data.label` is, by task."""
 
 
@@ -246,16 +250,23 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     """The classes. Raises InvalidInput for a column that cannot be learned, and a row with a class of its own."""
     if train.task not in LABEL:
         return ()
-    found = column("data.label", train.data.label, summary, LABEL[train.task])
-    if LABEL[train.task] == "number":
+    kind = LABEL[train.task]
+    found = column("data.label", train.data.label, summary, kind)
+    if kind == "number":
         return ()
+    if found.values is None and kind == "words":  # texts of many tags: the trainer finds them before its first step
+        return train.data.labels
     if found.values is None:
         raise _at("data.label", f"column {train.data.label!r} has more than {cells.MOST_LABELS} labels; is it classes?")
+    first: dict[str, int] = {}
+    for text, row in found.values.items():
+        for label in text.split() if kind == "words" else (text,):
+            first.setdefault(label, row)
     if not train.data.labels:
-        if wrong := cells.bad_set(sorted(found.values), train.data.label):
+        if wrong := cells.bad_set(sorted(first), train.data.label):
             raise _at("data.label", wrong)
-        return tuple(sorted(found.values))
-    for label, row in found.values.items():
+        return tuple(sorted(first))
+    for label, row in first.items():
         if label not in train.data.labels:
             raise _at(
                 "data.labels", f"{cells.source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}"
@@ -287,7 +298,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
-        example_prompt=fill(train.data.prompt, examples),
+        example_prompt=examples.get(train.data.words) or fill(train.data.prompt, examples),
         example_completion=_target(train, summary, examples),
         labels=_labels(train, summary),
         warnings=_warnings(train, summary, truncated, held),

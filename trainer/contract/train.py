@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
 
-TaskName = Literal["causal_lm", "text_classification", "text_regression"]
+TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
 
@@ -28,8 +28,11 @@ class DataConfig(Config):
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The model's
     own chat template renders them; the loss is on the assistant's turns only."""
+    words: Column = ""
+    """`token_classification`: the column of a row's words, a list, or a text with spaces between them."""
     label: Column = ""
-    """`text_classification`, `text_regression`: the column of what is to be said of a row, a class or a number."""
+    """The column of what is to be said of a row: a class (`text_classification`), a number (`text_regression`), a tag
+    for each word (`token_classification`)."""
     labels: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)] = ()
     """All classes; empty: those of the data. A row with another one is an error."""
     eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
@@ -42,9 +45,10 @@ USES: dict[str, tuple[Use, ...]] = {
     "causal_lm": ((("completion",), ("prompt",)), (("messages",), ())),
     "text_classification": ((("prompt", "label"), ("labels",)),),
     "text_regression": ((("prompt", "label"), ()),),
+    "token_classification": ((("words", "label"), ("labels",)),),
 }
 """The ways in which a task takes its data."""
-CHOICES = ("prompt", "completion", "messages", "label", "labels")
+CHOICES = ("prompt", "completion", "messages", "words", "label", "labels")
 
 
 def misuse(task: TaskName, data: DataConfig) -> str | None:

@@ -11,11 +11,13 @@ from trainer.contract.train import TrainConfig
 from trainer.tasks.base import Task
 from trainer.tasks.causal_lm import CausalLm
 from trainer.tasks.texts import TextClassification, TextRegression
+from trainer.tasks.tokens import TokenClassification
 
 TASKS: dict[str, type[Task[Any]]] = {
     "causal_lm": CausalLm,
     "text_classification": TextClassification,
     "text_regression": TextRegression,
+    "token_classification": TokenClassification,
 }
 
 

@@ -62,3 +62,29 @@ def errors(judged: Sequence[tuple[float, float]]) -> Mapping[str, float]:
     gaps = [abs(wanted - found) for wanted, found in judged]
     count = max(1, len(gaps))
     return {"mae": sum(gaps) / count, "rmse": (sum(g * g for g in gaps) / count) ** 0.5}
+
+
+Span = tuple[str, int, int]
+"""Kind, first word, word after the last."""
+
+
+def spans(tags: Sequence[str]) -> frozenset[Span]:
+    """What is named by tags in IOB2 (`B-PER I-PER O`); an `I-` that continues nothing begins a span, as conlleval has
+    it."""
+    found: set[Span] = set()
+    kind, start = "", 0
+    for number, tag in enumerate([*tags, "O"]):
+        mark, _, name = tag.partition("-")
+        if kind and (mark != "I" or name != kind):
+            found.add((kind, start, number))
+            kind = ""
+        if mark in ("B", "I") and not kind:
+            kind, start = name, number
+    return frozenset(found)
+
+
+def span_f1(judged: Sequence[Sequence[frozenset[Span]]]) -> float:
+    """F1 over whole spans of all texts, (wanted, found) of each; 0 where there is none."""
+    right = sum(len(wanted & found) for wanted, found in judged)
+    said = sum(len(wanted) + len(found) for wanted, found in judged)
+    return 2 * right / said if said else 0.0

@@ -237,3 +237,23 @@ def test_numbers_that_are_none_are_named_by_row() -> None:
     assert check(config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "2.5"})).labels == ()
     field, said = refusal(check, config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "much"}))
     assert (field, said[:6]) == ("train.data.label", "row 2:")
+
+
+def test_tags_are_found_in_lists_and_in_texts() -> None:
+    data = {"path": "a.jsonl", "words": "w", "label": "t"}
+    task = {"model": "a/b", "task": "token_classification", "data": data, "global_batch": 1, "micro_batch": 1}
+    config = TrainConfig.model_validate(task)
+    assert check(config, rows({"w": ["a", "b"], "t": ["O", "B-X"]}, {"w": ["c"], "t": ["I-X"]})).labels == (
+        "B-X",
+        "I-X",
+        "O",
+    )
+    report = check(config, rows({"w": "a b", "t": "O B-X"}, {"w": "c", "t": "O"}))
+    assert (report.labels, report.example_prompt) == (("B-X", "O"), "a b")
+    field, said = refusal(check, config, rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["O"]}))
+    assert (field, said) == (
+        "train.data.label",
+        "column 't' has the one label 'O'; two at least are needed to tell apart",
+    )
+    bad = rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["B-X"]})
+    assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is no list of words")

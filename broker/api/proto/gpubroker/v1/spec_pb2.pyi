@@ -23,6 +23,7 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_CAUSAL_LM: _ClassVar[Task]
     TASK_TEXT_CLASSIFICATION: _ClassVar[Task]
     TASK_TEXT_REGRESSION: _ClassVar[Task]
+    TASK_TOKEN_CLASSIFICATION: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -72,6 +73,7 @@ TASK_UNSPECIFIED: Task
 TASK_CAUSAL_LM: Task
 TASK_TEXT_CLASSIFICATION: Task
 TASK_TEXT_REGRESSION: Task
+TASK_TOKEN_CLASSIFICATION: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -218,7 +220,7 @@ class TrainConfig(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,7 @@ class DataConfig(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
@@ -235,7 +238,8 @@ class DataConfig(_message.Message):
     messages: str
     label: str
     labels: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
+    words: str
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets")
