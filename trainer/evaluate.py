@@ -24,6 +24,7 @@ def heldout(
 ) -> tuple[float, Mapping[str, float]]:
     """(mean loss, the task's metrics) over the held-out rows; `between` is called after every batch and may raise."""
     model.eval()
+    task.choose(examples)
     total, targets = 0.0, 0
     judged: list[Any] = []
     try:

@@ -12,7 +12,22 @@ from trainer.faults import UserFault
 ATTENTION = frozenset(
     {
         *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"),
-        *("query", "key", "value", "query_proj", "key_proj", "value_proj", "q_lin", "k_lin", "v_lin", "out_lin"),
+        *(
+            "q",
+            "k",
+            "v",
+            "o",
+            "query",
+            "key",
+            "value",
+            "query_proj",
+            "key_proj",
+            "value_proj",
+            "q_lin",
+            "k_lin",
+            "v_lin",
+            "out_lin",
+        ),
     }
 )
 
@@ -21,6 +36,7 @@ KINDS = {
     "text_classification": "text-model",
     "text_regression": "text-model",
     "token_classification": "text-model",
+    "seq2seq": "encoder-decoder",
 }
 """What the model of each task is called."""
 

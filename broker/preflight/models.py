@@ -123,6 +123,9 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShap
     found = await find(train.model, hub=hub)
     if not found.config.get("model_type"):
         raise _invalid(f"config.json of {found.name!r} has no model_type; is this a transformers model?")
+    if (train.task == "seq2seq") != bool(found.config.get("is_encoder_decoder")):
+        wanted = "an encoder-decoder, such as t5 or bart" if train.task == "seq2seq" else "no encoder-decoder"
+        raise _invalid(f"{found.name!r} is of the kind {found.config['model_type']}; task {train.task} takes {wanted}")
     return None
 
 

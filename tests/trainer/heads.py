@@ -48,3 +48,34 @@ def llama(folder: Path) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+SMALL: dict[str, Any] = {"vocab_size": WORDS, "d_model": 32, "pad_token_id": 0, "eos_token_id": 2}
+
+
+def t5(folder: Path) -> Path:
+    """Dropout everywhere, embeddings tied."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(1)
+    config = T5Config(d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0, **SMALL)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def bart(folder: Path) -> Path:
+    """With a start of its own, and positions that are learned."""
+    import torch
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(1)
+    sides = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
+             (("layers", 1), ("ffn_dim", 64), ("attention_heads", 2))}  # fmt: skip
+    config = BartConfig(
+        max_position_embeddings=64, decoder_start_token_id=2, bos_token_id=2, forced_eos_token_id=None, **sides, **SMALL
+    )
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

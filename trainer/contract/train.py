@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
 
-TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification"]
+TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification", "seq2seq"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
 
@@ -22,9 +22,10 @@ class DataConfig(Config):
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""
-    """Template over the columns, e.g. `Define {word}:`; it carries no loss. For a class or a number the whole text."""
+    """Template over the columns, e.g. `Define {word}:`; it carries no loss. What `seq2seq` reads, and the whole text
+    for a class or a number."""
     completion: Annotated[Text, Field(max_length=8192)] = ""
-    """Template over the columns, e.g. `{definition}`; the loss is on this part only."""
+    """Template over the columns, e.g. `{definition}`; the loss is on this part only. What `seq2seq` writes."""
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The model's
     own chat template renders them; the loss is on the assistant's turns only."""
@@ -46,6 +47,7 @@ USES: dict[str, tuple[Use, ...]] = {
     "text_classification": ((("prompt", "label"), ("labels",)),),
     "text_regression": ((("prompt", "label"), ()),),
     "token_classification": ((("words", "label"), ("labels",)),),
+    "seq2seq": ((("prompt", "completion"), ()),),
 }
 """The ways in which a task takes its data."""
 CHOICES = ("prompt", "completion", "messages", "words", "label", "labels")

@@ -78,6 +78,9 @@ class Task(ABC, Generic[E]):
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         """Sum of the batch's losses, float32, with its graph."""
 
+    def choose(self, held: Sequence[E]) -> None:
+        """Before held-out rows are judged: which of them to look at closer."""
+
     def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
         """(sum of the losses, what `metrics` counts), both of held-out rows."""
         return self.loss_sum(model, batch), ()

@@ -24,6 +24,7 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_TEXT_CLASSIFICATION: _ClassVar[Task]
     TASK_TEXT_REGRESSION: _ClassVar[Task]
     TASK_TOKEN_CLASSIFICATION: _ClassVar[Task]
+    TASK_SEQ2SEQ: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -74,6 +75,7 @@ TASK_CAUSAL_LM: Task
 TASK_TEXT_CLASSIFICATION: Task
 TASK_TEXT_REGRESSION: Task
 TASK_TOKEN_CLASSIFICATION: Task
+TASK_SEQ2SEQ: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
