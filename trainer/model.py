@@ -31,12 +31,15 @@ ATTENTION = frozenset(
     }
 )
 
+HEADS = "classifier.", "score."
+"""Begin what lies within the modules that peft itself trains and saves whole for a classification."""
 KINDS = {
     "causal_lm": "causal-LM",
     "text_classification": "text-model",
     "text_regression": "text-model",
     "token_classification": "text-model",
     "seq2seq": "encoder-decoder",
+    "dpo": "causal-LM",
 }
 """What the model of each task is called."""
 
@@ -133,7 +136,7 @@ def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig, adapters
         lora_dropout=method.dropout,
         target_modules=targets,
         task_type=adapters,
-        modules_to_save=list(fresh) or None,
+        modules_to_save=[name for name in fresh if not name.startswith(HEADS)] or None,
     )
     wrapped = peft.get_peft_model(model, lora)
     # A machine's path means nothing elsewhere: the artifact names the folder, or the Hub id as it is.

@@ -234,12 +234,20 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
             column("data.words", train.data.words, summary, "words")
             return (train.data.words,), 0
         return _template("data.prompt", train.data.prompt, summary)
-    prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
-    completion, completion_literal = _template("data.completion", train.data.completion, summary)
-    blank = not fill(train.data.completion, dict.fromkeys(completion, "")).strip()
-    if blank and all(summary.columns[n].empty == summary.rows for n in completion):
-        raise _at("data.completion", "is empty in every row, so there is nothing to learn; name a column with text")
-    return prompt + completion, prompt_literal + completion_literal
+    names, literal = _template("data.prompt", train.data.prompt, summary)
+    for field, template in _learned(train):
+        more, text = _template(field, template, summary)
+        blank = not fill(template, dict.fromkeys(more, "")).strip()
+        if blank and all(summary.columns[n].empty == summary.rows for n in more):
+            raise _at(field, "is empty in every row, so there is nothing to learn; name a column with text")
+        names, literal = names + more, literal + text
+    return names, literal
+
+
+def _learned(train: TrainConfig) -> list[tuple[str, str]]:
+    """(field, template) of what the model learns to write."""
+    settings = ("chosen", "rejected") if train.task == "dpo" else ("completion",)
+    return [(f"data.{name}", getattr(train.data, name)) for name in settings]
 
 
 LABEL = {"text_classification": "label", "text_regression": "number", "token_classification": "words"}
@@ -277,7 +285,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
     """What is learned of one row."""
     name = train.data.messages or train.data.label
-    return summary.columns[name].example if name else fill(train.data.completion, examples)
+    return summary.columns[name].example if name else fill(_learned(train)[0][1], examples)
 
 
 def check(train: TrainConfig, summary: DataSummary) -> DataReport:
@@ -311,7 +319,7 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: 
         found.append(f"about {truncated:.0%} of the rows are longer than max_length {train.max_length} and will be cut")
     if summary.duplicates:
         found.append(f"{summary.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
-    for name in template_columns(train.data.completion, "data.completion"):
+    for name in (n for field, template in _learned(train) for n in template_columns(template, field)):
         if summary.columns[name].empty:
             found.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if not held:

@@ -35,6 +35,17 @@ def bert(folder: Path) -> Path:
     return folder
 
 
+def roberta(folder: Path) -> Path:
+    """As `bert`, with a head of two layers."""
+    import torch
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    torch.manual_seed(1)
+    RobertaForMaskedLM(RobertaConfig(**BERT)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 def llama(folder: Path) -> Path:
     """A language model, whose tokenizer has no padding of its own."""
     import torch
@@ -71,7 +82,7 @@ def bart(folder: Path) -> Path:
     from transformers import BartConfig, BartForConditionalGeneration
 
     torch.manual_seed(1)
-    sides = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
+    sides: dict[str, Any] = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
              (("layers", 1), ("ffn_dim", 64), ("attention_heads", 2))}  # fmt: skip
     config = BartConfig(
         max_position_embeddings=64, decoder_start_token_id=2, bos_token_id=2, forced_eos_token_id=None, **sides, **SMALL

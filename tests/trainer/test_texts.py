@@ -19,7 +19,11 @@ Made = dict[str, Path]
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("models")
-    return {"bert": heads.bert(folder / "bert"), "llama": heads.llama(folder / "llama")}
+    return {
+        "bert": heads.bert(folder / "bert"),
+        "roberta": heads.roberta(folder / "roberta"),
+        "llama": heads.llama(folder / "llama"),
+    }
 
 
 @pytest.fixture
@@ -69,16 +73,17 @@ def test_resume_bitwise_of_texts(model: str, label: str, method: Any, models: Ma
         assert after["mae"] < 0.3
 
 
-def test_what_is_saved_answers_as_it_was_trained(models: Made, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_what_is_saved_answers_as_it_was_trained(kind: str, models: Made, data: Path, tmp_path: Path) -> None:
     """The head and the pooler came from no checkpoint: without them an adapter would be worth nothing."""
     from peft import PeftModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    done = workers.finished(tmp_path / "run", config(models["bert"], precision="fp32"), data)
+    done = workers.finished(tmp_path / "run", config(models[kind], precision="fp32"), data)
     torch.manual_seed(99)
-    base = AutoModelForSequenceClassification.from_pretrained(models["bert"], num_labels=2)
+    base = AutoModelForSequenceClassification.from_pretrained(models[kind], num_labels=2)
     model = PeftModel.from_pretrained(base, done / "adapter").eval()
-    tokens = AutoTokenizer.from_pretrained(models["bert"])("w5 w6 w7", return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(models[kind])("w5 w6 w7", return_tensors="pt")
     with torch.no_grad():
         share = model(input_ids=tokens["input_ids"]).logits.softmax(-1)[0]
     assert json.loads((done / "samples.json").read_text())[0]["tuned"] == f"good ({float(share[1]):.2f})"

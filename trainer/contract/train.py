@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
 
-TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification", "seq2seq"]
+TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification", "seq2seq", "dpo"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
 
@@ -26,6 +26,10 @@ class DataConfig(Config):
     for a class or a number."""
     completion: Annotated[Text, Field(max_length=8192)] = ""
     """Template over the columns, e.g. `{definition}`; the loss is on this part only. What `seq2seq` writes."""
+    chosen: Annotated[Text, Field(max_length=8192)] = ""
+    """`dpo`: template of the better answer to the prompt."""
+    rejected: Annotated[Text, Field(max_length=8192)] = ""
+    """`dpo`: template of the worse one."""
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The model's
     own chat template renders them; the loss is on the assistant's turns only."""
@@ -48,9 +52,10 @@ USES: dict[str, tuple[Use, ...]] = {
     "text_regression": ((("prompt", "label"), ()),),
     "token_classification": ((("words", "label"), ("labels",)),),
     "seq2seq": ((("prompt", "completion"), ()),),
+    "dpo": ((("chosen", "rejected"), ("prompt",)),),
 }
 """The ways in which a task takes its data."""
-CHOICES = ("prompt", "completion", "messages", "words", "label", "labels")
+CHOICES = ("prompt", "completion", "chosen", "rejected", "messages", "words", "label", "labels")
 
 
 def misuse(task: TaskName, data: DataConfig) -> str | None:
@@ -95,6 +100,13 @@ class OptimConfig(Config):
     beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
 
 
+class DpoConfig(Config):
+    """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290)."""
+
+    beta: Annotated[float, Field(gt=0, le=100)] = 0.1
+    """How closely the model is held to the one that it began as."""
+
+
 class SamplesConfig(Config):
     """Texts that the tuned model writes at the end, beside the base model's (greedy decoding)."""
 
@@ -111,6 +123,7 @@ class TrainConfig(Config):
     data: DataConfig
     method: Method = LoraConfig()
     optim: OptimConfig = OptimConfig()
+    dpo: DpoConfig = DpoConfig()
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Ignored when `max_steps` is given."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -146,6 +159,8 @@ class TrainConfig(Config):
             raise ValueError("data.labels: name two at least, each of them once; or none, for those of the data")
         if self.packing and self.task != "causal_lm":
             raise ValueError(f"packing: task {self.task} has no use for it; remove it")
+        if self.task == "dpo" and not isinstance(self.method, LoraConfig):
+            raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self
 
 

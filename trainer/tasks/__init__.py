@@ -10,6 +10,7 @@ from typing import Any
 from trainer.contract.train import TrainConfig
 from trainer.tasks.base import Task
 from trainer.tasks.causal_lm import CausalLm
+from trainer.tasks.dpo import Dpo
 from trainer.tasks.seq2seq import Seq2Seq
 from trainer.tasks.texts import TextClassification, TextRegression
 from trainer.tasks.tokens import TokenClassification
@@ -20,6 +21,7 @@ TASKS: dict[str, type[Task[Any]]] = {
     "text_regression": TextRegression,
     "token_classification": TokenClassification,
     "seq2seq": Seq2Seq,
+    "dpo": Dpo,
 }
 
 

@@ -257,3 +257,15 @@ def test_tags_are_found_in_lists_and_in_texts() -> None:
     )
     bad = rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["B-X"]})
     assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is no list of words")
+
+
+def test_both_answers_of_a_preference_are_checked() -> None:
+    data = {"path": "a.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
+    config = TrainConfig.model_validate(
+        {"model": "a/b", "task": "dpo", "data": data, "global_batch": 1, "micro_batch": 1}
+    )
+    report = check(config, rows({"q": "a", "good": "yes", "bad": "no"}, {"q": "b", "good": "yes", "bad": "no"}))
+    assert (report.example_prompt, report.example_completion) == ("a", "yes")
+    blank = rows({"q": "a", "good": "yes", "bad": ""}, {"q": "b", "good": "yes", "bad": " "})
+    assert refusal(check, config, blank)[0] == "train.data.rejected"
+    assert refusal(check, config, rows({"q": "a", "good": "yes"}))[1].startswith("no column 'bad'")
