@@ -70,7 +70,8 @@ def t5(folder: Path) -> Path:
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(1)
-    config = T5Config(d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0, **SMALL)
+    own: dict[str, Any] = {"d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    config = T5Config(**own, **SMALL)
     T5ForConditionalGeneration(config).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
