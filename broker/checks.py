@@ -14,8 +14,8 @@ from broker.domain.spec import JobSpec
 from broker.ports import Clock
 from broker.preflight.check import preflight
 from broker.preflight.data import DataSummary, summarise
-from broker.preflight.models import HubClient, is_folder, resolve
-from trainer.contract.train import DataFormat
+from broker.preflight.models import HubClient, is_folder, resolve_for
+from trainer.contract.train import DataFormat, TrainConfig
 
 REMEMBERED_S = 60.0
 REMEMBERED = 256
@@ -63,5 +63,5 @@ class Checks:
         local = spec.train is not None and is_folder(spec.train.model)
         return Checked(workload=found.workload, report=report, local_model=local)
 
-    async def _resolve(self, model: str) -> ModelShape:
-        return await resolve(model, hub=self._hub)
+    async def _resolve(self, train: TrainConfig) -> ModelShape | None:
+        return await resolve_for(train, hub=self._hub)

@@ -7,6 +7,7 @@ import resource
 import shutil
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ import accelerate
 import torch
 from accelerate.utils import gather_object, set_seed
 
-from trainer import dataset, evaluate, model, order, schedule, snapshot
+from trainer import evaluate, model, order, schedule, snapshot, tasks
 from trainer.contract.train import LoraConfig
-from trainer.dataset import Example
 from trainer.faults import Drained, Fault
 from trainer.ipc import RunFolder, Status, WorkerJob, replace
 from trainer.snapshot import Progress, State
@@ -39,17 +39,17 @@ class Loop:
         self._status = Status(phase="loading", message=f"loading {config.model}")
         self._tell()
         set_seed(config.seed)
-        base, self._tokenizer = model.load(config, self._precision)
-        examples, dropped = dataset.load(config, Path(job.data), job.data_format, self._tokenizer)
+        self._task = tasks.of(config)
+        examples, dropped = self._task.examples(Path(job.data), job.data_format)
         train, held = order.split(config.seed, len(examples), config.data.eval_share)
         self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
-        self._pad = next((t for t in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id) if t is not None), 0)
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.micro_batch, math.ceil(config.global_batch / self._world))
-        wrapped = model.wrap(base, config)
+        wrapped = self._task.model(self._precision)
         self._parameters = model.trainable(wrapped)
         optimizer = model.optimizer_of(self._parameters, config.optim)
         self._bare = wrapped.to(self._device)
+        self._task.check(self._bare, self._device)
         self._model, self._optimizer = self._accelerator.prepare(self._bare, optimizer)
         self._snapshots = snapshot.Snapshots(run)
         self._metrics = run.root / "metrics.jsonl"
@@ -65,7 +65,7 @@ class Loop:
             f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
         )
         if dropped:
-            self._say(f"{dropped} rows dropped: no completion within max_length {self._config.max_length}")
+            self._say(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
 
     def run(self) -> None:
         """Trains to the end and leaves the complete snapshot. Raises Drained, after saving, when asked to stop."""
@@ -90,35 +90,37 @@ class Loop:
         if self._progress.step or self._progress.micro:
             return
         if self._held:
-            loss = self._evaluate()
-            self._progress = self._progress.model_copy(update={"heldout_loss_before": loss})
+            loss, metrics = self._evaluate()
+            self._progress = self._progress.model_copy(
+                update={"heldout_loss_before": loss, "metrics_before": dict(metrics)}
+            )
             self._set(heldout_loss_before=loss)
         if self._config.samples.prompts and not isinstance(self._config.method, LoraConfig):
-            written = evaluate.write_samples(self._bare, self._tokenizer, self._config, self._device)
+            written = self._task.write(self._bare, self._device)
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 
-    def _batches(self) -> tuple[list[list[Example]], int]:
-        """This process's micro-batches of the next step, and the tokens with loss in the whole step.
+    def _batches(self) -> tuple[list[list[Any]], int]:
+        """This process's micro-batches of the next step, and how many losses the whole step has.
 
         Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
         """
         config = self._config
         rows = order.window(config.seed, self._progress.samples, config.global_batch, len(self._train))
-        micros = dataset.micro_batches([self._train[i] for i in rows], self._micro)
-        tokens = sum(e.targets for micro in micros for e in micro)
+        micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
+        targets = sum(self._task.targets(e) for micro in micros for e in micro)
         micros += [[] for _ in range(-len(micros) % self._world)]
-        return micros[self._rank :: self._world], tokens
+        return micros[self._rank :: self._world], targets
 
     def _step(self) -> None:
         """One optimizer step; after a mid-step restore, what is left of it."""
         started = time.monotonic()
-        batches, tokens = self._batches()
+        batches, targets = self._batches()
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
         for number in range(self._progress.micro, len(batches)):
             last = number == len(batches) - 1
             with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
                 part = self._forward(batches[number])
-                self._accelerator.backward(part * (self._world / tokens))
+                self._accelerator.backward(part * (self._world / targets))
             loss += part.detach()
             if not last and self._world == 1 and self._run.drain.exists():
                 self._progress = self._progress.model_copy(update={"micro": number + 1, "micro_loss": float(loss)})
@@ -132,13 +134,14 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
         if self._world > 1:
             loss = self._accelerator.reduce(loss, reduction="sum")
-        row = {"loss": float(loss) / tokens, "lr": rate, "grad_norm": float(norm)}
-        self._record(row, sum(len(e.ids) for b in batches for e in b) * self._world, time.monotonic() - started)
+        row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": float(norm)}
+        tokens = sum(self._task.size(e) for b in batches for e in b) * self._world
+        self._record(row, tokens, time.monotonic() - started)
 
-    def _forward(self, batch: list[Example]) -> torch.Tensor:
+    def _forward(self, batch: list[Any]) -> torch.Tensor:
         if batch:
-            return evaluate.loss_sum(self._model, dataset.collate(batch, self._pad, self._device))
-        return evaluate.loss_sum(self._model, dataset.collate(self._train[:1], self._pad, self._device)) * 0.0
+            return self._task.loss_sum(self._model, self._task.collate(batch, self._device))
+        return self._task.loss_sum(self._model, self._task.collate(self._train[:1], self._device)) * 0.0
 
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
         step = self._progress.step + 1
@@ -184,49 +187,51 @@ class Loop:
         flags = self._accelerator.reduce(torch.tensor([int(f) for f in facts], device=self._device), reduction="sum")
         return tuple(bool(f) for f in flags.tolist())
 
-    def _evaluate(self) -> float:
+    def _evaluate(self) -> tuple[float, Mapping[str, float]]:
         self._set(phase="evaluating", message=f"loss on {len(self._held)} held-out rows")
 
         def between() -> None:
             if self._world == 1 and self._run.drain.exists():
                 raise Drained
 
-        loss = evaluate.heldout_loss(
-            self._bare, self._held, size=self._micro * 2, pad=self._pad, device=self._device, between=between
+        loss, metrics = evaluate.heldout(
+            self._task, self._bare, self._held, size=self._micro * 2, device=self._device, between=between
         )
         heldout = (*(h for h in self._progress.heldout if h[0] != self._progress.step), (self._progress.step, loss))
         self._progress = self._progress.model_copy(update={"heldout": heldout})
         self._set(heldout_loss=loss)
-        self._say(f"held-out loss after {self._progress.step} steps: {loss:.4f}")
-        return loss
+        told = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
+        self._say(f"held-out loss after {self._progress.step} steps: {loss:.4f}{told}")
+        return loss, metrics
 
     def _finish(self) -> None:
-        after = self._evaluate() if self._held else None
+        after, metrics = self._evaluate() if self._held else (None, {})
         self._set(phase="sampling", message="writing samples", heldout_loss_after=after)
         samples = self._samples()
-        scores = {
+        scores: dict[str, Any] = {
             "heldout_loss_before": self._progress.heldout_loss_before,
             "heldout_loss_after": after,
             "rows": len(self._held),
             "history": [{"step": s, "loss": x} for s, x in self._progress.heldout],
         }
+        if metrics:
+            scores |= {"metrics_before": self._progress.metrics_before, "metrics_after": dict(metrics)}
         self._set(phase="saving", message="saving the results")
         folder = self._run.root / "artifacts"
         if self._accelerator.is_main_process:
-            evaluate.write_artifacts(folder, self._bare, self._tokenizer, self._config, samples, scores)
+            evaluate.write_artifacts(folder, self._task, self._bare, samples, scores)
         self._save(artifacts=folder)
         self._snapshots.join()
 
     def _samples(self) -> list[dict[str, str]]:
         if not self._config.samples.prompts or not self._accelerator.is_main_process:
             return []
-        write = (self._bare, self._tokenizer, self._config, self._device)
-        tuned = evaluate.write_samples(*write)
+        tuned = self._task.write(self._bare, self._device)
         if self._progress.base_samples is not None:
             base = list(self._progress.base_samples)
         else:
             with evaluate.without_adapter(self._bare):
-                base = evaluate.write_samples(*write)
+                base = self._task.write(self._bare, self._device)
         prompts = self._config.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 

@@ -23,6 +23,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer import model as models
+from trainer import tasks
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
 from trainer.dataset import Example
@@ -89,7 +90,7 @@ class _Probe(Loop):
         self._device = next(model.parameters()).device
         self._model, self._optimizer = self._accelerator.prepare(model, optimizer)
         self._snapshots: Any = _Untouched(storages)
-        self._progress, self._total, self._pad = Progress(), 1, 0
+        self._progress, self._total, self._task = Progress(), 1, tasks.of(config)
         self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.micro_batch
         if ask.padded:
             self._rows[-1] = Example(ids=[1] * (ask.sequence - 1), prompt=0)

@@ -1,5 +1,6 @@
 """The model to tune: loaded, wrapped, and its tensors named for the checkpoint."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,38 @@ from trainer.contract.train import LoraConfig, OptimConfig, TrainConfig
 from trainer.faults import UserFault
 
 ATTENTION = frozenset(
-    {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"}
+    {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "Wqkv", "dense"),
+        *(
+            "q",
+            "k",
+            "v",
+            "o",
+            "query",
+            "key",
+            "value",
+            "query_proj",
+            "key_proj",
+            "value_proj",
+            "q_lin",
+            "k_lin",
+            "v_lin",
+            "out_lin",
+        ),
+    }
 )
+
+HEADS = "classifier.", "score."
+"""Begin what lies within the modules that peft itself trains and saves whole for a classification."""
+KINDS = {
+    "causal_lm": "causal-LM",
+    "text_classification": "text-model",
+    "text_regression": "text-model",
+    "token_classification": "text-model",
+    "seq2seq": "encoder-decoder",
+    "dpo": "causal-LM",
+}
+"""What the model of each task is called."""
 
 
 def precision_of(config: TrainConfig, device: torch.device) -> str:
@@ -32,34 +63,57 @@ def _has_bf16(device: torch.device) -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-def load(config: TrainConfig, precision: str) -> tuple[Any, Any]:
-    """(model, tokenizer) from a Hub id or a folder; safetensors only. Raises UserFault.
+def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
+    """From a Hub id or a folder. Raises UserFault."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(config.model, **options)
+    except (OSError, ValueError, KeyError) as e:
+        raise _unloadable(config, e) from None
+
+
+def load(config: TrainConfig, precision: str, architecture: str, **options: Any) -> tuple[Any, list[str]]:
+    """(model, modules with weights that are new) from a Hub id or a folder; safetensors only. Raises UserFault.
 
     A LoRA base is kept in the compute precision, since it takes no updates; full weights stay float32 and are
     computed in it by autocast.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     kept = torch.float32
     if isinstance(config.method, LoraConfig):
         kept = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model)
-        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=kept, use_safetensors=True)
+        model, report = getattr(transformers, architecture).from_pretrained(
+            config.model, dtype=kept, use_safetensors=True, output_loading_info=True, **options
+        )
     except (OSError, ValueError, KeyError) as e:
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        raise UserFault(
-            f"train.model: cannot load {config.model!r} ({reason}); give a causal-LM Hub id that this machine may "
-            "read, or a folder with config.json, safetensors and tokenizer files"
-        ) from None
+        raise _unloadable(config, e) from None
     model.config.use_cache = False
-    return model, tokenizer
+    new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    return model, sorted({key.rsplit(".", 1)[0] for key in new})
 
 
-def wrap(model: Any, config: TrainConfig) -> Any:
-    """Adds the adapters of a LoRA, turns on gradient checkpointing."""
+def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    what = KINDS[config.task]
+    return UserFault(
+        f"train.model: cannot load {config.model!r} ({reason}); give a {what} Hub id that this machine may "
+        "read, or a folder with config.json, safetensors and tokenizer files"
+    )
+
+
+def wrap(model: Any, config: TrainConfig, adapters: str = "CAUSAL_LM", fresh: Sequence[str] = ()) -> Any:
+    """Adds the adapters of a LoRA (`adapters`: peft's task type), turns on gradient checkpointing.
+
+    `fresh`: modules whose weights no checkpoint gave. They are trained and saved whole, also by a LoRA.
+    """
     if isinstance(config.method, LoraConfig):
-        model = _with_adapters(model, config, config.method)
+        model = _with_adapters(model, config, config.method, adapters, fresh)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if isinstance(config.method, LoraConfig):
@@ -67,13 +121,13 @@ def wrap(model: Any, config: TrainConfig) -> Any:
     return model
 
 
-def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig) -> Any:
+def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig, adapters: str, fresh: Sequence[str]) -> Any:
     import peft
 
     targets: str | list[str] = "all-linear"
     if method.targets == "attention":
-        names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        targets = sorted(ATTENTION & names)
+        names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+        targets = sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
         if not targets:
             raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
     lora = peft.LoraConfig(
@@ -81,7 +135,8 @@ def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig) -> Any:
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
         target_modules=targets,
-        task_type="CAUSAL_LM",
+        task_type=adapters,
+        modules_to_save=[name for name in fresh if not name.startswith(HEADS)] or None,
     )
     wrapped = peft.get_peft_model(model, lora)
     # A machine's path means nothing elsewhere: the artifact names the folder, or the Hub id as it is.
@@ -104,3 +159,20 @@ def optimizer_of(parameters: dict[str, torch.nn.Parameter], optim: OptimConfig) 
     ]
     kept = [g for g in groups if g["params"]]
     return torch.optim.AdamW(kept, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
+
+
+def save_adapter(folder: Path, model: Any) -> None:
+    """The adapters, and what was trained whole beside them, in peft's format."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {n: t.detach().cpu().contiguous() for n, t in adapter.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = model.peft_config["default"]
+    training, settings.inference_mode = settings.inference_mode, True
+    try:
+        settings.save_pretrained(folder)
+    finally:
+        settings.inference_mode = training

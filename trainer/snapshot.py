@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from safetensors.torch import load_file, save_file
 
 from trainer.contract.base import Document
@@ -40,6 +41,8 @@ class Progress(Document):
     """Python's and NumPy's generators, for each process."""
     scaler: dict[str, Any] | None = None
     heldout_loss_before: float | None = None
+    metrics_before: dict[str, float] = Field(default_factory=dict)
+    """The task's own, measured with the loss before the first step."""
     heldout: tuple[tuple[int, float], ...] = ()
     """(step, held-out loss) measured so far."""
     base_samples: tuple[str, ...] | None = None

@@ -118,6 +118,7 @@ def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str
         ),
         ("prompt", found.example_prompt),
         ("completion", found.example_completion),
+        *([("labels", ", ".join(found.labels))] if found.labels else []),
         *(("warning", warning) for warning in found.warnings),
     ]
 

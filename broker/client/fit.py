@@ -68,9 +68,10 @@ async def afit(
     """Fine-tunes `model` on `data` for at most `cap_usd`, waits for the end and fetches the result.
 
     `data`: a CSV, JSON or JSONL file, or rows as mappings. `prompt`, `completion`: templates over its columns; without
-    them the columns of these names. `to`: folder for the files, by default one of the job's own id. `key`: a second
-    call with the same key and input waits for the first one's job. `train`, `spec`: more settings of `train` and of
-    the job (docs/spec.md). Whoever stops waiting stops nothing: the job goes on.
+    them the columns of these names; what else a task takes of the data stands in `train`. `to`: folder for the files,
+    by default one of the job's own id. `key`: a second call with the same key and input waits for the first one's job.
+    `train`, `spec`: more settings of `train` and of the job (docs/spec.md). Whoever stops waiting stops nothing: the
+    job goes on.
 
     `fit` is the same for programs without an event loop.
 
@@ -82,10 +83,11 @@ async def afit(
         kept = await c.upload(content, name=file)
         more = dict((train or {}).get("data", {}))
         columns = tuple((kept.summary or {}).get("columns", ()))
-        for column, given in (("prompt", prompt), ("completion", completion)):
-            more[column] = _template(more.get(column) if given is None else given, column, columns)
-        if not more["completion"]:
-            raise ValueError(_nothing_to_learn(file, columns))
+        if (train or {}).get("task", "causal_lm") == "causal_lm" and not more.get("messages"):
+            for column, given in (("prompt", prompt), ("completion", completion)):
+                more[column] = _template(more.get(column) if given is None else given, column, columns)
+            if not more["completion"]:
+                raise ValueError(_nothing_to_learn(file, columns))
         asked = {
             **(spec or {}),
             "name": name,

@@ -13,7 +13,7 @@ from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """`drop` is None when it fits; then `devices` are used. A script has neither memory nor pace."""
+    """`drop` is None when it fits; then `devices` are used. A workload without a shape has neither memory nor pace."""
 
     drop: Drop | None
     reason: str
@@ -33,9 +33,8 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
     if workload.shape is None:
-        return Fit(
-            drop=None, reason="a script: its memory and its time are not known", devices=max(1, offer.gpus) * nodes
-        )
+        reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
+        return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:
         name = offer.accelerator if nominal is None else offer.emulated_on

@@ -32,16 +32,20 @@ def steps_of(spec: JobSpec, rows: int) -> int:
 
 
 def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
-    """The whole job. A script has neither shape nor rows; nothing is known about it but its checkpoint interval."""
+    """The whole job. A script has neither shape nor rows; nothing is known about it but its checkpoint interval.
+
+    A task without a shape is one that is not estimated.
+    """
     train = spec.train
     if train is None or rows is None:
         return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.every_s)
     lora = train.method if train.method.kind == "lora" else None
     steps = steps_of(spec, rows.count)
-    longest = min(rows.tokens_longest, train.max_length)
+    longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
     between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
     return Workload(
         shape=shape,
+        unestimated="" if shape else f"task {train.task} is not estimated",
         method=train.method.kind,
         lora_r=lora.r if lora else 0,
         lora_targets=lora.targets if lora else "all-linear",

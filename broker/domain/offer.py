@@ -181,7 +181,9 @@ class Workload:
     """A job as the estimators see it."""
 
     shape: ModelShape | None
-    """None: a script, about which nothing is known."""
+    """None: a script, or a task that nobody estimates; neither its memory nor its time is known."""
+    unestimated: str = ""
+    """Why there is no shape, in words; empty for a script."""
     method: Literal["full", "lora", "script"]
     lora_r: int = 0
     lora_targets: str = "all-linear"

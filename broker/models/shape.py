@@ -21,14 +21,16 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder."""
     config = config.get("text_config") or config
     if config.get("is_encoder_decoder"):
-        raise _invalid(f"{name!r} is an encoder-decoder; only decoder-only language models can be trained")
+        raise _invalid(
+            f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
+        )
     if any(config.get(k) for k in ("num_local_experts", "num_experts", "n_routed_experts")):
         raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
     if config.get("quantization_config"):
         raise _invalid(f"{name!r} is quantised; give the model that it was made from")
     family = str(config.get("model_type", ""))
     if family in ENCODERS:
-        raise _invalid(f"{name!r} is an encoder ({family}); only decoder-only language models can be trained")
+        raise _invalid(f"{name!r} is an encoder ({family}), which is not estimated; causal_lm takes a decoder")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     try:
         return ModelShape(

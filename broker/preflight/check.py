@@ -8,6 +8,7 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape, Workload
 from broker.domain.spec import JobSpec
 from broker.preflight.data import DataReport, DataSummary, check, rows_of
+from trainer.contract.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,10 @@ class Preflight:
 
 
 async def preflight(
-    spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[str], Awaitable[ModelShape]]
+    spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[TrainConfig], Awaitable[ModelShape | None]]
 ) -> Preflight:
-    """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the model.
+    """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the
+    model's shape; None for a task that is not estimated.
 
     Raises InvalidInput. The data set is looked at first, since the model may need the network.
     """
@@ -31,9 +33,9 @@ async def preflight(
     if summary is None:
         raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
     report = check(train, summary)
-    shape = await resolve(train.model)
+    shape = await resolve(train)
     work = workload(spec, shape, rows_of(train, summary))
-    if shape.max_positions is not None and work.sequence > shape.max_positions:
+    if shape is not None and shape.max_positions is not None and work.sequence > shape.max_positions:
         message = f"rows reach {work.sequence} tokens, {shape.name} has {shape.max_positions} positions; lower it"
         raise InvalidInput(Problem(field="train.max_length", message=message))
     return Preflight(workload=work, report=report)

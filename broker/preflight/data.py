@@ -9,6 +9,7 @@ from pydantic import Field
 
 from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
+from trainer.contract import cells
 from trainer.contract.base import Document
 from trainer.contract.data import DataError, fill, read_rows, template_columns
 from trainer.contract.train import DataFormat, TrainConfig
@@ -18,6 +19,7 @@ BYTES_PER_TOKEN = 3.6
 DENSE_BYTES_PER_TOKEN = 2.4
 """For the longest row, which decides whether it fits: names, numbers and code take more tokens."""
 EXAMPLE_CELL = 400
+LONGEST_LABEL = 256
 
 
 class ColumnSummary(Document):
@@ -30,6 +32,10 @@ class ColumnSummary(Document):
     """Cells without a visible character."""
     first_null: int | None = None
     """Number of the first row (from 1) whose cell is null or missing."""
+    first_unlike: dict[str, int] = Field(default_factory=dict)
+    """Number of the first row whose cell is not of a kind, by kind (`trainer.contract.cells.KINDS`)."""
+    values: dict[str, int] | None = None
+    """Number of the first row of each different cell, or word of a list; None where they are too many for labels."""
     example: str = ""
 
     @property
@@ -67,6 +73,8 @@ class DataReport(Document):
     """Share of rows that `max_length` cuts."""
     example_prompt: str
     example_completion: str
+    labels: tuple[str, ...] = ()
+    """All classes, for a task that tells some apart."""
     warnings: tuple[str, ...] = ()
 
 
@@ -78,18 +86,35 @@ class _Column:
         self.seen = 0
         self.empty = 0
         self.first_null: int | None = None
+        self.first_unlike: dict[str, int] = {}
+        self.values: dict[str, int] | None = {}
         self.example = ""
 
     def add(self, value: Any, number: int) -> None:
         text = "" if value is None else str(value)
         if self.first_null is None and (value is None or self.seen < number - 1):
             self.first_null = self.seen + 1
+        for kind in cells.KINDS:
+            if kind not in self.first_unlike and value is not None and not cells.is_a(kind, value):
+                self.first_unlike[kind] = number
+        if self.values is not None:
+            self._note(value, number)
         self.seen += 1
         self.lengths[len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))] += 1
         if not text.strip():
             self.empty += 1
         elif not self.example:
             self.example = text[:EXAMPLE_CELL]
+
+    def _note(self, value: Any, number: int) -> None:
+        assert self.values is not None
+        for part in value if isinstance(value, list) else (value,):
+            text = cells.label(part)
+            if text is not None:
+                self.values.setdefault(text, number)
+            if len(self.values) > cells.MOST_LABELS or len(text or "") > LONGEST_LABEL:
+                self.values = None
+                return
 
     def summary(self, rows: int) -> ColumnSummary:
         if self.first_null is None and self.seen < rows:
@@ -101,6 +126,8 @@ class _Column:
             percentiles=_percentiles(self.lengths, rows),
             empty=self.empty + rows - self.seen,
             first_null=self.first_null,
+            first_unlike=self.first_unlike,
+            values=self.values,
             example=self.example,
         )
 
@@ -125,10 +152,10 @@ def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
         for rows, row in enumerate(read_rows(data, fmt), 1):
             seen.add(hash(tuple((name, str(value)) for name, value in row.items())))
             for name, value in row.items():
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = _Column()
-                column.add(value, rows)
+                known = columns.get(name)
+                if known is None:
+                    known = columns[name] = _Column()
+                known.add(value, rows)
     except DataError as e:
         raise _at("data", str(e)) from None
     if not rows:
@@ -152,11 +179,7 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
     except DataError as e:
         raise _at(field, str(e)) from None
     for name in names:
-        column = summary.columns.get(name)
-        if column is None:
-            raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
-        if column.first_null is not None:
-            raise _at(field, f"column {name!r} is null or missing in row {column.first_null}; fill it or drop the row")
+        column(field, name, summary)
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 
@@ -189,13 +212,80 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     )
 
 
+def column(field: str, name: str, summary: DataSummary, kind: str | None = None) -> ColumnSummary:
+    """A column that a setting names, of a kind in every row. Raises InvalidInput."""
+    found = summary.columns.get(name)
+    if found is None:
+        raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
+    if found.first_null is not None:
+        raise _at(field, f"column {name!r} is null or missing in row {found.first_null}; fill it or drop the row")
+    if kind is not None and kind in found.first_unlike:
+        raise _at(field, f"row {found.first_unlike[kind]}: {cells.missing(kind, name)}")
+    return found
+
+
 def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, ...], int]:
-    prompt, prompt_literal = _template("data.prompt", train.data.prompt, summary)
-    completion, completion_literal = _template("data.completion", train.data.completion, summary)
-    blank = not fill(train.data.completion, dict.fromkeys(completion, "")).strip()
-    if blank and all(summary.columns[n].empty == summary.rows for n in completion):
-        raise _at("data.completion", "is empty in every row, so there is nothing to learn; name a column with text")
-    return prompt + completion, prompt_literal + completion_literal
+    if train.data.messages:
+        column("data.messages", train.data.messages, summary, "chat")
+        return (train.data.messages,), 0
+    if train.task in LABEL:
+        _labels(train, summary)
+        if train.data.words:
+            column("data.words", train.data.words, summary, "words")
+            return (train.data.words,), 0
+        return _template("data.prompt", train.data.prompt, summary)
+    names, literal = _template("data.prompt", train.data.prompt, summary)
+    for field, template in _learned(train):
+        more, text = _template(field, template, summary)
+        blank = not fill(template, dict.fromkeys(more, "")).strip()
+        if blank and all(summary.columns[n].empty == summary.rows for n in more):
+            raise _at(field, "is empty in every row, so there is nothing to learn; name a column with text")
+        names, literal = names + more, literal + text
+    return names, literal
+
+
+def _learned(train: TrainConfig) -> list[tuple[str, str]]:
+    """(field, template) of what the model learns to write."""
+    settings = ("chosen", "rejected") if train.task == "dpo" else ("completion",)
+    return [(f"data.{name}", getattr(train.data, name)) for name in settings]
+
+
+LABEL = {"text_classification": "label", "text_regression": "number", "token_classification": "words"}
+"""What a cell of `data.label` is, by task."""
+
+
+def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
+    """The classes. Raises InvalidInput for a column that cannot be learned, and a row with a class of its own."""
+    if train.task not in LABEL:
+        return ()
+    kind = LABEL[train.task]
+    found = column("data.label", train.data.label, summary, kind)
+    if kind == "number":
+        return ()
+    if found.values is None and kind == "words":  # texts of many tags: the trainer finds them before its first step
+        return train.data.labels
+    if found.values is None:
+        raise _at("data.label", f"column {train.data.label!r} has more than {cells.MOST_LABELS} labels; is it classes?")
+    first: dict[str, int] = {}
+    for text, row in found.values.items():
+        for label in text.split() if kind == "words" else (text,):
+            first.setdefault(label, row)
+    if not train.data.labels:
+        if wrong := cells.bad_set(sorted(first), train.data.label):
+            raise _at("data.label", wrong)
+        return tuple(sorted(first))
+    for label, row in first.items():
+        if label not in train.data.labels:
+            raise _at(
+                "data.labels", f"{cells.source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}"
+            )
+    return train.data.labels
+
+
+def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
+    """What is learned of one row."""
+    name = train.data.messages or train.data.label
+    return summary.columns[name].example if name else fill(_learned(train)[0][1], examples)
 
 
 def check(train: TrainConfig, summary: DataSummary) -> DataReport:
@@ -205,7 +295,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
     lengths = _lengths(summary, names, literal)
     limit = train.max_length * BYTES_PER_TOKEN
     tokens_mean = (literal + sum(summary.columns[n].mean for n in names)) / BYTES_PER_TOKEN
-    cells = {n: summary.columns[n].example for n in names}
+    examples = {n: summary.columns[n].example for n in names}
     truncated = sum(length > limit for length in lengths[1:]) / 100
     return DataReport(
         rows=summary.rows,
@@ -216,8 +306,9 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
-        example_prompt=fill(train.data.prompt, cells),
-        example_completion=fill(train.data.completion, cells),
+        example_prompt=examples.get(train.data.words) or fill(train.data.prompt, examples),
+        example_completion=_target(train, summary, examples),
+        labels=_labels(train, summary),
         warnings=_warnings(train, summary, truncated, held),
     )
 
@@ -228,7 +319,7 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: 
         found.append(f"about {truncated:.0%} of the rows are longer than max_length {train.max_length} and will be cut")
     if summary.duplicates:
         found.append(f"{summary.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
-    for name in template_columns(train.data.completion, "data.completion"):
+    for name in (n for field, template in _learned(train) for n in template_columns(template, field)):
         if summary.columns[name].empty:
             found.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
     if not held:

@@ -1,10 +1,10 @@
-"""A model's shape from its config: a folder of this machine, the bundled catalogue, or the Hub. No weight is read."""
+"""A model's config and shape: a folder of this machine, the bundled catalogue, or the Hub. No weight is read."""
 
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
+from trainer.contract.train import TrainConfig
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
@@ -87,16 +88,20 @@ def parse(body: bytes, where: str) -> dict[str, Any]:
     return config
 
 
-def _bundled(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Nobody was asked about it, and people are told so."""
-    return replace(shape_of(name, config), bundled=True)
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A model's config. `bundled`: nobody was asked about it, and people are told so."""
+
+    name: str
+    config: Mapping[str, Any]
+    bundled: bool = False
 
 
-def _folder(path: Path) -> ModelShape:
+def _folder(path: Path) -> Found:
     missing = [p for p in ("config.json", "*.safetensors", "tokenizer*") if not any(path.glob(p))]
     if missing:
         raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
-    return shape_of(path.name, parse((path / "config.json").read_bytes(), str(path)))
+    return Found(name=path.name, config=parse((path / "config.json").read_bytes(), str(path)))
 
 
 def is_folder(model: str) -> bool:
@@ -105,7 +110,27 @@ def is_folder(model: str) -> bool:
 
 
 async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
-    """The shape of a folder or a Hub id. `hub` None: only folders and the catalogue. Raises InvalidInput.
+    """The shape of a folder or a Hub id. Raises InvalidInput as `find`, and for what is no plain decoder."""
+    found = await find(model, hub=hub)
+    return replace(shape_of(found.name, found.config), bundled=found.bundled)
+
+
+async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | None:
+    """The shape of the model that is trained; None for a task that is not estimated. Raises InvalidInput as `find`,
+    and for a model that the task cannot train."""
+    if train.task == "causal_lm":
+        return await resolve(train.model, hub=hub)
+    found = await find(train.model, hub=hub)
+    if not found.config.get("model_type"):
+        raise _invalid(f"config.json of {found.name!r} has no model_type; is this a transformers model?")
+    if (train.task == "seq2seq") != bool(found.config.get("is_encoder_decoder")):
+        wanted = "an encoder-decoder, such as t5 or bart" if train.task == "seq2seq" else "no encoder-decoder"
+        raise _invalid(f"{found.name!r} is of the kind {found.config['model_type']}; task {train.task} takes {wanted}")
+    return None
+
+
+async def find(model: str, *, hub: HubClient | None) -> Found:
+    """The config of a folder or a Hub id. `hub` None: only folders and the catalogue. Raises InvalidInput.
 
     The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
     """
@@ -118,12 +143,12 @@ async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
     entry = catalogue.find(model)
     if entry is not None and (hub is None or not entry.gated):
-        return _bundled(model, entry.config)
+        return Found(name=model, config=entry.config, bundled=True)
     if hub is None:
         raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
     try:
-        return shape_of(model, await hub.config(model))
+        return Found(name=model, config=await hub.config(model))
     except HubUnreachable as e:
         if entry is not None:
-            return _bundled(model, entry.config)
+            return Found(name=model, config=entry.config, bundled=True)
         raise _invalid(f"cannot look up {model!r}: {e}; try again, or give a folder") from None

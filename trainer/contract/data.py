@@ -123,8 +123,9 @@ def template_columns(template: str, field: str) -> tuple[str, ...]:
 
 def check_templates(config: DataConfig, columns: frozenset[str]) -> None:
     """Raises DataError when a template names a column that the data set lacks."""
-    for field, template in (("data.prompt", config.prompt), ("data.completion", config.completion)):
-        for name in template_columns(template, field):
+    for setting in ("prompt", "completion", "chosen", "rejected"):
+        field = f"data.{setting}"
+        for name in template_columns(getattr(config, setting), field):
             if name not in columns:
                 raise DataError(f"{field}: no column {name!r} in the data; it has {', '.join(sorted(columns))}")
 
@@ -140,14 +141,24 @@ def fill(template: str, cells: Mapping[str, Any]) -> str:
 
 def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str]:
     """(prompt, completion) of a row. Raises DataError naming the row when a column is missing or null."""
+    return _filled(config.prompt, row, number), _filled(config.completion, row, number)
+
+
+def render_preference(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str, str]:
+    """(prompt, chosen answer, rejected answer) of a row. Raises DataError as `render`."""
+    return tuple(_filled(t, row, number) for t in (config.prompt, config.chosen, config.rejected))  # type: ignore[return-value]
+
+
+def fill_prompt(config: DataConfig, row: dict[str, Any], number: int) -> str:
+    """The prompt alone. Raises DataError as `render`."""
+    return _filled(config.prompt, row, number)
+
+
+def _filled(template: str, row: dict[str, Any], number: int) -> str:
     try:
-        texts = []
-        for template in (config.prompt, config.completion):
-            names = template_columns(template, "data template")
-            empty = next((n for n in names if row[n] is None), None)
-            if empty is not None:
-                raise DataError(f"data row {number}: column {empty!r} is null; fill it or drop the row")
-            texts.append(fill(template, row))
+        empty = next((n for n in template_columns(template, "data template") if row[n] is None), None)
+        if empty is not None:
+            raise DataError(f"data row {number}: column {empty!r} is null; fill it or drop the row")
+        return fill(template, row)
     except KeyError as e:
         raise DataError(f"data row {number}: no column {e.args[0]!r}; every row needs it") from None
-    return texts[0], texts[1]

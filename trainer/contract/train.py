@@ -6,8 +6,12 @@ from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
 
+TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification", "seq2seq", "dpo"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
+
+
+Column = Annotated[Text, Field(max_length=256)]
 
 
 class DataConfig(Config):
@@ -18,11 +22,52 @@ class DataConfig(Config):
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""
-    """Template over the columns, e.g. `Define {word}:`; it carries no loss."""
-    completion: Annotated[Text, Field(min_length=1, max_length=8192)]
-    """Template over the columns, e.g. `{definition}`; the loss is on this part only."""
+    """Template over the columns, e.g. `Define {word}:`; it carries no loss. What `seq2seq` reads, and the whole text
+    for a class or a number."""
+    completion: Annotated[Text, Field(max_length=8192)] = ""
+    """Template over the columns, e.g. `{definition}`; the loss is on this part only. What `seq2seq` writes."""
+    chosen: Annotated[Text, Field(max_length=8192)] = ""
+    """`dpo`: template of the better answer to the prompt."""
+    rejected: Annotated[Text, Field(max_length=8192)] = ""
+    """`dpo`: template of the worse one."""
+    messages: Column = ""
+    """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The model's
+    own chat template renders them; the loss is on the assistant's turns only."""
+    words: Column = ""
+    """`token_classification`: the column of a row's words, a list, or a text with spaces between them."""
+    label: Column = ""
+    """The column of what is to be said of a row: a class (`text_classification`), a number (`text_regression`), a tag
+    for each word (`token_classification`)."""
+    labels: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)] = ()
+    """All classes; empty: those of the data. A row with another one is an error."""
     eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the rows held out for evaluation, chosen by the seed."""
+
+
+Use = tuple[tuple[str, ...], tuple[str, ...]]
+"""Settings of `data` that a task needs, and those that it may have."""
+USES: dict[str, tuple[Use, ...]] = {
+    "causal_lm": ((("completion",), ("prompt",)), (("messages",), ())),
+    "text_classification": ((("prompt", "label"), ("labels",)),),
+    "text_regression": ((("prompt", "label"), ()),),
+    "token_classification": ((("words", "label"), ("labels",)),),
+    "seq2seq": ((("prompt", "completion"), ()),),
+    "dpo": ((("chosen", "rejected"), ("prompt",)),),
+}
+"""The ways in which a task takes its data."""
+CHOICES = ("prompt", "completion", "chosen", "rejected", "messages", "words", "label", "labels")
+
+
+def misuse(task: TaskName, data: DataConfig) -> str | None:
+    """What of `data` the task lacks or has no use for, in one line; None when they fit."""
+    given = {name for name in CHOICES if getattr(data, name)}
+    use = next((use for use in USES[task] if given.issuperset(use[0])), None)
+    if use is None:
+        needs = ", or ".join(" and ".join(f"data.{name}" for name in needed) for needed, _ in USES[task])
+        return f"task {task} needs {needs}"
+    needed, may = use
+    extra = next((name for name in CHOICES if name in given - {*needed, *may}), None)
+    return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"
 
 
 class LoraConfig(Config):
@@ -55,6 +100,13 @@ class OptimConfig(Config):
     beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
 
 
+class DpoConfig(Config):
+    """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290)."""
+
+    beta: Annotated[float, Field(gt=0, le=100)] = 0.1
+    """How closely the model is held to the one that it began as."""
+
+
 class SamplesConfig(Config):
     """Texts that the tuned model writes at the end, beside the base model's (greedy decoding)."""
 
@@ -63,14 +115,15 @@ class SamplesConfig(Config):
 
 
 class TrainConfig(Config):
-    """A causal language model fine-tune."""
+    """A fine-tune."""
 
-    task: Literal["causal_lm"] = "causal_lm"
+    task: TaskName = "causal_lm"
     model: Annotated[Text, Field(min_length=1, max_length=1024)]
     """A Hub id (`owner/name`) or a local folder with config.json, safetensors and tokenizer files."""
     data: DataConfig
     method: Method = LoraConfig()
     optim: OptimConfig = OptimConfig()
+    dpo: DpoConfig = DpoConfig()
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Ignored when `max_steps` is given."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -81,6 +134,9 @@ class TrainConfig(Config):
     """Rows per forward pass of a device; must divide `global_batch`."""
     max_length: Annotated[int, Field(ge=8, le=1_048_576)] = 512
     """Tokens of a row; longer rows are cut at the end."""
+    packing: bool = False
+    """`causal_lm`: lay the rows of a step end to end in sequences of up to `max_length` tokens, each row seeing only
+    itself, in place of padding; `micro_batch` then counts sequences. The loss is that of the rows apart."""
     precision: Precision = "auto"
     """`auto`: bf16 where the device has it, else fp32."""
     gradient_checkpointing: bool = False
@@ -93,6 +149,18 @@ class TrainConfig(Config):
     def _batches_divide(self) -> Self:
         if self.global_batch % self.micro_batch:
             raise ValueError(f"micro_batch {self.micro_batch} does not divide global_batch {self.global_batch}")
+        return self
+
+    @model_validator(mode="after")
+    def _task_and_data_fit(self) -> Self:
+        if wrong := misuse(self.task, self.data):
+            raise ValueError(wrong)
+        if len(set(self.data.labels)) < len(self.data.labels) or len(self.data.labels) == 1:
+            raise ValueError("data.labels: name two at least, each of them once; or none, for those of the data")
+        if self.packing and self.task != "causal_lm":
+            raise ValueError(f"packing: task {self.task} has no use for it; remove it")
+        if self.task == "dpo" and not isinstance(self.method, LoraConfig):
+            raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self
 
 

@@ -93,3 +93,9 @@ def test_more_memory_never_turns_a_fit_into_none(name: str, memory: int, more: i
 def test_computing_hardware() -> None:
     assert fits.computing(offer(emulated_on="cpu")) is TABLE["cpu"]
     assert fits.computing(offer()) is TABLE["h100-sxm"]
+
+
+def test_a_task_that_is_not_estimated_says_so() -> None:
+    found = fit(replace(WORK, shape=None, unestimated="task dpo is not estimated"), offer())
+    assert (found.drop, found.memory, found.pace) == (None, None, None)
+    assert found.reason == "task dpo is not estimated: its memory and its time are not known"

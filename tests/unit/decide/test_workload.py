@@ -25,6 +25,7 @@ def test_epochs_count_the_training_rows_and_a_started_batch() -> None:
 def test_rows_are_cut_at_max_length() -> None:
     assert (of(max_length=512).sequence, of(max_length=128).sequence) == (300, 128)
     assert of(max_length=32).tokens_per_row == 32
+    assert of(max_length=512, packing=True).sequence == 512, "packs fill it"
 
 
 def test_evaluations_at_both_ends_and_between() -> None:

@@ -10,7 +10,8 @@ from broker.domain.offer import ModelShape
 from broker.domain.spec import JobSpec
 from broker.preflight.check import preflight
 from broker.preflight.data import summarise
-from broker.preflight.models import resolve
+from broker.preflight.models import resolve_for
+from trainer.contract.train import TrainConfig
 
 SUMMARY = summarise(json.dumps([{"t": "word " * 100, "n": n} for n in range(100)]).encode(), "json")
 
@@ -20,8 +21,8 @@ def spec(**train: Any) -> JobSpec:
     return JobSpec.model_validate({"name": "job", "cap_usd": "5", "train": wanted})
 
 
-async def offline(model: str) -> ModelShape:
-    return await resolve(model, hub=None)
+async def offline(config: TrainConfig) -> ModelShape | None:
+    return await resolve_for(config, hub=None)
 
 
 async def test_a_job_becomes_a_workload_and_a_report() -> None:
@@ -59,3 +60,10 @@ async def test_rows_longer_than_the_models_positions() -> None:
         await preflight(spec(max_length=4096), summary=long, resolve=offline)
     assert caught.value.problems[0].field == "train.max_length"
     assert (await preflight(spec(max_length=1024), summary=long, resolve=offline)).workload.sequence == 1024
+
+
+async def test_a_task_that_is_not_estimated_says_so() -> None:
+    data = {"path": "a.csv", "prompt": "{t}", "label": "n"}
+    found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=offline)
+    assert (found.workload.shape, found.workload.steps) == (None, 12)
+    assert found.workload.unestimated == "task text_regression is not estimated"

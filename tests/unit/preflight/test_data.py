@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from broker.domain.errors import InvalidInput
 from broker.preflight.data import DataSummary, check, rows_of, summarise
@@ -172,3 +173,99 @@ def test_percentiles_are_the_nearest_ranks(lengths: list[int]) -> None:
     ordered = sorted(lengths)
     expected = tuple(ordered[max(1, -(-p * len(ordered) // 100)) - 1] for p in range(101))
     assert column.percentiles == expected
+
+
+def test_a_column_of_chats_is_checked_in_every_row() -> None:
+    good = {"c": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    config = train(data={"messages": "c", "prompt": "", "completion": ""})
+    assert check(config, rows(good, good)).rows == 2
+    assert refusal(check, config, rows(good, {"c": [{"role": "user", "content": "a"}]}))[1].startswith(
+        "row 2: column 'c' is no list of messages"
+    )
+    assert refusal(check, config, rows({"c": "hello"}))[0] == "train.data.messages"
+    assert (
+        "no column 'd'" in refusal(check, train(data={"messages": "d", "prompt": "", "completion": ""}), rows(good))[1]
+    )
+    assert "null or missing in row 2" in refusal(check, config, rows(good, {"c": None}))[1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"path": "a.csv"}, "task causal_lm needs data.completion, or data.messages"),
+        ({"path": "a.csv", "messages": "c", "prompt": "{x}"}, "data.prompt: task causal_lm with messages has no use"),
+    ],
+)
+def test_data_that_a_task_cannot_use_is_refused(data: dict[str, str], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate({"model": "a/b", "data": data})
+
+
+def classes(**data: Any) -> TrainConfig:
+    wanted = {"path": "moods.csv", "prompt": "{t}", "label": "mood", **data}
+    task = {"model": "a/b", "task": "text_classification", "data": wanted, "global_batch": 1, "micro_batch": 1}
+    return TrainConfig.model_validate(task)
+
+
+def test_the_labels_are_found_before_anything_is_bought() -> None:
+    found = rows({"t": "a", "mood": "good"}, {"t": "b", "mood": "bad"}, {"t": "c", "mood": "good"})
+    assert check(classes(), found).labels == ("bad", "good")
+    assert check(classes(labels=["good", "bad", "none"]), found).labels == ("good", "bad", "none")
+    assert refusal(check, classes(labels=["good", "none"]), found) == (
+        "train.data.labels",
+        "moods.csv row 2: label 'bad' is not among data.labels (good, none); mend the row, or add it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["good", "good"], "has the one label 'good'"),
+        (["good", " "], "row 2: column 'mood' is empty"),
+        (["good", None], "null or missing in row 2"),
+        ([f"l{n}" for n in range(1001)], "more than 1000 labels"),
+    ],
+)
+def test_labels_that_cannot_be_learned(cells: list[Any], message: str) -> None:
+    field, said = refusal(check, classes(), rows(*({"t": "a", "mood": cell} for cell in cells)))
+    assert field == "train.data.label"
+    assert message in said
+
+
+def test_numbers_that_are_none_are_named_by_row() -> None:
+    config = classes().model_copy(update={"task": "text_regression"})
+    assert check(config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "2.5"})).labels == ()
+    field, said = refusal(check, config, rows({"t": "a", "mood": 1}, {"t": "b", "mood": "much"}))
+    assert (field, said[:6]) == ("train.data.label", "row 2:")
+
+
+def test_tags_are_found_in_lists_and_in_texts() -> None:
+    data = {"path": "a.jsonl", "words": "w", "label": "t"}
+    task = {"model": "a/b", "task": "token_classification", "data": data, "global_batch": 1, "micro_batch": 1}
+    config = TrainConfig.model_validate(task)
+    assert check(config, rows({"w": ["a", "b"], "t": ["O", "B-X"]}, {"w": ["c"], "t": ["I-X"]})).labels == (
+        "B-X",
+        "I-X",
+        "O",
+    )
+    report = check(config, rows({"w": "a b", "t": "O B-X"}, {"w": "c", "t": "O"}))
+    assert (report.labels, report.example_prompt) == (("B-X", "O"), "a b")
+    field, said = refusal(check, config, rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["O"]}))
+    assert (field, said) == (
+        "train.data.label",
+        "column 't' has the one label 'O'; two at least are needed to tell apart",
+    )
+    bad = rows({"w": ["a"], "t": ["O"]}, {"w": 7, "t": ["B-X"]})
+    assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is no list of words")
+
+
+def test_both_answers_of_a_preference_are_checked() -> None:
+    data = {"path": "a.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
+    config = TrainConfig.model_validate(
+        {"model": "a/b", "task": "dpo", "data": data, "global_batch": 1, "micro_batch": 1}
+    )
+    report = check(config, rows({"q": "a", "good": "yes", "bad": "no"}, {"q": "b", "good": "yes", "bad": "no"}))
+    assert (report.example_prompt, report.example_completion) == ("a", "yes")
+    blank = rows({"q": "a", "good": "yes", "bad": ""}, {"q": "b", "good": "yes", "bad": " "})
+    assert refusal(check, config, blank)[0] == "train.data.rejected"
+    assert refusal(check, config, rows({"q": "a", "good": "yes"}))[1].startswith("no column 'bad'")

@@ -12,7 +12,8 @@ from aiohttp.test_utils import TestServer
 from broker.domain.errors import InvalidInput
 from broker.models import catalogue
 from broker.models.shape import shape_of
-from broker.preflight.models import HubClient, is_folder, resolve
+from broker.preflight.models import HubClient, is_folder, resolve, resolve_for
+from trainer.contract.train import TrainConfig
 
 
 def published(name: str) -> dict[str, Any]:
@@ -186,3 +187,29 @@ async def test_a_silent_hub_leaves_the_catalogue_and_it_says_so() -> None:
     assert (shape.parameters, shape.bundled) == (8_030_261_248, True)
     with pytest.raises(InvalidInput, match=r"cannot look up .owner/new.: no answer"):
         await resolve("owner/new", hub=nobody)
+
+
+BART = {"model_type": "bart", "is_encoder_decoder": True}
+WORDS = {"label": "y", "prompt": "{x}"}
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "config", "words"),
+    [
+        ("text_classification", WORDS, {"model_type": "bert"}, None),
+        ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, BART, None),
+        ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, LLAMA, "task seq2seq takes an encoder-decoder"),
+        ("text_regression", WORDS, BART, "is of the kind bart; task text_regression takes no encoder-decoder"),
+        ("text_regression", WORDS, {"hidden_size": 4}, "has no model_type"),
+    ],
+)
+async def test_a_task_takes_models_of_its_kind_and_estimates_none(
+    task: str, data: dict[str, str], config: dict[str, Any], words: str | None, tmp_path: Path
+) -> None:
+    path = folder(tmp_path, "config.json", "model.safetensors", "tokenizer.json", config=json.dumps(config))
+    train = TrainConfig.model_validate({"task": task, "model": path, "data": {"path": "a.csv", **data}})
+    if words is None:
+        assert await resolve_for(train, hub=None) is None
+        return
+    with pytest.raises(InvalidInput, match=words):
+        await resolve_for(train, hub=None)

@@ -21,6 +21,11 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_UNSPECIFIED: _ClassVar[Task]
     TASK_CAUSAL_LM: _ClassVar[Task]
+    TASK_TEXT_CLASSIFICATION: _ClassVar[Task]
+    TASK_TEXT_REGRESSION: _ClassVar[Task]
+    TASK_TOKEN_CLASSIFICATION: _ClassVar[Task]
+    TASK_SEQ2SEQ: _ClassVar[Task]
+    TASK_DPO: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +73,11 @@ IDLE_ACTION_DRAIN: IdleAction
 IDLE_ACTION_END: IdleAction
 TASK_UNSPECIFIED: Task
 TASK_CAUSAL_LM: Task
+TASK_TEXT_CLASSIFICATION: Task
+TASK_TEXT_REGRESSION: Task
+TASK_TOKEN_CLASSIFICATION: Task
+TASK_SEQ2SEQ: Task
+TASK_DPO: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -176,7 +186,7 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples")
+    __slots__ = ("task", "model", "data", "lora", "full", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +203,8 @@ class TrainConfig(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     EVAL_EVERY_STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PACKING_FIELD_NUMBER: _ClassVar[int]
+    DPO_FIELD_NUMBER: _ClassVar[int]
     task: Task
     model: str
     data: DataConfig
@@ -209,21 +221,35 @@ class TrainConfig(_message.Message):
     seed: int
     eval_every_steps: int
     samples: SamplesConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ...) -> None: ...
+    packing: bool
+    dpo: DpoConfig
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_FIELD_NUMBER: _ClassVar[int]
     EVAL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
     completion: str
     eval_share: float
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ...) -> None: ...
+    messages: str
+    label: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    words: str
+    chosen: str
+    rejected: str
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets")
@@ -256,6 +282,12 @@ class OptimConfig(_message.Message):
     beta1: float
     beta2: float
     def __init__(self, lr: _Optional[float] = ..., weight_decay: _Optional[float] = ..., warmup_share: _Optional[float] = ..., clip_norm: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ...) -> None: ...
+
+class DpoConfig(_message.Message):
+    __slots__ = ("beta",)
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    beta: float
+    def __init__(self, beta: _Optional[float] = ...) -> None: ...
 
 class SamplesConfig(_message.Message):
     __slots__ = ("prompts", "max_new_tokens")

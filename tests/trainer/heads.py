@@ -1,0 +1,93 @@
+"""Tiny models of every kind, built from their configuration classes, with the tiny tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+WORDS = 200
+
+
+def tokenizer(**special: str) -> Any:
+    """Words `w0`, `w1`, … of which each is one token; pad 0, unknown 1, end 2."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<unk>": 1, "<eos>": 2, **{f"w{i}": i + 3 for i in range(WORDS - 3)}}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<eos>"}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names | special)
+
+
+BERT: dict[str, Any] = {
+    "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def bert(folder: Path) -> Path:
+    """Pre-trained as a masked language model: it has neither a pooler nor a head."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(1)
+    BertForMaskedLM(BertConfig(**BERT)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def roberta(folder: Path) -> Path:
+    """As `bert`, with a head of two layers."""
+    import torch
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    torch.manual_seed(1)
+    RobertaForMaskedLM(RobertaConfig(**BERT)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def llama(folder: Path) -> Path:
+    """A language model, whose tokenizer has no padding of its own."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=WORDS, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        eos_token_id=2, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+SMALL: dict[str, Any] = {"vocab_size": WORDS, "d_model": 32, "pad_token_id": 0, "eos_token_id": 2}
+
+
+def t5(folder: Path) -> Path:
+    """Dropout everywhere, embeddings tied."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(1)
+    own: dict[str, Any] = {"d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    config = T5Config(**own, **SMALL)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def bart(folder: Path) -> Path:
+    """With a start of its own, and positions that are learned."""
+    import torch
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(1)
+    sides: dict[str, Any] = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in
+             (("layers", 1), ("ffn_dim", 64), ("attention_heads", 2))}  # fmt: skip
+    config = BartConfig(
+        max_position_embeddings=64, decoder_start_token_id=2, bos_token_id=2, forced_eos_token_id=None, **sides, **SMALL
+    )
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

@@ -1,0 +1,84 @@
+"""Preferences: the loss of the paper, the base as reference, resumed bit by bit."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.trainer import heads, workers
+from trainer.contract.train import LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.tasks.dpo import Dpo
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return heads.llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """w5 and w6 are liked, w50 and w51 are not."""
+    lines = ["q,good,bad", *(f"w{30 + i % 7},w{5 + i % 2},w{50 + i % 2}" for i in range(40))]
+    path = tmp_path / "preferences.csv"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def config(folder: Path, **changes: Any) -> TrainConfig:
+    fields: dict[str, Any] = {
+        "task": "dpo", "model": str(folder), "method": LoraConfig(r=8, dropout=0.1), "dpo": {"beta": 0.5},
+        "data": {"path": "p.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}", "eval_share": 0.2},
+        "optim": OptimConfig(lr=3e-2), "max_steps": 16, "global_batch": 12, "micro_batch": 3, "max_length": 16,
+        "samples": SamplesConfig(prompts=("w30",), max_new_tokens=2),
+    }  # fmt: skip
+    return TrainConfig.model_validate(fields | changes)
+
+
+def test_resume_bitwise_of_preferences(model: Path, data: Path, tmp_path: Path) -> None:
+    calm = workers.finished(tmp_path / "calm", config(model), data)
+    rough = workers.resumed(tmp_path / "rough", config(model), data)
+    assert workers.story(rough) == workers.story(calm)
+    scores = json.loads((calm / "eval.json").read_text())
+    assert scores["heldout_loss_before"] == pytest.approx(math.log(2), rel=1e-4), "it begins as its own reference"
+    assert scores["heldout_loss_after"] < scores["heldout_loss_before"]
+    assert scores["metrics_after"]["accuracy"] > 0.7
+    assert scores["metrics_after"]["margin"] > 0
+
+
+def test_the_loss_is_that_of_the_paper(model: Path, data: Path) -> None:
+    task = Dpo(config(model, precision="fp32", method=LoraConfig(r=4, dropout=0)))
+    examples, _ = task.examples(data, "csv")
+    torch.manual_seed(5)
+    tuned = task.model("fp32").train()
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+    def log_probability(ids: list[int], prompt: int) -> float:
+        logits = tuned(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(float(logits[at - 1, ids[at]]) for at in range(prompt, len(ids)))
+
+    expected = 0.0
+    for pair in examples[:3]:
+        answers = (pair.chosen, pair.rejected)
+        now = [log_probability(e.ids, e.prompt) for e in answers]
+        with tuned.disable_adapter():
+            before = [log_probability(e.ids, e.prompt) for e in answers]
+        margin = (now[0] - before[0]) - (now[1] - before[1])
+        expected += math.log1p(math.exp(-0.5 * margin))
+    found = task.loss_sum(tuned, task.collate(examples[:3], CPU))
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+    found.backward()
+    assert all(p.grad is not None for p in tuned.parameters() if p.requires_grad)
+
+
+def test_a_full_fine_tune_has_no_reference(model: Path) -> None:
+    with pytest.raises(ValidationError, match="dpo trains a LoRA"):
+        config(model, method={"kind": "full"})

@@ -1,0 +1,22 @@
+"""Every example of a task passes the checks that come before a purchase, with its own data."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from broker.domain.spec import JobSpec
+from broker.preflight.data import check, summarise
+from trainer.contract.data import format_of
+
+FOLDER = Path(__file__).parents[3] / "examples" / "tasks"
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda p: p.stem)
+def test_an_example_fits_its_data(path: Path) -> None:
+    spec = JobSpec.model_validate(yaml.safe_load(path.read_text()))
+    assert spec.train is not None
+    data = path.parent / spec.train.data.path
+    report = check(spec.train, summarise(data.read_bytes(), format_of(data.name, spec.train.data.format)))
+    assert report.train_rows >= spec.train.global_batch
+    assert report.truncated_share == 0

@@ -1,0 +1,30 @@
+"""What a fine-tune is of: one class for each `task` of the configuration.
+
+A task says how rows become examples, how examples become a batch, what the loss is and over what it is averaged, what
+is measured on held-out rows, what the model writes as a sample, and what is saved. The loop does the rest, and knows
+no task by name.
+"""
+
+from typing import Any
+
+from trainer.contract.train import TrainConfig
+from trainer.tasks.base import Task
+from trainer.tasks.causal_lm import CausalLm
+from trainer.tasks.dpo import Dpo
+from trainer.tasks.seq2seq import Seq2Seq
+from trainer.tasks.texts import TextClassification, TextRegression
+from trainer.tasks.tokens import TokenClassification
+
+TASKS: dict[str, type[Task[Any]]] = {
+    "causal_lm": CausalLm,
+    "text_classification": TextClassification,
+    "text_regression": TextRegression,
+    "token_classification": TokenClassification,
+    "seq2seq": Seq2Seq,
+    "dpo": Dpo,
+}
+
+
+def of(config: TrainConfig) -> Task[Any]:
+    """The task that the configuration names."""
+    return TASKS[config.task](config)

@@ -1,0 +1,85 @@
+"""Causal language modelling: the next token of a completion after its prompt, or of an assistant's turns in a chat."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainer.contract import cells
+from trainer.contract.data import check_templates, render
+from trainer.dataset import IGNORED, Example, by_size, collate, encode
+from trainer.faults import UserFault
+from trainer.tasks import chats, packing
+from trainer.tasks.base import Batch, Row, Task
+from trainer.tasks.packing import Pack
+from trainer.tasks.writing import continuations
+
+
+class CausalLm(Task[Example | Pack]):
+    """The loss is the cross-entropy (nats) of a token."""
+
+    architecture = "AutoModelForCausalLM"
+    adapters = "CAUSAL_LM"
+
+    def _encode(self, rows: Iterable[Row]) -> Iterator[Example]:
+        config = self.config
+        if config.data.messages:
+            yield from self._chats(rows, config.data.messages)
+            return
+        for number, row in rows:
+            if number == 1:
+                check_templates(config.data, frozenset(row))
+            prompt, completion = render(config.data, row, number)
+            yield encode(self.tokenizer, prompt, completion, config.max_length)
+
+    def _chats(self, rows: Iterable[Row], column: str) -> Iterator[Example]:
+        if not self.tokenizer.chat_template:
+            raise UserFault(
+                f"train.model: the tokenizer of {self.config.model!r} has no chat template; take an instruct model, or "
+                "give data.prompt and data.completion"
+            )
+        where = cells.source(self.config.data.path)
+        for number, row in rows:
+            messages = cells.taken("chat", row, column, where, number)
+            yield chats.encode(self.tokenizer, messages, self.config.max_length, f"{where} row {number}")
+
+    def _nothing(self) -> str:
+        return f"data: no row has a completion within max_length {self.config.max_length}; raise train.max_length"
+
+    def check(self, model: Any, device: torch.device) -> None:
+        if self.config.packing:
+            packing.check(model, device)
+
+    def size(self, example: Example | Pack) -> int:
+        return example.size if isinstance(example, Pack) else len(example.ids)
+
+    def targets(self, example: Example | Pack) -> int:
+        return example.targets
+
+    def micro_batches(self, examples: Sequence[Example | Pack], count: int) -> list[list[Example | Pack]]:
+        if not self.config.packing:
+            return super().micro_batches(examples, count)
+        rows = [row for e in examples for row in (e.rows if isinstance(e, Pack) else (e,))]
+        return by_size(packing.packed(rows, self.config.max_length), count, self.size)
+
+    def collate(self, examples: Sequence[Example | Pack], device: torch.device) -> Batch:
+        if self.config.packing:
+            packs = [e if isinstance(e, Pack) else Pack(rows=(e,)) for e in examples]
+            return packing.collate(packs, self.pad, device)
+        return collate([e for e in examples if isinstance(e, Example)], self.pad, device)
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        logits = model(**{n: t for n, t in batch.items() if n != "labels"}).logits
+        wanted = batch["labels"][:, 1:]
+        carries = wanted != IGNORED
+        return functional.cross_entropy(logits[:, :-1][carries].float(), wanted[carries], reduction="sum")
+
+    def write(self, model: Any, device: torch.device) -> list[str]:
+        prompts = self.config.samples.prompts
+        if self.config.data.messages:
+            prompts = tuple(chats.render(self.tokenizer, [{"role": "user", "content": p}], ask=True) for p in prompts)
+        if not prompts:
+            return []
+        special = not self.config.data.messages
+        return continuations(model, self.tokenizer, self.config.samples, device, prompts, special=special)

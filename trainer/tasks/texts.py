@@ -1,0 +1,177 @@
+"""A class, or a number, of a whole text."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.nn import functional
+
+from trainer.contract import cells
+from trainer.contract.data import check_templates, fill_prompt
+from trainer.dataset import padded
+from trainer.tasks import labelled
+from trainer.tasks.base import Batch, Row, Task
+from trainer.tasks.labelled import Labels
+
+L = TypeVar("L", int, float)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled(Generic[L]):
+    """A text as token ids, and what is to be said of it."""
+
+    ids: list[int]
+    label: L
+
+
+class _Texts(Task[Labelled[L]]):
+    """Any model with a head over the whole text; decoders read the last token."""
+
+    architecture = "AutoModelForSequenceClassification"
+    adapters = "SEQ_CLS"
+    headed = True
+
+    def _encode(self, rows: Iterable[Row]) -> Iterator[Labelled[L]]:
+        data = self.config.data
+        found: list[tuple[int, list[int], Any]] = []
+        for number, row in rows:
+            if number == 1:
+                check_templates(data, frozenset(row))
+            found.append((number, self._ids(fill_prompt(data, row, number)), self._read(row, number)))
+        self._settle_labels([(number, label) for number, _, label in found])
+        for _, ids, label in found:
+            yield Labelled(ids=ids, label=self._label(label))
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, truncation=True, max_length=self.config.max_length)["input_ids"])
+
+    def _settle(self, model: Any) -> None:
+        model.config.pad_token_id = self.pad  # by which decoders find the last token
+
+    def size(self, example: Labelled[L]) -> int:
+        return len(example.ids)
+
+    def targets(self, example: Labelled[L]) -> int:
+        return 1 if example.ids else 0
+
+    def collate(self, examples: Sequence[Labelled[L]], device: torch.device) -> Batch:
+        return {
+            "input_ids": padded([e.ids for e in examples], self.pad, device),
+            "attention_mask": padded([[1] * len(e.ids) for e in examples], 0, device),
+            "labels": torch.tensor([e.label for e in examples]).to(device),
+        }
+
+    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return found.float()
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        return self._loss(self._logits(model, batch), batch["labels"])
+
+    def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
+        logits = self._logits(model, batch)
+        found = zip(batch["labels"].tolist(), self._found(logits), strict=True)
+        return self._loss(logits, batch["labels"]), list(found)
+
+    @torch.no_grad()
+    def write(self, model: Any, device: torch.device) -> list[str]:
+        model.eval()
+        try:
+            texts = [Labelled(ids=self._ids(p), label=self._none()) for p in self.config.samples.prompts]
+            return [self._say(self._logits(model, self.collate([t], device))) for t in texts]
+        finally:
+            model.train()
+
+    def _nothing(self) -> str:
+        return "data: no row has a text; check data.prompt"
+
+    # ------------------------------------------------------------------------------------------- a class, or a number
+
+    @abstractmethod
+    def _read(self, row: dict[str, Any], number: int) -> Any:
+        """The cell of the label. Raises DataError."""
+
+    def _settle_labels(self, found: Sequence[tuple[int, Any]]) -> None:
+        """Sees every row's label once. Raises DataError, DataFault."""
+
+    @abstractmethod
+    def _label(self, cell: Any) -> L: ...
+
+    @abstractmethod
+    def _none(self) -> L:
+        """The label of a text that has none."""
+
+    @abstractmethod
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def _found(self, logits: torch.Tensor) -> list[L]: ...
+
+    @abstractmethod
+    def _say(self, logits: torch.Tensor) -> str:
+        """What is found of one text, in words."""
+
+
+class TextClassification(_Texts[int]):
+    """The loss is the cross-entropy (nats) of a row's class."""
+
+    def _read(self, row: dict[str, Any], number: int) -> str:
+        found: str = cells.taken("label", row, self.config.data.label, cells.source(self.config.data.path), number)
+        return found
+
+    def _settle_labels(self, found: Sequence[tuple[int, str]]) -> None:
+        self._labels = Labels(self.config.data)
+        self._labels.settle([(number, (label,)) for number, label in found])
+
+    def _label(self, cell: str) -> int:
+        return self._labels.number(cell)
+
+    def _none(self) -> int:
+        return 0
+
+    def _head(self) -> dict[str, Any]:
+        return {**self._labels.head(), "problem_type": "single_label_classification"}
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits, labels, reduction="sum")
+
+    def _found(self, logits: torch.Tensor) -> list[int]:
+        return [int(n) for n in logits.argmax(-1)]
+
+    def metrics(self, judged: Sequence[Any]) -> Mapping[str, float]:
+        return {"accuracy": labelled.accuracy(judged), "macro_f1": labelled.macro_f1(judged)}
+
+    def _say(self, logits: torch.Tensor) -> str:
+        best = int(logits[0].argmax())
+        return f"{self._labels.names[best]} ({float(logits[0].softmax(-1)[best]):.2f})"
+
+
+class TextRegression(_Texts[float]):
+    """The loss is the squared error of a row's number."""
+
+    def _read(self, row: dict[str, Any], number: int) -> float:
+        found: float = cells.taken("number", row, self.config.data.label, cells.source(self.config.data.path), number)
+        return found
+
+    def _label(self, cell: float) -> float:
+        return cell
+
+    def _none(self) -> float:
+        return 0.0
+
+    def _head(self) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression", "ignore_mismatched_sizes": True}
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(logits[:, 0], labels.float(), reduction="sum")
+
+    def _found(self, logits: torch.Tensor) -> list[float]:
+        return [float(n) for n in logits[:, 0]]
+
+    def metrics(self, judged: Sequence[Any]) -> Mapping[str, float]:
+        return labelled.errors(judged)
+
+    def _say(self, logits: torch.Tensor) -> str:
+        return f"{float(logits[0, 0]):.4g}"

@@ -1,0 +1,125 @@
+"""A tag for each word of a text, such as the names in it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainer import model as models
+from trainer.contract import cells
+from trainer.contract.data import DataError
+from trainer.dataset import IGNORED, padded
+from trainer.faults import UserFault
+from trainer.tasks import labelled
+from trainer.tasks.base import Batch, Row, Task
+from trainer.tasks.labelled import Labels
+
+Tags = tuple[tuple[int, ...], tuple[int, ...]]
+"""Wanted and found tags of one text, word by word."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tagged:
+    """A text as token ids; the tag of a word lies on its first token, the others are IGNORED."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+class TokenClassification(Task[Tagged]):
+    """The loss is the cross-entropy (nats) of a word's tag."""
+
+    architecture = "AutoModelForTokenClassification"
+    adapters = "TOKEN_CLS"
+    headed = True
+
+    def _tokenizer(self) -> Any:
+        found = models.tokenizer_of(self.config, add_prefix_space=True)  # words come without the spaces between them
+        if not found.is_fast:
+            raise UserFault(
+                f"train.model: the tokenizer of {self.config.model!r} cannot tell which word a token is of; take a "
+                "model that has a tokenizer.json"
+            )
+        return found
+
+    def _encode(self, rows: Iterable[Row]) -> Iterator[Tagged]:
+        data, where = self.config.data, cells.source(self.config.data.path)
+        found: list[tuple[list[str], list[str]]] = []
+        for number, row in rows:
+            words = cells.taken("words", row, data.words, where, number)
+            tags = cells.taken("words", row, data.label, where, number)
+            if len(words) != len(tags):
+                raise DataError(f"{where} row {number}: {len(words)} words and {len(tags)} tags; give each word one")
+            found.append((words, tags))
+        self._labels = Labels(data)
+        self._labels.settle([(number, tags) for number, (_, tags) in enumerate(found, 1)])
+        for words, tags in found:
+            ids, starts = self._tokens(words)
+            labels = [IGNORED if word is None else self._labels.number(tags[word]) for word in starts]
+            yield Tagged(ids=ids, labels=labels)
+
+    def _tokens(self, words: list[str]) -> tuple[list[int], list[int | None]]:
+        """(token ids, for each the word that begins with it)."""
+        made = self.tokenizer(words, is_split_into_words=True, truncation=True, max_length=self.config.max_length)
+        of, before = made.word_ids(), [None, *made.word_ids()]
+        return list(made["input_ids"]), [w if w != b else None for w, b in zip(of, before, strict=False)]
+
+    def _head(self) -> dict[str, Any]:
+        return self._labels.head()
+
+    def size(self, example: Tagged) -> int:
+        return len(example.ids)
+
+    def targets(self, example: Tagged) -> int:
+        return sum(label != IGNORED for label in example.labels)
+
+    def collate(self, examples: Sequence[Tagged], device: torch.device) -> Batch:
+        return {
+            "input_ids": padded([e.ids for e in examples], self.pad, device),
+            "attention_mask": padded([[1] * len(e.ids) for e in examples], 0, device),
+            "labels": padded([e.labels for e in examples], IGNORED, device),
+        }
+
+    def _logits(self, model: Any, batch: Batch) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return found.float()
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        return self._loss(self._logits(model, batch), batch["labels"])
+
+    def judged(self, model: Any, batch: Batch) -> tuple[torch.Tensor, Sequence[Any]]:
+        logits = self._logits(model, batch)
+        found = []
+        for wanted, said in zip(batch["labels"].tolist(), logits.argmax(-1).tolist(), strict=True):
+            kept = [n for n, label in enumerate(wanted) if label != IGNORED]
+            found.append((tuple(wanted[n] for n in kept), tuple(said[n] for n in kept)))
+        return self._loss(logits, batch["labels"]), found
+
+    def metrics(self, judged: Sequence[Tags]) -> Mapping[str, float]:
+        pairs = [pair for wanted, found in judged for pair in zip(wanted, found, strict=True)]
+        names = self._labels.names
+        scores = {"accuracy": labelled.accuracy(pairs)}
+        if any(name.startswith("B-") for name in names):
+            spans = [tuple(labelled.spans([names[n] for n in tags]) for tags in both) for both in judged]
+            scores["span_f1"] = labelled.span_f1(spans)
+        return scores
+
+    @torch.no_grad()
+    def write(self, model: Any, device: torch.device) -> list[str]:
+        model.eval()
+        try:
+            return [self._say(model, prompt.split(), device) for prompt in self.config.samples.prompts]
+        finally:
+            model.train()
+
+    def _say(self, model: Any, words: list[str], device: torch.device) -> str:
+        ids, starts = self._tokens(words)
+        batch = self.collate([Tagged(ids=ids, labels=[IGNORED] * len(ids))], device)
+        best = self._logits(model, batch)[0].argmax(-1).tolist()
+        said = [(word, best[n]) for n, word in enumerate(starts) if word is not None]
+        return " ".join(f"{words[word]}/{self._labels.names[tag]}" for word, tag in said)
