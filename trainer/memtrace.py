@@ -91,7 +91,7 @@ class _Probe(Loop):
         self._model, self._optimizer = self._accelerator.prepare(model, optimizer)
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._task = Progress(), 1, tasks.of(config)
-        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.rows_at_once
+        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.micro_batch
         if ask.padded:
             self._rows[-1] = Example(ids=[1] * (ask.sequence - 1), prompt=0)
 
@@ -115,7 +115,7 @@ class _Probe(Loop):
         for state in self._optimizer.state.values():
             for value in state.values():
                 storages.hold(value, "optimizer")
-        accumulated = self._config.global_batch > self._config.rows_at_once
+        accumulated = self._config.global_batch > self._config.micro_batch
         for parameter in self._parameters.values():
             parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "gradients"))
             if accumulated:

@@ -114,7 +114,7 @@ def wrap(model: Any, config: TrainConfig, adapters: str = "CAUSAL_LM", fresh: Se
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
-    if config.recomputes:
+    if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if isinstance(config.method, LoraConfig):
             model.enable_input_require_grads()
