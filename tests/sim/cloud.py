@@ -133,10 +133,19 @@ class Cloud(SimulatedProvider):
         self.more: dict[str, Observed] = {}
         """All but the first machine of several, by id."""
         self._right = self._config
+        self._caps = replace(super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0)
+        self._sells: tuple[int, Sequence[Offer]] = (-1, ())
+        """Prices and stock stand still within a bucket of time."""
 
     @property
     def caps(self) -> Caps:
-        return replace(super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0)
+        return self._caps
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        bucket = int(self._clock.monotonic() // self._config.price_bucket_s)
+        if bucket != self._sells[0]:
+            self._sells = (bucket, await super().offers(ask))
+        return self._sells[1]
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         wrong = self._config.faults.model_copy(

@@ -107,21 +107,20 @@ class StoreDoor:
         if name == "wait" or not inspect.iscoroutinefunction(method):
             return method  # type: ignore[no-any-return]
 
+        world, weather, watch, broker = self._world, self._world.weather, self._world.watch, self._broker
+
         async def call(*args: Any, **kwargs: Any) -> Any:
-            await self._reach(name)
-            before = self._world.watch.before_store(name, args)
+            await world.pause(0.001, 0.02)
+            if weather.hits("store.down", broker) or weather.hits("store.error", broker):
+                raise StoreUnavailable(f"{name}: no answer, nothing was written")
+            before = watch.before_store(name, args)
             answer = await method(*args, **kwargs)
-            self._world.watch.after_store(self._process, name, args, kwargs, before, answer)
-            if self._world.weather.hits("store.unknown_commit", self._broker):
+            watch.after_store(self._process, name, args, kwargs, before, answer)
+            if weather.hits("store.unknown_commit", broker):
                 raise StoreUnavailable(f"{name}: the connection was lost; the commit's fate is unknown")
-            if self._world.sometimes(0.3):
-                await self._world.pause(0.001, 0.2)
+            if world.sometimes(0.3):
+                await world.pause(0.001, 0.2)
             return answer
 
+        setattr(self, name, call)  # found without coming here the next time
         return call
-
-    async def _reach(self, name: str) -> None:
-        weather = self._world.weather
-        await self._world.pause(0.001, 0.02)
-        if weather.hits("store.down", self._broker) or weather.hits("store.error", self._broker):
-            raise StoreUnavailable(f"{name}: no answer, nothing was written")

@@ -57,3 +57,4 @@ def quiet() -> None:
     logging.getLogger("broker").addHandler(logging.NullHandler())
     logging.lastResort = None
     gc.disable()
+    gc.freeze()

@@ -35,7 +35,7 @@ from tests.sim.cloud import Body, Cloud, CloudDoor, Launch
 from tests.sim.doors import BlobDoor, Objects, StoreDoor
 from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather
 from tests.sim.invariants import CANARY, Watch
-from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, context_of
+from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
 from tests.sim.measures import attempt_of_machine
 from trainer.contract import keys
 from trainer.contract.rendezvous import Limits
@@ -196,7 +196,7 @@ class World:
     # --- what is done
 
     async def pause(self, least_s: float, most_s: float) -> None:
-        await asyncio.sleep(self._pauses.uniform(least_s, most_s))
+        await Sleep(self.loop, self._pauses.uniform(least_s, most_s))
 
     def sometimes(self, share: float) -> bool:
         return self._pauses.random() < share
