@@ -56,10 +56,12 @@ class Body(VirtualBody):
         now = self._clock.monotonic()
         return [one.machine.name for one in self._instances.values() if not one.over and now < one.dies_at]
 
-    def preempt(self, name: str, notice_s: float) -> None:
+    def preempt(self, name: str, notice_s: float, *, told: bool = True) -> None:
+        """`told`: False takes it away then without a word."""
         one, now = self._instances[name], self._clock.monotonic()
-        self._called[name] = now
-        one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
+        if told:
+            self._called[name] = now
+            one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
         one.dies_at = min(one.dies_at, now + notice_s)
 
     def told_s(self, one: _Instance) -> float:

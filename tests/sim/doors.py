@@ -8,6 +8,7 @@ from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, Sto
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.tenancy import Tenant
 from broker.ports import BlobInfo, StoreAccess
+from broker.store.hints import Hints
 from tests.sim.loop import Process
 
 if TYPE_CHECKING:
@@ -50,11 +51,8 @@ class BlobDoor:
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         await self._reach()
-        return [
-            BlobInfo(key=key, bytes=len(data), etag=str(number))
-            for key, (data, number) in sorted(self._objects.data.items())
-            if key.startswith(prefix)
-        ]
+        found = [(key, kept) for key, kept in self._objects.data.items() if key.startswith(prefix)]
+        return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, (data, number) in sorted(found)]
 
     async def delete(self, key: str) -> None:
         await self._reach()
@@ -88,6 +86,13 @@ class BlobDoor:
     def _lose(self) -> None:
         if self._broker is not None and self._world.weather.hits("blobs.error"):
             raise BlobsUnavailable("the blob store's answer was lost")
+
+
+class Deaf(Hints):
+    """Every hint is lost: no NOTIFY comes through."""
+
+    def hint(self, topic: str) -> None:
+        """Nobody is woken."""
 
 
 class StoreDoor:
