@@ -23,7 +23,9 @@ from broker.models import catalogue
 from broker.models.shape import shape_of
 
 TRACE_PATIENCE_S = 300
-EXACT_PRECISIONS = {"bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32"}
+EXACT_PRECISIONS = {
+    "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
+}  # fmt: skip
 
 
 class BadAsk(ValueError):
@@ -110,19 +112,17 @@ def _speed(
 def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
     adapted = frozenset[str]() if ask.method == "full" else sizes.adapted_modules(shape, ask.targets)[0]
-    every = frozenset(build_of(shape).names)
-    targets = {every: "all-linear", every & sizes.ATTENTION_ROLES: "attention", frozenset(): "all-linear"}.get(adapted)
+    names = build_of(shape).names
+    targets = ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
     for wrong, what in (
         (ask.method not in ("full", "lora"), f"--method {ask.method}"),
         (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
-        (ask.precision not in EXACT_PRECISIONS, f"--precision {ask.precision}"),
         (ask.transformers is not None, "--stack"),
         (ask.gpus > 1, f"--gpus {ask.gpus}"),
         (ask.attention != "sdpa", f"--attention {ask.attention}"),
-        (targets is None, "these --lora-targets"),
     ):
         if wrong:
-            raise BadAsk(f"--exact traces the trainer's own step on one GPU, which has no {what}; leave out --exact")
+            raise BadAsk(f"--exact traces the trainer's own step on one GPU, which knows no {what}; leave out --exact")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(dict(config), file)
         file.flush()
@@ -130,7 +130,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict
             *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
             *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
             *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
-            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", str(targets)),
+            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", targets or "all-linear"),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:
