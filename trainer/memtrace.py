@@ -95,7 +95,7 @@ class _Probe(Loop):
         self._model, self._optimizer = self._accelerator.prepare(model, optimizer)
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._task = Progress(), 1, tasks.of(config)
-        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.micro_batch
+        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.rows_at_once
         if ask.padded:
             self._rows[-1] = Example(ids=[1] * (ask.sequence - 1), prompt=0)
 
@@ -119,7 +119,7 @@ class _Probe(Loop):
         for state in self._optimizer.state.values():
             for value in state.values():
                 storages.hold(value, "optimizer")
-        accumulated = self._config.global_batch > self._config.micro_batch
+        accumulated = self._config.global_batch > self._config.rows_at_once
         for parameter in self._parameters.values():
             parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "gradients"))
             if accumulated:

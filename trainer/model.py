@@ -121,7 +121,7 @@ def wrap(
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
-    if config.gradient_checkpointing:
+    if config.recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if isinstance(config.method, LoraConfig):
             model.enable_input_require_grads()

@@ -15,7 +15,6 @@ from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Drop, HostFacts, Offer, QuoteLine, Verdict
 from tests.unit.decide.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
 
-
 UPLOAD_S = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)) * 12 / 50e6
 """Of a checkpoint: adapters and two moments in float32, at 50 MB/s."""
 
