@@ -42,6 +42,8 @@ class Step:
     accumulated: bool = False
     """Gradients of earlier micro-batches are there from the start."""
     optimizer: str = "adamw_fused"
+    trained: int | None = None
+    """Weights that gradients and states are kept for; None: those of the adapters, or all."""
     loss: Loss = "trainer"
     shards: int = 1
     """Devices that weights, gradients and states are divided between (FSDP)."""
@@ -117,7 +119,7 @@ class _Player:
         self.many = max(0, shape.layers - PLAYED)
         self.last = min(PLAYED, shape.layers) - 1
         self.tokens = step.rows * step.length
-        self.trained = trained_parameters(shape, n)
+        self.trained = step.trained or trained_parameters(shape, n)
         matrix = shape.vocabulary * shape.hidden
         self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
         self.head = self.embedding if shape.tied_embeddings else Weight(
