@@ -54,7 +54,7 @@ class Layer:
         if w.trained:
             saves.append(into)
         trained = [(w, width)] if w.trained else []
-        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained)
+        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, keeps=True)
         tape.drop(into)
         if copy is not None and w.cast is None:
             if self.build.cached_casts:

@@ -77,7 +77,7 @@ class Seat:
 
     async def _keep(self) -> None:
         while True:
-            number = await self._rig.nursery.fork(self.home, self.http.url)
+            number = await self._rig.nursery.fork(home=str(self.home), cloud=self.http.url)
             self.starts += 1
             try:
                 self._pidfd = os.pidfd_open(number)
@@ -153,10 +153,12 @@ class Verdict:
     double_live: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     underbilled: list[str] = field(default_factory=list)
+    overbilled: list[str] = field(default_factory=list)
 
     @property
     def broken(self) -> list[str]:
-        return [*self.lost_jobs, *self.double_jobs, *self.double_live, *self.orphans, *self.underbilled]
+        found = (self.lost_jobs, self.double_jobs, self.double_live, self.orphans, self.underbilled, self.overbilled)
+        return [line for lines in found for line in lines]
 
 
 class House:
