@@ -29,7 +29,8 @@ FRAGMENTS_ONE, FRAGMENTS_MANY = 0.28, 0.5
 one-GPU rows (0.12 to 0.37) and the ten two-GPU rows (0.27 to 2.7) of fms-acceleration's a100_80gb.csv."""
 SHOWN_ONE, SHOWN_MANY = 0.04, 0.25
 """How much wider the margin of nvidia-smi's figure is: the worst of eighteen rows was 5.6 % low on one GPU, and of
-twenty rows 21.7 % on two, where the allocator could not use again for the optimizer what it had cached for activations."""
+twenty rows 21.7 % on two, where the allocator could not use again for the optimizer what it had cached
+for activations."""
 
 MEASURED = frozenset({"llama", "mistral"})
 """Families with published A100 peaks to compare with."""
