@@ -67,7 +67,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
-        return shape_of(name, config)
+        return shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
@@ -89,8 +89,11 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if ask.method == "lora8":
-        return None, None, "no basis: no run on an 8-bit base was measured, and its kernels are not counted"
+    if shape.experts:
+        return None, None, "no basis: no run of a mixture of experts was measured"
+    if ask.method in ("lora8", "adapter"):
+        what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
+        return None, None, f"no basis: no run {what} was measured, and its kernels are not counted"
     numerics = sizes.numerics(shape, ask)[0]
     run = Run(
         shape=shape,
@@ -160,6 +163,7 @@ def estimate(
     lora_r: int = 16,
     lora_targets: str = "all-linear",
     lora_dropout: float = 0.05,
+    trainable_parameters: int | None = None,
     attention: str = "sdpa",
     stack: str | None = None,
     exact: bool = False,
@@ -188,6 +192,7 @@ def estimate(
         rank=lora_r,
         targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
         dropout=lora_dropout,
+        trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
         transformers=version or None,
     )
@@ -230,6 +235,7 @@ def _document(
         "evidence": tier,
         "evidence_detail": evidence,
         "margin_pct": round(100 * margin, 1),
+        "device_margin_pct": round(100 * found.device_margin, 1),
         "notes": list(found.notes),
         "tokens_per_s": speed[0],
         "tokens_per_s_interval": speed[1],
