@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from broker.decide.throughput import adapted_weights, spread_of
 from broker.domain.errors import InvalidInput
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
+from broker.models.defaults import filled
 from broker.models.shape import shape_of
 
 TRACE_PATIENCE_S = 300
@@ -67,7 +69,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
-        return shape_of(name, config)
+        return shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
@@ -89,6 +91,8 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
+    if shape.experts:
+        return None, None, "no basis: no run of a mixture of experts was measured"
     if ask.method in ("lora8", "adapter"):
         what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
         return None, None, f"no basis: no run {what} was measured, and its kernels are not counted"
@@ -198,6 +202,10 @@ def estimate(
         found = sizes.estimate(shape, ask)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+    lacking = filled(given)[1]
+    if lacking:
+        what = f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
+        found = replace(found, notes=(*found.notes, what))
     hardware = _hardware(gpu)
     return _document(
         name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None

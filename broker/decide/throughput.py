@@ -43,11 +43,6 @@ def adapted_weights(shape: ModelShape, numerics: Numerics) -> int:
     return shape.parameters if numerics.full else adapter_parameters(shape, numerics.rank, numerics.adapted)
 
 
-def checkpoint_size(workload: Workload, shape: ModelShape) -> int:
-    """Of a checkpoint."""
-    return trainable_parameters(workload, shape) * STATE_BYTES
-
-
 def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     """(factor, evidence): tokens/s lie between the estimate over the factor and times it; see `calibration`."""
     if not hardware.gpu:
@@ -93,29 +88,48 @@ def step_seconds(run: Run, hardware: Hardware, *, cores: int = 1) -> float:
     return terms(ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))).total
 
 
-def _evaluation_s(run: Run, hardware: Hardware, cores: int, tokens: float) -> float:
-    """Forward passes over so many tokens: one product of two or three, one part of attention's 3.5, a pass of three."""
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What of the time depends on the hardware alone, so that it is worked out once for many jobs alike."""
+
+    step_s: float
+    evaluated_s: float
+    """For a token that is only looked at, with all devices."""
+    spread: float
+    trained: int
+    parameters: int
+
+
+def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
+    """Of the workload that `run` is a step of. `cores`: of a CPU."""
+    cores = 1 if hardware.gpu else max(1, cores)
+    # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three.
     alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
     once = terms(ideal(alone, hardware, cores=cores))
     products = once.matmul / (3 if run.numerics.full else 2)
-    return (products + once.attention / 3.5 + (once.elementwise + once.host) / 3) * tokens / run.tokens
+    forward = products + once.attention / 3.5 + (once.elementwise + once.host) / 3
+    return Timing(
+        step_s=step_seconds(run, hardware, cores=cores),
+        evaluated_s=forward / run.tokens / run.devices,
+        spread=spread_of(run, hardware)[0],
+        trained=run.trained,
+        parameters=run.shape.parameters,
+    )
 
 
-def pace(workload: Workload, run: Run, hardware: Hardware, *, cores: int = 1, local: bool = False) -> Pace:
-    """Time of the whole workload, of which `run` is a step. `local`: the weights lie on this machine."""
-    cores = 1 if hardware.gpu else max(1, cores)
-    step = step_seconds(run, hardware, cores=cores)
-    evaluation = _evaluation_s(run, hardware, cores, workload.eval_rows * workload.tokens_per_row) / run.devices
-    states = checkpoint_size(workload, run.shape)
+def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
+    """Time of the whole workload. `local`: the weights lie on this machine."""
+    states, fetched = at.trained * STATE_BYTES, WEIGHT_BYTES * at.parameters + workload.data_bytes
+    training, evaluation = workload.steps * at.step_s, workload.eval_rows * workload.tokens_per_row * at.evaluated_s
     stall = states / SNAPSHOT_BYTES_PER_S / workload.checkpoint_every_s
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
     return Pace(
-        step_s=step,
-        work_s=(workload.steps * step + evaluation) * (1 + stall),
-        training_s=workload.steps * step,
+        step_s=at.step_s,
+        work_s=(training + evaluation) * (1 + stall),
+        training_s=training,
         evaluation_s=evaluation,
-        load_s=START_S + (WEIGHT_BYTES * run.shape.parameters + workload.data_bytes) / rate,
-        spread=spread_of(run, hardware)[0],
+        load_s=START_S + fetched / rate,
+        spread=at.spread,
         checkpoint_bytes=states,
-        fetched_bytes=WEIGHT_BYTES * run.shape.parameters + workload.data_bytes,
+        fetched_bytes=fetched,
     )

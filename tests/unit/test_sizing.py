@@ -85,10 +85,15 @@ def test_people_are_shown_a_table_and_what_it_rests_on() -> None:
     [
         (["--config", "/no/such/config.json"], "/no/such/config.json: No such file"),
         (["--config", "{"], "--config: is not JSON"),
-        (["--config", '{"model_type": "llama"}'], "no positive num_hidden_layers"),
+        (["--config", '{"model_type": "own"}'], "no positive hidden_size"),
         (["--config", json.dumps(TINY | {"hidden_size": -256})], "no positive hidden_size"),
         (["--config", json.dumps(TINY | {"vocab_size": 0})], "no positive vocab_size"),
         (["--config", json.dumps(TINY | {"num_experts": 8})], "mixture of experts"),
+        (
+            ["--config", json.dumps(TINY | {"num_attention_heads": 7})],
+            "hidden_size of 256, which 7 heads do not divide",
+        ),
+        (["--config", json.dumps(TINY | {"num_key_value_heads": 3})], "8 heads, which 3 heads of keys do not divide"),
         (["--config", json.dumps(TINY), "--seq", "513"], "--seq 513: the model has 512 positions"),
         (["--config", json.dumps(TINY), "--seq", "-1"], "--seq -1: must be at least 1"),
         (["--config", json.dumps(TINY), "--seq", "9", "--micro-batch", "0"], "--micro-batch 0"),
@@ -108,12 +113,30 @@ def test_bad_input_is_one_line_that_names_it(words: list[str], told: str) -> Non
     assert len(ran.stderr.splitlines()) == 1
 
 
+def test_what_a_config_leaves_out_is_the_architectures_default_and_is_said() -> None:
+    """transformers writes only what differs from its class: MistralConfig() is a Mistral-7B."""
+    found = estimate(config={"model_type": "mistral", "max_position_embeddings": 32768}, seq=512)
+    assert found["parameters"] == 7_241_732_096
+    assert "lacks num_hidden_layers, hidden_size" in found["notes"][0]
+    assert "mistral's defaults" in found["notes"][0]
+    few = estimate(config={"model_type": "mistral", "num_attention_heads": 4, "hidden_size": 256}, seq=512)
+    assert "num_key_value_heads" not in few["notes"][0]
+
+
 def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     for content, told in ((b"\xff\xfe\x00", "is no text"), (b"[1]", "is not a JSON object")):
         file.write_bytes(content)
         with pytest.raises(BadAsk, match=told):
             estimate(config=file)
+
+
+def test_a_mixture_of_experts_is_estimated_and_its_speed_is_not_known() -> None:
+    found = estimate("mistralai/Mixtral-8x7B-v0.1", gpu="h200", method="qlora", gradient_checkpointing=True)
+    assert found["parameters"] == 46_702_792_704
+    assert found["tokens_per_s"] is None
+    assert "mixture" in found["tokens_per_s_basis"]
+    assert 25 * GIB < found["peak_allocated_bytes"] < 40 * GIB
 
 
 def test_speed_is_not_known_where_it_has_no_basis() -> None:
