@@ -5,8 +5,18 @@ from decimal import Decimal
 
 import pytest
 
-from broker.decide.lifecycle import AttemptEvent, Effect
-from broker.decide.step import after_attempt, back_off_s, end_reason, kept_until, reason_of, setup_reason, step
+from broker.decide.lifecycle import AttemptEvent, Effect, JobEvent
+from broker.decide.step import (
+    after_attempt,
+    back_off_s,
+    cap_was_raised,
+    end_reason,
+    job_event,
+    kept_until,
+    reason_of,
+    setup_reason,
+    step,
+)
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason, Signal
 from tests.unit.decide import build
@@ -225,3 +235,17 @@ def test_the_last_retry_for_an_image_is_the_last() -> None:
         build.active_job(spec_changes=one, retries_used=1), build.attempt(), Reason.IMAGE, "", build.T0
     )
     assert (again.state, over.state) == (JobState.RECOVERING, JobState.FAILED)
+
+
+def test_a_drain_ends_for_what_it_was_begun_for() -> None:
+    assert end_reason(ending(reason=Reason.IDLE, final=final(Outcome.DRAINED)), build.active_job()) is Reason.IDLE
+
+
+def test_an_image_that_no_earlier_attempt_was_refused_for_is_tried_again() -> None:
+    assert job_event(build.active_job(), Reason.IMAGE) is JobEvent.RETRY
+
+
+def test_what_earlier_attempts_have_spent_leaves_less_of_the_cap() -> None:
+    job = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("1.5"))
+    assert not cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.4"), charged_usd=Decimal("0.9")))
+    assert cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.3"), charged_usd=Decimal("0.9")))
