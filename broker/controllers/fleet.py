@@ -18,6 +18,7 @@ from broker.controllers.interruption import Interruption
 from broker.controllers.inventory import Inventory
 from broker.controllers.launch import Launch
 from broker.controllers.launchers import Launchers
+from broker.controllers.lessons import Lessons
 from broker.controllers.liveness import LivenessController
 from broker.controllers.look import Looker
 from broker.controllers.loop import Controller, run_forever
@@ -28,6 +29,7 @@ from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
 from broker.controllers.through import Through
 from broker.decide.digest import DigestPlan
+from broker.decide.experience import Learned
 from broker.domain.offer import Offer
 from broker.ports import Notifier
 from broker.secrets import SecretBox
@@ -41,6 +43,7 @@ class Fleet:
     controllers: tuple[Controller, ...]
     launch: Launch
     outbox: Outbox
+    learned: Learned
 
     @classmethod
     def build(
@@ -57,7 +60,7 @@ class Fleet:
         digest: DigestPlan | None = None,
     ) -> "Fleet":
         inventory, launchers = Inventory(context), Launchers(context)
-        beats = Beats(context)
+        beats, lessons = Beats(context), Lessons(context)
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
@@ -66,8 +69,9 @@ class Fleet:
             context=context,
             launch=launch,
             outbox=outbox,
+            learned=lessons,
             controllers=(
-                Placement(context, offers, troubles),
+                Placement(context, offers, troubles, lessons),
                 launch,
                 LivenessController(context, looker),
                 interruption,
@@ -77,6 +81,7 @@ class Fleet:
                 Guard(context),
                 Retention(context),
                 Budgets(context),
+                lessons,
                 Sweep(context, inventory, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),

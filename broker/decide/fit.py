@@ -5,6 +5,7 @@ Data parallel only: every GPU holds everything.
 
 from dataclasses import dataclass
 
+from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import TABLE, Hardware
 from broker.decide.memory import memory
 from broker.decide.throughput import Pace, pace, useful_devices
@@ -27,11 +28,21 @@ def computing(offer: Offer) -> Hardware | None:
     return TABLE.get(offer.emulated_on or offer.accelerator)
 
 
-def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False) -> Fit:
+def _too_small(workload: Workload, offer: Offer) -> str | None:
+    """Why this very job, which has run out of memory before, needs a larger machine."""
+    if 0 < offer.gpu_memory_bytes <= workload.memory_above:
+        return f"it ran out of {workload.memory_above / GIB:.1f} GiB before; has {offer.gpu_memory_bytes / GIB:.1f}"
+    return None
+
+
+def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False, learned: Experience = NOTHING) -> Fit:
     """`nodes` of `offer` against `workload`; only hardware is looked at. `local`: the weights lie on this machine.
+    `learned`: what own runs say of such jobs.
 
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
+    if (why := _too_small(workload, offer)) is not None:
+        return Fit(drop=Drop.MEMORY, reason=why)
     if workload.shape is None:
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
         return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
@@ -45,6 +56,7 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     devices = useful_devices(workload, there)
     need = memory(workload, bf16=nominal.bf16, gpu=nominal.gpu, devices=devices)
     assert need is not None
+    need = learned.need(workload, need, gpu=nominal.gpu)
     has = offer.gpu_memory_bytes or nominal.memory_bytes
     if need.required > has:
         what = "per GPU" if nominal.gpu else "of memory"
@@ -58,7 +70,13 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
         reason=reason,
         memory=need,
         pace=pace(
-            workload, actual, cores=offer.emulated_vcpus or offer.vcpus, devices=devices, nodes=nodes, local=local
+            workload,
+            actual,
+            cores=offer.emulated_vcpus or offer.vcpus,
+            devices=devices,
+            nodes=nodes,
+            local=local,
+            learned=learned.speed(actual, workload),
         ),
         devices=devices,
     )

@@ -18,11 +18,12 @@ from math import ceil, inf, sqrt
 from operator import attrgetter
 from typing import overload
 
+from broker.decide.experience import NOTHING, Experience
 from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
 from broker.domain.instance import Caps
 from broker.domain.money import show
-from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Verdict, Workload
+from broker.domain.offer import GIB, HOST, Drop, Offer, Quote, QuoteLine, Verdict, Workload
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 
@@ -93,6 +94,7 @@ class _Ask:
     hosts: bool
     """Whole hosts are excluded as well."""
     caps: Mapping[str, Caps]
+    learned: Experience
     fits: dict[object, Fit] = field(default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
 
@@ -137,7 +139,9 @@ def _kind(ask: _Ask, offer: Offer) -> _Kind:
     hardware = _HARDWARE(offer)
     fits = ask.fits.get(hardware)
     if fits is None:
-        fits = ask.fits[hardware] = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files)
+        fits = ask.fits[hardware] = fit(
+            ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned
+        )
     drop, reason = _policy(ask, offer, caps) or (fits.drop, fits.reason)
     setup = caps.boot_s + (fits.pace.load_s if fits.pace else 0.0)
     return _Kind(
@@ -181,6 +185,8 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
         return Drop.PRICE, -1
     if price > ask.limit:
         return Drop.HOURLY_LIMIT, -1
+    if 0 < offer.ram_bytes <= ask.workload.ram_above:
+        return Drop.MEMORY, -1
     if offer.spot:
         rate, on_demand = preemptions_per_s(offer), offer.on_demand_usd_per_hour
         if on_demand is not None and asked > on_demand:
@@ -217,6 +223,9 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
             return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
         case Drop.PRICE:
             return f"price {show(offer.usd_per_hour)}/h cannot be true; the catalogue does not know it"
+        case Drop.MEMORY if kind.drop is None:
+            had, has = ask.workload.ram_above / GIB, offer.ram_bytes / GIB
+            return f"a machine of {had:.1f} GiB ran out of its own memory before; has {has:.1f}"
         case Drop.HOURLY_LIMIT:
             limit = ask.spec.resources.max_usd_per_hour
             return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
@@ -289,6 +298,9 @@ def _kept_line(offer: Offer, kind: _Kind, nodes: int) -> QuoteLine:
         usd_p50=_cost(price, kind.billed(p50)),
         usd_p90=_cost(price, kind.billed(p90)),
         step_s=pace.step_s,
+        evidence=pace.evidence,
+        runs=pace.runs,
+        devices=kind.fit.devices,
         nodes=nodes,
     )
 
@@ -360,6 +372,7 @@ def quote(
     caps: Mapping[str, Caps],
     machine_s: float = 0.0,
     lead_s: float = 0.0,
+    learned: Experience = NOTHING,
 ) -> Quote:
     """Every offer once, kept ones first by expected dollars to finish (a script: by price), ties by offer id.
 
@@ -369,6 +382,7 @@ def quote(
     key, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
+    `learned`: what own runs say of speed and memory.
     """
     ask = _Ask(
         spec=spec,
@@ -385,5 +399,6 @@ def quote(
         excluded=excluded,
         hosts=any(key.startswith(HOST) for key in excluded),
         caps=caps,
+        learned=learned,
     )
     return _quote(ask, offers, now, spent)

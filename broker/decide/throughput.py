@@ -1,8 +1,9 @@
 """Time of a workload on one machine: the roofline's terms for the trainer's own step, and how far they may be off."""
 
 from dataclasses import dataclass, replace
+from math import exp, expm1
 
-from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
+from broker.decide.calibration import FITTED, NO_RUNS, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED, Belief
 from broker.decide.hardware import Hardware
 from broker.decide.memory import numerics_of, trainable_parameters
 from broker.decide.memory_builds import Numerics
@@ -28,6 +29,10 @@ class Pace:
     load_s: float
     """From the agent's first beat to the first step."""
     spread: float
+    evidence: str = ""
+    """What this rests on."""
+    runs: int = 0
+    """Own runs on such hardware that it rests on."""
 
 
 def useful_devices(workload: Workload, gpus: int) -> int:
@@ -77,23 +82,37 @@ def _evaluation_s(run: Run, hardware: Hardware, cores: int, tokens: float) -> fl
     return (products + once.attention / 3.5 + (once.elementwise + once.host) / 3) * tokens / run.tokens
 
 
+def observed_runs(runs: int) -> str:
+    """So many, in words."""
+    return f"{runs} observed run{'' if runs == 1 else 's'}"
+
+
 def pace(
-    workload: Workload, hardware: Hardware, *, cores: int = 1, devices: int = 1, nodes: int = 1, local: bool = False
-) -> Pace | None:
-    """Time of the whole workload; None for a script. `local`: the weights lie on this machine."""
+    workload: Workload, hardware: Hardware, *, cores: int = 1, devices: int = 1, nodes: int = 1, local: bool = False,
+    learned: Belief = NO_RUNS,
+) -> Pace | None:  # fmt: skip
+    """Time of the whole workload; None for a script. `local`: the weights lie on this machine. `learned`: what own runs
+    say of the speed."""
     shape = workload.shape
     if shape is None:
         return None
     cores = 1 if hardware.gpu else max(1, cores)
     run = run_of(workload, shape, hardware, devices=devices, nodes=nodes)
-    step = terms(ideal(run, hardware, cores=cores)).total
-    evaluation = _evaluation_s(run, hardware, cores, workload.eval_rows * workload.tokens_per_row) / devices
+    slower = exp(-learned.shift)
+    step = terms(ideal(run, hardware, cores=cores)).total * slower
+    evaluation = _evaluation_s(run, hardware, cores, workload.eval_rows * workload.tokens_per_row) / devices * slower
     states = run.trained * 12
     stall = states / SNAPSHOT_BYTES_PER_S / workload.checkpoint_every_s
+    spread, evidence = spread_of(run, hardware)
+    if learned.runs:
+        moved = f"{100 * expm1(learned.shift):+.0f} % by {observed_runs(learned.runs)} on the {hardware.name}"
+        evidence = f"{evidence}; {moved}, so / and x {spread**learned.scale:.2f}"
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
     return Pace(
         step_s=step,
         work_s=(workload.steps * step + evaluation) * (1 + stall),
         load_s=START_S + 2 * shape.parameters / rate,
-        spread=spread_of(run, hardware)[0],
+        spread=spread**learned.scale,
+        evidence=evidence,
+        runs=learned.runs,
     )

@@ -134,16 +134,23 @@ class MemoryNeed:
     context: int
     margin: float
     source: str
+    correction: float = 1.0
+    """What own runs make of the sum of the categories."""
+    floor: int = 0
+    """Bytes of a device that such a run was seen to need."""
+    runs: int = 0
+    """Own runs that this rests on."""
 
     @property
     def peak(self) -> int:
         """What the training process allocates, bytes, without the margin and the device context."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        by_category = self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return int(by_category * self.correction)
 
     @property
     def required(self) -> int:
         """What a device must have, bytes."""
-        return int((self.peak + self.context) * (1 + self.margin))
+        return max(self.floor, int((self.peak + self.context) * (1 + self.margin)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +207,12 @@ class Workload:
     eval_rows: int = 0
     """Held-out rows times the number of evaluations."""
     checkpoint_every_s: float = 300.0
+    memory_scale: float = 1.0
+    """What the memory estimate is multiplied by: this very job has run out of memory."""
+    memory_above: int = 0
+    """Devices with at most so many bytes are too small: it ran out there with the least plan."""
+    ram_above: int = 0
+    """The same of the machine's own memory."""
 
 
 class Verdict(StrEnum):
@@ -246,6 +259,12 @@ class QuoteLine:
     """Expected dollars to finish: work, set-up, checkpoints and lost work."""
     usd_p90: Decimal | None = None
     step_s: float | None = None
+    evidence: str = ""
+    """What the speed rests on, in words."""
+    runs: int = 0
+    """Own runs on such a GPU that it rests on."""
+    devices: int = 1
+    """That train together, of all nodes."""
     nodes: int = 1
     """Machines of this kind that are bought together; every dollar above is for all of them."""
 
