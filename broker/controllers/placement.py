@@ -144,6 +144,7 @@ class Placement:
             caps={name: p.caps for name, p in context.providers.items()},
             machine_s=job.machine_s,
             lead_s=self._lead_s,
+            storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
             learned=self._learned(),
         )
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))

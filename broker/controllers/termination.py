@@ -167,7 +167,7 @@ class Termination:
                 attempt=ended,
                 data={"reason": reason.value, "usd": str(spent)},
             ),
-            *_replanned(one.job, job),
+            *_replanned(one.job, job, ended),
             _job_event(job),
         )
         return Change(
@@ -210,7 +210,7 @@ def _last_charge(attempt: Attempt, until: datetime) -> Charge:
     )
 
 
-def _replanned(before: Job, after: Job) -> tuple[Event, ...]:
+def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:
     """Told when memory ran out and the next attempt is to need less."""
     if after.remedy is None or after.remedy == before.remedy:
         return ()
@@ -220,7 +220,7 @@ def _replanned(before: Job, after: Job) -> tuple[Event, ...]:
         "gradient_checkpointing": changed.gradient_checkpointing,
         "tried": list(changed.tried),
     }
-    return (event(before, "job.replanned", told(before, changed), data=data),)
+    return (event(before, "job.replanned", told(before, ended.line, changed), data=data),)
 
 
 def _job_event(job: Job) -> Event:

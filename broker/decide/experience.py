@@ -8,16 +8,16 @@ which nobody's model, data or name can be seen.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, expm1, inf, log, log1p
+from math import exp, expm1, log, log1p
 from statistics import median
 
 from broker.decide.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Belief, Path, Prior, believe
 from broker.decide.hardware import TABLE, Hardware
-from broker.decide.memory import memory
-from broker.decide.recovery import MOST, planned, shortfall
+from broker.decide.plans import Planner, shards_of
+from broker.decide.recovery import MOST, shortfall
 from broker.decide.roofline import ideal
 from broker.decide.step import ran_out_of_host
-from broker.decide.throughput import observed_runs, pace, run_of
+from broker.decide.throughput import observed_runs, step_seconds
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.observation import Observation
 from broker.domain.offer import MemoryNeed, Workload
@@ -30,15 +30,18 @@ LEAST_MARGIN = 0.01
 Z95 = 1.645
 """Standard deviations that a margin stands for."""
 
-Like = tuple[object, ...]
+Kind = tuple[object, ...]
+Like = tuple[Kind, int, int]
+"""(model, method and checkpointing; micro-batch, tokens of a row)."""
 
 
 def like(workload: Workload) -> Like:
-    """Equal for workloads that need the same memory: model, method and plan."""
-    return (*_base(workload), workload.micro_batch, workload.gradient_checkpointing, workload.sequence)
+    """Equal for workloads that need the same memory."""
+    kind = (*_base(workload), workload.gradient_checkpointing)
+    return kind, workload.micro_batch, workload.sequence
 
 
-def _base(workload: Workload) -> Like:
+def _base(workload: Workload) -> Kind:
     shape = workload.shape and replace(workload.shape, name="", bundled=False)
     return shape, workload.method, workload.lora_r, workload.lora_targets, workload.precision
 
@@ -51,9 +54,9 @@ class Experience:
     """By hardware."""
     peaks: Sequence[tuple[Path, float]] = ()
     """One for all runs that are alike: they say nothing more of others."""
-    floors: Mapping[Like, int] = field(default_factory=dict)
-    """Most bytes of a device that runs like this one were seen to need."""
-    shortfalls: Mapping[Like, float] = field(default_factory=dict)
+    floors: Mapping[Kind, Sequence[tuple[int, int, int]]] = field(default_factory=dict)
+    """By model, method and checkpointing: (micro-batch, tokens of a row, most bytes of a device that were seen)."""
+    shortfalls: Mapping[Kind, float] = field(default_factory=dict)
     """By how much runs of this model and method wanted more than was estimated, with its margin, as they ran out."""
     _known: dict[object, Belief] = field(default_factory=dict, repr=False)
 
@@ -68,8 +71,11 @@ class Experience:
             known = self._known[path, prior] = believe(runs, path, prior)
         return known
 
-    def need(self, workload: Workload, need: MemoryNeed, *, gpu: bool) -> MemoryNeed:
-        """An estimate corrected, its margin by the evidence: never less than what was observed of its like."""
+    def need(self, workload: Workload, need: MemoryNeed, gpu: bool, sharded: bool) -> MemoryNeed:
+        """An estimate corrected, its margin by the evidence: never less than what was seen with no more rows, and no
+        longer ones. Of what is divided between GPUs nothing was observed."""
+        if sharded:
+            return replace(need, correction=workload.memory_scale)
         path = _path("gpu" if gpu else "cpu", workload)
         known = self._believed(self.peaks, path, _memory_prior(need.margin)) if self.peaks else NO_RUNS
         failed = max(workload.memory_scale, self.shortfalls.get(_base(workload), 1.0))
@@ -80,7 +86,9 @@ class Experience:
         if failed > 1:  # where such a run has failed, others' success is no reason to be less careful
             factor, margin = max(factor, failed), need.margin
             source += "; such a run has run out of memory"
-        floor = self.floors.get(like(workload), 0)
+        seen = self.floors.get(like(workload)[0], ())
+        least = (took for b, s, took in seen if b <= workload.micro_batch and s <= workload.sequence)
+        floor = max(least, default=0)
         return replace(need, correction=factor, floor=floor, margin=margin, runs=known.runs, source=source)
 
 
@@ -104,9 +112,9 @@ def _memory_prior(margin: float) -> Prior:
 
 def observed(job: Job, attempt: Attempt) -> Observation | None:
     """What an ended attempt showed; None: nothing that an estimate could learn from."""
-    offer, workload, final = attempt.line.offer, planned(job), attempt.final
+    offer, workload, plan, final = attempt.line.offer, job.workload, attempt.line.plan, attempt.final
     name = offer.emulated_on or offer.accelerator
-    if workload.shape is None or name not in TABLE:
+    if workload.shape is None or plan is None or name not in TABLE:
         return None
     last = final or attempt.beat
     if last is None:
@@ -122,7 +130,7 @@ def observed(job: Job, attempt: Attempt) -> Observation | None:
     return Observation(
         attempt_id=attempt.id,
         hardware=name,
-        devices=attempt.line.devices,
+        plan=plan,
         nodes=attempt.line.nodes,
         cores=offer.emulated_vcpus or offer.vcpus,
         workload=replace(workload, shape=replace(workload.shape, name="")),
@@ -141,8 +149,8 @@ class Assessed:
     path: Path
     speed: float | None
     """Logarithm of observed over estimated; None: not known, or not to be believed."""
-    kind: Like
-    base: Like
+    like: Like
+    base: Kind
     memory_path: Path
     peak: float | None = None
     """Likewise."""
@@ -156,20 +164,22 @@ class Assessed:
 def assess(one: Observation) -> Assessed | None:
     """None: what cannot be estimated any more. Takes 2 ms."""
     hardware = TABLE.get(one.hardware)
-    if hardware is None:
+    if hardware is None or one.workload.shape is None:
         return None
-    need = memory(one.workload, bf16=hardware.bf16, gpu=hardware.gpu, devices=one.devices)
-    if need is None:
-        return None
+    planner = Planner(one.workload)
+    work = planner.as_planned(one.plan)
     found = Assessed(
         hardware=hardware.name,
-        path=_path(hardware.name, one.workload),
-        speed=_speed(one, hardware),
-        kind=like(one.workload),
-        base=_base(one.workload),
-        memory_path=_path("gpu" if hardware.gpu else "cpu", one.workload),
+        path=_path(hardware.name, work),
+        speed=_speed(one, planner, hardware),
+        like=like(work),
+        base=_base(work),
+        memory_path=_path("gpu" if hardware.gpu else "cpu", work),
         device_bytes=one.device_bytes,
     )
+    if shards_of(one.plan, one.nodes) > 1:
+        return found
+    need = planner.need(one.plan, hardware, one.nodes)
     if one.out_of_memory:
         return replace(found, short=shortfall(one.device_bytes, need))
     if one.peak_bytes is None or not 0 < one.peak_bytes <= one.device_bytes:
@@ -190,33 +200,32 @@ def learn(assessed: Sequence[Assessed]) -> Experience:
         if one.speed is not None:
             speeds[one.hardware].append((one.path, one.speed))
         if one.peak is not None:
-            peaks[one.memory_path, one.kind].append(one.peak)
+            peaks[one.memory_path, one.like].append(one.peak)
         if one.took is not None:
-            floors[one.kind] = max(floors.get(one.kind, 0), one.took)
-            if one.kind in ran_out and one.device_bytes <= ran_out[one.kind].device_bytes:
-                del ran_out[one.kind]  # it does fit there: something else had filled that memory
+            floors[one.like] = max(floors.get(one.like, 0), one.took)
+            if one.like in ran_out and one.device_bytes <= ran_out[one.like].device_bytes:
+                del ran_out[one.like]  # it does fit there: something else had filled that memory
         if one.short is not None:
-            ran_out[one.kind] = one
-    shortfalls: dict[Like, float] = {}
+            ran_out[one.like] = one
+    shortfalls: dict[Kind, float] = {}
     for one in ran_out.values():
         shortfalls[one.base] = max(one.short or 1.0, shortfalls.get(one.base, 1.0))
+    by_kind: dict[Kind, list[tuple[int, int, int]]] = defaultdict(list)
+    for (kind, rows, length), took in floors.items():
+        by_kind[kind].append((rows, length, took))
     return Experience(
         speeds=dict(speeds),
         peaks=[(path, median(logs)) for (path, _), logs in peaks.items()],
-        floors=floors,
+        floors=by_kind,
         shortfalls=shortfalls,
     )
 
 
-def _speed(one: Observation, hardware: Hardware) -> float | None:
+def _speed(one: Observation, planner: Planner, hardware: Hardware) -> float | None:
     """Logarithm of observed over estimated tokens/s; None: not known, or faster than the datasheet."""
-    workload = one.workload
-    if one.tokens_per_s is None or one.tokens_per_s <= 0 or workload.shape is None:
+    if one.tokens_per_s is None or one.tokens_per_s <= 0:
         return None
-    estimated = pace(workload, hardware, cores=one.cores, devices=one.devices, nodes=one.nodes)
-    assert estimated is not None
-    tokens = workload.global_batch * workload.tokens_per_row
-    took = tokens / one.tokens_per_s
-    best = ideal(run_of(workload, workload.shape, hardware, devices=one.devices, nodes=one.nodes), hardware).matmul
-    least = best * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else -inf
-    return None if took < least else log(estimated.step_s / took)
+    run = planner.run(one.plan, hardware, one.nodes)
+    took = one.workload.global_batch * one.workload.tokens_per_row / one.tokens_per_s
+    least = ideal(run, hardware).matmul * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else 0.0
+    return None if took < least else log(step_seconds(run, hardware, cores=one.cores) / took)

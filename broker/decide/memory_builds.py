@@ -23,6 +23,8 @@ class Build:
     softcap: bool = False
     cached_casts: bool = True
     """False: matrices are transposed before their product, so autocast does not know their casts again."""
+    mask_buffer: bool = False
+    """The model holds a causal mask over all its positions, a byte for each pair."""
     broadcast: bool = False
     """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
 
@@ -45,7 +47,7 @@ BUILDS: Mapping[str, Build] = {
     "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False),
     "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
     "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
-    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False),
+    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),
     "phi": Build(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
 }
@@ -74,6 +76,8 @@ class Numerics:
     """Of base weights that are not quantised."""
     trained: int
     """Of each trained weight, its gradient and each of AdamW's moments."""
+    adapters: int = 4
+    """Of LoRA's weights as they are computed with, and of their gradients before they are reduced."""
     compute: int
     full: bool
     """Every weight is trained; False: adapters only."""

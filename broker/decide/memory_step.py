@@ -42,6 +42,8 @@ class Step:
     accumulated: bool = False
     """Gradients of earlier micro-batches are there from the start."""
     optimizer: str = "adamw_fused"
+    trained: int | None = None
+    """Weights that gradients and states are kept for; None: those of the adapters, or all."""
     loss: Loss = "trainer"
     shards: int = 1
     """Devices that weights, gradients and states are divided between (FSDP)."""
@@ -49,6 +51,9 @@ class Step:
     """Devices that hold everything (DDP)."""
     masters: bool = False
     """Shards are kept in the trained weights' type, and gathered in the compute type."""
+    hooked: bool = False
+    """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and where
+    checkpointing is reentrant, which makes leaves of them, their gradients too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +119,14 @@ class _Player:
         self.many = max(0, shape.layers - PLAYED)
         self.last = min(PLAYED, shape.layers) - 1
         self.tokens = step.rows * step.length
-        self.trained = trained_parameters(shape, n)
+        self.trained = step.trained or trained_parameters(shape, n)
         matrix = shape.vocabulary * shape.hidden
         self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
         self.head = self.embedding if shape.tied_embeddings else Weight(
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
         self.deep: dict[str, Bytes] = {}
-        self.gone_ahead: int | None = None
+        self.probed: tuple[int, int] | None = None
 
     def play(self) -> Played:
         tape = self.tape
@@ -164,6 +169,8 @@ class _Player:
         states, _ = optimizer_bytes(step, self.trained)
         shards = step.shards
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
+        if build_of(self.shape).mask_buffer:
+            self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
         self.tape.shift("weights", (base + adapters) // shards)
         self.tape.shift("optimizer", states // shards)
         if n.bits == 4 and shards > 1:  # the scales of a quantised base are not sharded
@@ -288,17 +295,19 @@ class _Player:
         return t
 
     def _backward(self, number: int) -> None:
-        tape, x, layer = self.tape, self.inputs[number], self.layers[number]
+        tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         tape.enter(f"backward {number}", "temporary")
         before = dict(tape.live)
-        if self.step.checkpointing:
+        if step.checkpointing:
             out = self.leaving
             mark = len(tape.nodes)
-            ahead = 0 if self.step.reentrant else self._ahead()
+            ahead, stop = (0, None) if step.reentrant else self._probe()
             tape.shift("temporary", ahead)
             tape.category = "activations"
             inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
+            tape.operations, tape.stop = 0, stop
             y = layer(inner)
+            tape.stop = None
             layer.forget()
             tape.category = "temporary"
             tape.shift("temporary", -ahead)
@@ -306,7 +315,10 @@ class _Player:
             tape.drop(y)
             tape.backward(mark)
             x.gradient, inner.gradient = inner.gradient, None
-            tape.drop(x)
+            if not step.hooked:
+                tape.drop(x)
+            elif step.reentrant and x.gradient is not None:
+                x.gradient.hold()
         else:
             tape.backward(self.marks[number])
         self.leaving = x
@@ -315,10 +327,10 @@ class _Player:
             self._repeat(before)
             self.settled = tape.live["gradients"]
 
-    def _ahead(self) -> int:
-        """Bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something saved
-        and computes the layer again."""
-        if self.gone_ahead is None:
+    def _probe(self) -> tuple[int, int]:
+        """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
+        saved and computes the layer again, the operation before which that stops)."""
+        if self.probed is None:
             tape = Tape()
             tape.enter("ahead", "temporary")
             n, x = self.step.numerics, self.inputs[0]
@@ -327,8 +339,8 @@ class _Player:
             tape.drop(y)
             before = tape.total
             tape.backward_until_saved()
-            self.gone_ahead = max(0, tape.total - before)
-        return self.gone_ahead
+            self.probed = max(0, tape.total - before), tape.last_saving
+        return self.probed
 
     def _repeat(self, before: Bytes) -> None:
         """The other layers between, the last of which leaves the most gradients behind."""
@@ -359,8 +371,7 @@ class _Player:
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
         """With what the devices exchange: DDP's buckets are as large as the gradients; FSDP has the root's weights and
-        those of one layer whole, in a layer's own pass also those of the next, and keeps the half-precision logits
-        until the backward pass (so measured on four A100 rows)."""
+        those of one layer whole, in a layer's own pass also those of the next."""
         step = self.step
         if step.replicas > 1:
             return {**by, "communication": self.trained * step.numerics.trained}
@@ -372,11 +383,8 @@ class _Player:
             matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
             scales = matrices // 64 + matrices // 64 // 256 * 4
         root = whole - scales - layer_bytes(self.shape, step.numerics) * self.shape.layers
-        layers = 2 if "layer" in name else 1
-        found = {**by, "communication": root + layers * layer_bytes(self.shape, step.numerics)}
-        if "head" in name:
-            found["logits"] += 2 * self.tokens * self.shape.vocabulary
-        return found
+        layers = 2 if "layer" in name and name != "backward first layer" else 1
+        return {**by, "communication": root + layers * layer_bytes(self.shape, step.numerics)}
 
 
 @lru_cache(maxsize=256)

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from broker.decide.hardware import TABLE
-from broker.decide.memory import memory
+from broker.decide.plans import Planner
 from broker.decide.workload import remaining
 from broker.domain.job import Job, Remedy
-from broker.domain.offer import GIB, MemoryNeed, Offer, Workload
+from broker.domain.offer import GIB, MemoryNeed, Plan, QuoteLine, Workload
 from trainer.contract.keys import MANIFEST
 from trainer.contract.train import TrainConfig
 
@@ -33,118 +33,125 @@ def shortfall(device_bytes: int, need: MemoryNeed) -> float:
     return min(MOST, max(1.0, wanted / need.peak))
 
 
-def _plans(work: Workload, devices: int) -> Iterator[Workload]:
-    """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them."""
-    smaller = [size for size in range(_held(work, devices) - 1, 0, -1) if work.global_batch % size == 0]
-    for size in smaller:
-        yield replace(work, micro_batch=size)
-    if not work.gradient_checkpointing:
-        for size in (work.micro_batch, *smaller):
-            yield replace(work, micro_batch=size, gradient_checkpointing=True)
+def remedy(job: Job, line: QuoteLine, *, host: bool) -> Remedy:
+    """How the plan changes after `job` has run out of memory on `line`: a smaller micro-batch, then gradient
+    checkpointing, then a larger machine. `host`: it was the memory of a machine with GPUs that ran out, which only a
+    machine with more helps."""
+    offer, before = line.offer, job.remedy or Remedy(tried=())
+    changed = replace(before, tried=(*before.tried, _words(job, line, host=host)))
+    if host:
+        return replace(changed, ram_above=max(before.ram_above, offer.ram_bytes))
+    ran = _as_run(job, line)
+    if (need := _need(ran, line)) is not None:
+        short = shortfall(offer.gpu_memory_bytes, need)
+        changed = replace(changed, memory_scale=max(before.memory_scale, short))
+    plan = _next_plan(ran, line)
+    if plan is None:
+        return replace(changed, memory_above=max(before.memory_above, offer.gpu_memory_bytes))
+    return replace(changed, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
 
 
-def _need(work: Workload, offer: Offer, devices: int) -> MemoryNeed | None:
+def _as_run(job: Job, line: QuoteLine) -> Workload:
+    """With the plan that the machines of `line` had."""
+    work, plan = planned(job), line.plan
+    if plan is None:
+        return work
+    return replace(work, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
+
+
+def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
     """As estimated, without what this job or others have seen; None: nobody can tell."""
-    device = TABLE.get(offer.accelerator)
-    if device is None:
+    device = TABLE.get(line.offer.accelerator)
+    if device is None or ran.shape is None:
         return None
-    held = replace(work, micro_batch=_held(work, devices))
-    return memory(held, bf16=device.bf16, gpu=device.gpu, devices=devices)
+    plan = line.plan or Plan(micro_batch=ran.micro_batch)
+    plan = replace(plan, micro_batch=ran.micro_batch, gradient_checkpointing=ran.gradient_checkpointing)
+    return Planner(ran).need(plan, device, line.nodes)
 
 
-def _next_plan(work: Workload, offer: Offer, devices: int) -> Workload | None:
+def _smaller(ran: Workload) -> Iterator[Workload]:
+    """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them."""
+    sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % size == 0]
+    for size in sizes:
+        yield replace(ran, micro_batch=size)
+    if not ran.gradient_checkpointing:
+        for size in (ran.micro_batch, *sizes):
+            yield replace(ran, micro_batch=size, gradient_checkpointing=True)
+
+
+def _next_plan(ran: Workload, line: QuoteLine) -> Workload | None:
     """The first plan that needs clearly less, or any smaller one where nobody can tell; None: only a larger machine."""
-    if work.method == "script":
+    if ran.method == "script":
         return None
-    before = _need(work, offer, devices)
-    for plan in _plans(work, devices):
-        after = _need(plan, offer, devices)
+    before = _need(ran, line)
+    for plan in _smaller(ran):
+        after = _need(plan, line)
         if before is None or after is None or after.required <= LESS * before.required:
             return plan
     return None
 
 
-def remedy(job: Job, offer: Offer, *, host: bool, devices: int = 1) -> Remedy:
-    """How the plan changes after `job` has run out of memory on `offer`: a smaller micro-batch, then gradient
-    checkpointing, then a larger machine. `host`: it was the memory of a machine with GPUs that ran out, which only a
-    machine with more helps."""
-    work, before = planned(job), job.remedy or Remedy(tried=())
-    changed = _with_plan(replace(before, tried=(*before.tried, _words(work, offer, host=host))), work)
-    if host:
-        return replace(changed, ram_above=max(before.ram_above, offer.ram_bytes))
-    if (need := _need(work, offer, devices)) is not None:
-        short = shortfall(offer.gpu_memory_bytes, need)
-        changed = replace(changed, memory_scale=max(before.memory_scale, short))
-    plan = _next_plan(work, offer, devices)
-    if plan is None:
-        return replace(changed, memory_above=max(before.memory_above, offer.gpu_memory_bytes))
-    return _with_plan(changed, plan)
-
-
-def _held(work: Workload, devices: int) -> int:
-    """Rows of a micro-batch on one device: its share of the global batch at most."""
-    return min(work.micro_batch, -(-work.global_batch // devices))
-
-
-def _with_plan(changed: Remedy, work: Workload) -> Remedy:
-    if work.method == "script":
-        return changed
-    return replace(changed, micro_batch=work.micro_batch, gradient_checkpointing=work.gradient_checkpointing)
-
-
-def _words(work: Workload, offer: Offer, *, host: bool) -> str:
+def _words(job: Job, line: QuoteLine, *, host: bool) -> str:
+    offer, ran = line.offer, _as_run(job, line)
     size = offer.ram_bytes if host else offer.gpu_memory_bytes
     where = f"{offer.accelerator} ({size / GIB:.1f} GiB{' of the machine' if host else ''})"
-    if work.method == "script":
+    if ran.method == "script":
         return where
-    return f"micro-batch {work.micro_batch}{' with checkpointing' if work.gradient_checkpointing else ''} on {where}"
+    return f"micro-batch {ran.micro_batch}{' with checkpointing' if ran.gradient_checkpointing else ''} on {where}"
 
 
-def told(job: Job, after: Remedy) -> str:
+def told(job: Job, line: QuoteLine, after: Remedy) -> str:
     """What the next attempt does otherwise, in one line."""
-    before, words = planned(job), []
-    if after.micro_batch not in (0, before.micro_batch):
-        words.append(f"micro-batch {after.micro_batch} instead of {before.micro_batch}")
-    if after.gradient_checkpointing != before.gradient_checkpointing:
+    before, ran, words = job.remedy or Remedy(tried=()), _as_run(job, line), []
+    if after.micro_batch not in (0, ran.micro_batch):
+        words.append(f"micro-batch {after.micro_batch} instead of {ran.micro_batch}")
+    if after.gradient_checkpointing and not ran.gradient_checkpointing:
         words.append("gradient checkpointing on")
     if after.memory_above > before.memory_above:
         words.append(f"only machines with more than {after.memory_above / GIB:.1f} GiB a device")
     if after.ram_above > before.ram_above:
         words.append(f"only machines with more than {after.ram_above / GIB:.1f} GiB of memory")
-    same = "" if before.method == "script" else f"; global batch {before.global_batch} as before"
+    same = "" if ran.method == "script" else f"; global batch {ran.global_batch} as before"
     return f"memory ran out: next with {', '.join(words)}{same}"
 
 
-def given_up(job: Job, offer: Offer, *, host: bool) -> str:
+def given_up(job: Job, line: QuoteLine, *, host: bool) -> str:
     """Why a job fails whose memory ran out once more than the plan may change."""
-    work = planned(job)
-    tried = [*(job.remedy.tried if job.remedy else ()), _words(work, offer, host=host)]
-    fix = "a larger machine" if work.method == "script" else "a shorter max_length, method lora, or larger GPUs"
+    tried = [*(job.remedy.tried if job.remedy else ()), _words(job, line, host=host)]
     times = "once" if len(tried) == 1 else f"{len(tried)} times"
+    script = job.workload.method == "script"
+    fix = "a larger machine" if script else "a shorter max_length, method lora, or larger GPUs"
     return f"memory ran out {times}: {'; '.join(tried)}; ask for {fix}"
 
 
 def planned(job: Job) -> Workload:
-    """The whole job, with the plan as memory has allowed it so far."""
+    """The whole job, its plans limited to what memory has allowed so far."""
     work, changed = job.workload, job.remedy
     if changed is None:
         return work
+    most = changed.micro_batch
     return replace(
         work,
-        micro_batch=changed.micro_batch or work.micro_batch,
+        most_rows=most,
+        micro_batch=min(work.micro_batch, most) if most else work.micro_batch,
         gradient_checkpointing=changed.gradient_checkpointing or work.gradient_checkpointing,
+        free_checkpointing=work.free_checkpointing and not changed.gradient_checkpointing,
         memory_scale=changed.memory_scale,
         memory_above=changed.memory_above,
         ram_above=changed.ram_above,
     )
 
 
-def plan_after_oom(train: TrainConfig, changed: Remedy | None) -> TrainConfig:
-    """What the trainer is given: the plan is the job's, all else is as it was asked for."""
-    if changed is None or not changed.micro_batch:
-        return train
-    plan = {"micro_batch": changed.micro_batch, "gradient_checkpointing": changed.gradient_checkpointing}
-    return train.model_copy(update=plan)
+def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) -> TrainConfig:
+    """What an attempt's machines are told: its plan's numbers. Where nothing was planned the trainer's own, within what
+    memory has allowed so far."""
+    if plan is not None:
+        rows, again = plan.micro_batch, plan.gradient_checkpointing
+    else:
+        most = changed.micro_batch if changed else 0
+        rows = min(train.rows_at_once, most or train.rows_at_once)
+        again = train.recomputes or (changed is not None and changed.gradient_checkpointing)
+    return train.model_copy(update={"micro_batch": rows, "gradient_checkpointing": again})
 
 
 def step_of(manifest: str) -> int:

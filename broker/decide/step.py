@@ -163,8 +163,7 @@ def ran_out_of_host(attempt: Attempt) -> bool:
 
 
 def _remedy(job: Job, attempt: Attempt) -> Remedy:
-    line = attempt.line
-    return remedy(job, line.offer, host=ran_out_of_host(attempt), devices=line.devices)
+    return remedy(job, attempt.line, host=ran_out_of_host(attempt))
 
 
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
@@ -183,7 +182,7 @@ def after_attempt(
         return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
-        why = given_up(job, attempt.line.offer, host=ran_out_of_host(attempt)) if reason is Reason.OOM else detail
+        why = given_up(job, attempt.line, host=ran_out_of_host(attempt)) if reason is Reason.OOM else detail
         return replace(job, state=state, reason=why or reason.value, finished_at=now)
     used = job.retries_used + (reason not in FREE_RETRIES)
     return replace(

@@ -106,7 +106,7 @@ class Remedy:
     tried: tuple[str, ...]
     """The plans that ran out, in words, oldest first."""
     micro_batch: int = 0
-    """0: a script, whose plan is its own."""
+    """The largest one; 0: a script, whose plan is its own."""
     gradient_checkpointing: bool = False
     memory_scale: float = 1.0
     memory_above: int = 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from broker.domain.ids import AttemptId
-from broker.domain.offer import Workload
+from broker.domain.offer import Plan, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,12 +13,12 @@ class Observation:
     attempt_id: AttemptId
     hardware: str
     """What computed, by its name in the hardware table."""
-    devices: int
+    plan: Plan
     nodes: int
     cores: int
     """Of one machine, where it computes on its CPU."""
     workload: Workload
-    """As it was planned, its model without a name."""
+    """Its model without a name."""
     tokens_per_s: float | None = None
     """Of all devices, over the last steps; None: there were too few."""
     peak_bytes: int | None = None

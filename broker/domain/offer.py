@@ -153,6 +153,23 @@ class MemoryNeed:
         return max(self.floor, int((self.peak + self.context) * (1 + self.margin)))
 
 
+Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
+"""`fsdp`: all is divided between all devices; `hybrid`: within each machine, and repeated on every one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a job runs on one kind of machine. The global batch is the user's: micro_batch x accumulation x devices."""
+
+    parallelism: Parallelism = "single"
+    devices: int = 1
+    """Of all machines together, that get rows in every step."""
+    micro_batch: int
+    accumulation: int = 1
+    """Micro-batches of one device in a step."""
+    gradient_checkpointing: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The numbers of a decoder's config that memory and time follow from."""
@@ -197,6 +214,18 @@ class Workload:
     precision: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch: int = 1
+    free_checkpointing: bool = False
+    """The plan chooses; `gradient_checkpointing` is only what holds where nobody plans."""
+    free_micro_batch: bool = False
+    """As above, for `micro_batch`."""
+    most_rows: int = 0
+    """The largest micro-batch, since this very job has run out of memory; 0: any."""
+    memory_scale: float = 1.0
+    """What the memory estimate is multiplied by, likewise."""
+    memory_above: int = 0
+    """Devices with at most so many bytes are too small: it ran out there with the least plan."""
+    ram_above: int = 0
+    """The same of the machine's own memory."""
     global_batch: int = 1
     sequence: int = 512
     """Tokens of the longest row, for memory."""
@@ -207,12 +236,8 @@ class Workload:
     eval_rows: int = 0
     """Held-out rows times the number of evaluations."""
     checkpoint_every_s: float = 300.0
-    memory_scale: float = 1.0
-    """What the memory estimate is multiplied by: this very job has run out of memory."""
-    memory_above: int = 0
-    """Devices with at most so many bytes are too small: it ran out there with the least plan."""
-    ram_above: int = 0
-    """The same of the machine's own memory."""
+    data_bytes: int = 0
+    """Of the data set."""
 
 
 class Verdict(StrEnum):
@@ -234,6 +259,9 @@ class Drop(StrEnum):
     NO_TRAINER = "no_trainer"
     UNKNOWN_HARDWARE = "unknown_hardware"
     MEMORY = "memory"
+    HOST = "host"
+    TRUST = "trust"
+    NO_CHECKPOINTS = "no_checkpoints"
     PRICE = "price"
     HOURLY_LIMIT = "hourly_limit"
     PREEMPTED_TOO_OFTEN = "preempted_too_often"
@@ -241,6 +269,36 @@ class Drop(StrEnum):
     CAP = "cap"
     UNAVAILABLE = "unavailable"
     EXCLUDED = "excluded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the expected dollars to finish consist of; P50."""
+
+    machines: Decimal
+    """In whole billing quanta, all of the following times included."""
+    traffic: Decimal
+    """In and out, where the cloud charges for it."""
+    storage: Decimal
+    """The bucket's: space for the checkpoints while the job runs."""
+    requests: Decimal
+    """The bucket's, of beats, logs and checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hours:
+    """What the expected time consists of; P50."""
+
+    boot: float
+    """From create to the agent's first beat, with the image."""
+    load: float
+    """Imports, weights and data."""
+    training: float
+    evaluation: float
+    checkpoints: float
+    """For which training stands still, and the last upload."""
+    preemptions: float
+    """Work lost, and machines changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,15 +321,17 @@ class QuoteLine:
     """What the speed rests on, in words."""
     runs: int = 0
     """Own runs on such a GPU that it rests on."""
-    devices: int = 1
-    """That train together, of all nodes."""
     nodes: int = 1
     """Machines of this kind that are bought together; every dollar above is for all of them."""
+    plan: Plan | None = None
+    """None: dropped, or nothing is known of what is to run."""
+    hours: Hours | None = None
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quote:
-    """All offers, kept ones first by expected dollars to finish."""
+    """All offers, kept ones first by the spec's objective."""
 
     lines: Sequence[QuoteLine]
     """Every offer once. Built when looked at, since a market has tens of thousands."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, Job, JobState, Reason, Remedy
 from broker.domain.observation import Observation
+from broker.domain.offer import Plan
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, Lane, Store
 from tests.conformance.samples import HOUR, START, make_job, running
@@ -14,8 +15,8 @@ WORK = make_job().workload
 
 def observation(attempt_id: AttemptId, *, hardware: str = "l40s", rate: float = 100.0, lora_r: int = 0) -> Observation:
     return Observation(
-        attempt_id=attempt_id, hardware=hardware, devices=1, nodes=1, cores=8, workload=replace(WORK, lora_r=lora_r),
-        tokens_per_s=rate, peak_bytes=7, device_bytes=9,
+        attempt_id=attempt_id, hardware=hardware, plan=Plan(micro_batch=1), nodes=1, cores=8,
+        workload=replace(WORK, lora_r=lora_r), tokens_per_s=rate, peak_bytes=7, device_bytes=9,
     )  # fmt: skip
 
 

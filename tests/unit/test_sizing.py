@@ -50,7 +50,7 @@ def test_the_stable_call_answers_with_its_fields() -> None:
         *("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication", "context")
     }
     assert sum(found["by_category"].values()) == found["device_used_bytes"]
-    assert (found["evidence"], found["margin_pct"]) == ("measured", 2.0)
+    assert (found["evidence"], found["margin_pct"]) == ("measured", 3.0)
     low, high = found["tokens_per_s_interval"]
     assert low < found["tokens_per_s"] < high
     assert found["fits"] is True
@@ -159,8 +159,8 @@ def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"method": "qlora", "precision": "bf16"}, {"optimizer": "sgd"}, {"precision": "bf16"}, {"gpus": 2},
-        {"stack": "transformers=4.48.1"}, {"attention": "eager"}, {"lora_targets": "q_proj"},
+        {"method": "qlora", "precision": "bf16"}, {"optimizer": "sgd"}, {"gpus": 2},
+        {"stack": "transformers=4.48.1"}, {"attention": "eager"},
     ],
 )  # fmt: skip
 def test_what_the_trainer_would_not_do_cannot_be_traced(asked: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ A100 = Ask(
     method="lora", optimizer="adamw_foreach", precision="bf16", length=4096, rows=4, checkpointing=True, targets=QKVO,
     dropout=0.1, attention="flash", transformers="4.48.1",
 )  # fmt: skip
+QLORA_FSDP = {"method": "qlora", "precision": "bf16-autocast", "gpus": 2, "sharding": "fsdp"}
 SMALL = replace(LLAMA_3_8B, hidden=256, intermediate=704, heads=8, kv_heads=2, head_dim=32, layers=5, vocabulary=1000)
 
 
@@ -49,22 +50,39 @@ def of(family: str, **changes: Any) -> ModelShape:
         ({"method": "qlora", "precision": "bf16-autocast"}, 20_669_338_112),
         ({"method": "qlora", "precision": "bf16-autocast", "rows": 8}, 37_002_646_016),
         ({"method": "full", "gpus": 2, "sharding": "fsdp", "rows": 2}, 36_225_939_968),
+        ({"gpus": 2, "sharding": "fsdp", "rows": 4}, 21_959_827_968),
+        ({**QLORA_FSDP, "rows": 2}, 9_424_594_432),
+        ({**QLORA_FSDP, "rows": 4}, 15_970_067_968),
     ],
 )
 def test_mistral_7b_agrees_with_a_measured_a100(change: dict[str, Any], measured: int) -> None:
     """fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv, commit 876e2ed, Apache-2.0: facts."""
-    assert estimate(MISTRAL_7B, replace(A100, **change)).peak_allocated == pytest.approx(measured, rel=0.002)
+    close = 0.01 if "gpus" in change else 0.002
+    assert estimate(MISTRAL_7B, replace(A100, **change)).peak_allocated == pytest.approx(measured, rel=close)
+
+
+def test_fsdp_1_holds_the_inputs_of_frozen_layers_and_their_gradients_through_the_backward_pass() -> None:
+    """Its hooks hold them; reentrant checkpointing makes leaves of them. FSDP 2, and trained layers, do without."""
+    two = replace(A100, **QLORA_FSDP, rows=2)
+    held = (
+        estimate(MISTRAL_7B, two).peak_allocated
+        - estimate(MISTRAL_7B, replace(two, transformers="5.0.0")).peak_allocated
+    )
+    layer = 2 * 2 * 4096 * 4096
+    assert held > 15 * layer
+    assert estimate(MISTRAL_7B, two).segment == "backward second layer"
 
 
 @pytest.mark.parametrize(
     ("change", "tier", "margin"),
     [
-        ({}, "measured", 0.02),
+        ({}, "measured", 0.03),
         ({"precision": "bf16-autocast"}, "traced", 0.05),
-        ({"method": "qlora", "precision": "bf16-autocast"}, "measured", 0.02),
+        ({"method": "qlora", "precision": "bf16-autocast"}, "measured", 0.03),
         ({"optimizer": "adafactor"}, "traced", 0.10),
         ({"gpus": 2, "sharding": "ddp"}, "traced", 0.10),
-        ({"gpus": 2, "sharding": "fsdp", "method": "qlora"}, "traced", 0.30),
+        ({"gpus": 2, "sharding": "fsdp", "method": "qlora"}, "measured", 0.04),
+        ({"gpus": 2, "sharding": "fsdp", "transformers": None}, "traced", 0.10),
     ],
 )
 def test_the_margin_follows_the_evidence(change: dict[str, Any], tier: str, margin: float) -> None:
@@ -89,6 +107,9 @@ def test_an_unknown_architecture_is_said_to_be_one() -> None:
         ({"dropout": 1.0}, "--lora-dropout 1"),
         ({"length": 9000}, "8192 positions"),
         ({"method": "prompt"}, "--method prompt: not one of full"),
+        ({"method": "adapter"}, "--trainable-parameters N goes with --method adapter"),
+        ({"trainable": 5}, "--trainable-parameters N goes with --method adapter"),
+        ({"method": "adapter", "trainable": 0}, "--trainable-parameters 0: must be from 1"),
         ({"gpus": 2}, "need ddp or fsdp"),
         ({"method": "qlora", "precision": "fp32"}, "half precision"),
         ({"targets": ("wq", "wv")}, "wq,wv matches no module"),
@@ -168,6 +189,19 @@ def test_adafactor_works_on_one_matrix_at_a_time() -> None:
     assert lora.peak_allocated < found.peak_allocated
 
 
+def test_an_adapter_of_another_kind_is_estimated_by_what_it_trains() -> None:
+    """IA3, VeRA and the like: the base and its activations as under a LoRA, states for so many parameters."""
+    small, large = (estimate(MISTRAL_7B, replace(A100, method="adapter", trainable=n)) for n in (10_000, 100_000_000))
+    assert (small.tier, small.margin) == ("traced", 0.25)
+    assert large.by_category["optimizer"] - small.by_category["optimizer"] == pytest.approx(8 * 1e8, rel=0.01)
+    assert large.trainable == 100_000_000
+
+
+def test_what_nvidia_smi_shows_is_less_certain_than_what_is_allocated() -> None:
+    one, two = estimate(MISTRAL_7B, A100), estimate(MISTRAL_7B, replace(A100, gpus=2, sharding="fsdp"))
+    assert one.margin < one.device_margin < two.device_margin
+
+
 def test_eight_bits_hold_half_of_sixteen() -> None:
     eight, sixteen = estimate(MISTRAL_7B, replace(A100, method="lora8")), estimate(MISTRAL_7B, A100)
     assert sixteen.by_category["weights"] - eight.by_category["weights"] == pytest.approx(6_979_321_856, rel=0.01)
@@ -210,7 +244,7 @@ def test_checkpointing_trades_activations_of_deep_models(shape: ModelShape, atte
 
 asks = st.builds(
     Ask,
-    method=st.sampled_from(METHODS),
+    method=st.sampled_from([m for m in METHODS if m != "adapter"]),
     optimizer=st.sampled_from(OPTIMIZERS),
     precision=st.sampled_from(PRECISIONS),
     length=st.integers(1, 4096),

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from broker.decide.experience import LEAST, NOTHING, Assessed, Experience, assess, learn, like, observed
 from broker.decide.fit import fit
 from broker.decide.hardware import TABLE
-from broker.decide.memory import memory
+from broker.decide.plans import Planner
 from broker.decide.recovery import MOST, remedy
-from broker.decide.throughput import pace
+from broker.decide.throughput import step_seconds
 from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.observation import Observation
-from broker.domain.offer import GIB, Drop, MemoryNeed, ModelShape, Workload
+from broker.domain.offer import GIB, Drop, MemoryNeed, ModelShape, Plan, QuoteLine, Workload
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, Final, Outcome
 
@@ -30,26 +30,30 @@ WORK = Workload(
 )  # fmt: skip
 OFFER = build.offer()
 L40S = TABLE["l40s"]
+PLAN = Plan(micro_batch=4, accumulation=6)
 
 
 def estimated_rate(work: Workload = WORK) -> float:
-    found = pace(work, L40S)
-    assert found is not None
-    return work.global_batch * work.tokens_per_row / found.step_s
+    return work.global_batch * work.tokens_per_row / step_seconds(Planner(work).run(PLAN, L40S), L40S)
 
 
 def estimated_need(work: Workload = WORK) -> MemoryNeed:
-    found = memory(work, bf16=True, gpu=True)
-    assert found is not None
-    return found
+    return Planner(work).need(plan_of(work), L40S)
+
+
+def plan_of(work: Workload) -> Plan:
+    rows = work.micro_batch
+    checkpointing = work.gradient_checkpointing
+    return Plan(micro_batch=rows, accumulation=work.global_batch // rows, gradient_checkpointing=checkpointing)
 
 
 def seen(number: int = 1, **changes: Any) -> Observation:
     values: dict[str, Any] = {
-        "attempt_id": attempt_id(build.JOB_ID, number), "hardware": "l40s", "devices": 1, "nodes": 1, "cores": 8,
+        "attempt_id": attempt_id(build.JOB_ID, number), "hardware": "l40s", "nodes": 1, "cores": 8,
         "workload": WORK, "device_bytes": OFFER.gpu_memory_bytes,
     }  # fmt: skip
-    return Observation(**(values | changes))
+    values |= changes
+    return Observation(**({"plan": plan_of(values["workload"]) if values["workload"].shape else PLAN} | values))
 
 
 def knows(*observations: Observation) -> Experience:
@@ -63,7 +67,11 @@ def ended(**changes: Any) -> Attempt:
     final = {"attempt": new, "outcome": Outcome.COMPLETED, "step": 40, "tokens_per_s": 5000.0, "peak_memory_bytes": GIB}
     given_final = changes.pop("final", {})
     made = None if given_final is None else Final.model_validate(final | given_final)
-    return build.attempt(**({"final": made} | changes))
+    return build.attempt(**({"final": made, "line": line()} | changes))
+
+
+def line(**changes: Any) -> QuoteLine:
+    return replace(build.line(**changes), plan=PLAN)
 
 
 JOB = build.active_job(workload=WORK)
@@ -95,12 +103,13 @@ def test_one_that_was_preempted_counts_by_its_last_beat_if_it_ran_for_long_enoug
     ("job", "attempt"),
     [
         (build.active_job(), ended()),
-        (JOB, build.attempt()),
-        (JOB, ended(line=build.line(accelerator="mystery"))),
+        (JOB, ended(line=build.line())),
+        (JOB, build.attempt(line=line())),
+        (JOB, ended(line=line(accelerator="mystery"))),
         (JOB, ended(final={"step": 3, "resumed_from": 3})),
         (JOB, ended(final={"tokens_per_s": None, "peak_memory_bytes": None})),
     ],
-    ids=["a script", "no word", "unknown hardware", "no step", "no figures"],
+    ids=["a script", "no plan", "no word", "unknown hardware", "no step", "no figures"],
 )
 def test_what_tells_nothing_is_not_kept(job: Job, attempt: Attempt) -> None:
     assert observed(job, attempt) is None
@@ -113,8 +122,8 @@ def test_few_steps_tell_of_memory_and_not_of_speed() -> None:
 
 
 def test_a_simulated_machine_tells_of_the_processor_and_not_of_the_gpus_memory() -> None:
-    line = build.line(emulated_on="cpu", emulated_vcpus=2)
-    found = observed(JOB, ended(line=line, reason=Reason.OOM))
+    simulated = line(emulated_on="cpu", emulated_vcpus=2)
+    found = observed(JOB, ended(line=simulated, reason=Reason.OOM))
     assert found is not None
     assert (found.hardware, found.cores, found.peak_bytes, found.out_of_memory) == ("cpu", 2, None, False)
 
@@ -162,7 +171,7 @@ def test_no_estimate_is_below_what_its_like_was_seen_to_need(shares: list[float]
     plain = estimated_need(work)
     peaks = [min(OFFER.gpu_memory_bytes, int(plain.peak * share)) for share in shares]
     learned = knows(*(seen(n, workload=work, peak_bytes=peak) for n, peak in enumerate(peaks, 1)))
-    need = learned.need(work, plain, gpu=True)
+    need = learned.need(work, plain, True, False)
     assert need.required >= max(peaks) + need.context
     assert LEAST * plain.peak - 1 <= need.peak <= MOST * plain.peak
 
@@ -170,7 +179,7 @@ def test_no_estimate_is_below_what_its_like_was_seen_to_need(shares: list[float]
 def test_different_runs_within_the_estimate_narrow_its_margin_and_repeats_of_one_do_not() -> None:
     def known(works: list[Workload]) -> MemoryNeed:
         learned = knows(*(seen(n, workload=w, peak_bytes=estimated_need(w).peak) for n, w in enumerate(works, 1)))
-        return learned.need(WORK, estimated_need(), gpu=True)
+        return learned.need(WORK, estimated_need(), True, False)
 
     once, repeated = known([WORK]), known([WORK] * 5)
     several = known([replace(WORK, sequence=length) for length in (512, 1024, 1500, 2048, 3000)])
@@ -183,7 +192,7 @@ def test_different_runs_within_the_estimate_narrow_its_margin_and_repeats_of_one
 def test_peaks_above_the_estimate_raise_it_for_other_plans_too() -> None:
     works = [replace(WORK, sequence=length) for length in (512, 1024, 1500)]
     learned = knows(*(seen(n, workload=w, peak_bytes=int(1.1 * estimated_need(w).peak)) for n, w in enumerate(works)))
-    raised = learned.need(WORK, estimated_need(), gpu=True)
+    raised = learned.need(WORK, estimated_need(), True, False)
     assert raised.correction > 1.04
     assert raised.required > estimated_need().required
 
@@ -193,8 +202,7 @@ def test_a_peak_larger_than_the_device_is_not_believed() -> None:
 
 
 def test_a_process_on_a_cpu_is_measured_with_its_own_context() -> None:
-    need = memory(WORK, bf16=False, gpu=False)
-    assert need is not None
+    need = Planner(WORK).need(PLAN, TABLE["cpu"])
     base = {"hardware": "cpu", "device_bytes": 256 * GIB}
     learned = knows(seen(**base, peak_bytes=need.peak + need.context))
     assert [y for _, y in learned.peaks] == [pytest.approx(0.0)]
@@ -220,14 +228,14 @@ def test_a_plan_that_ran_out_is_not_chosen_again_there_until_it_is_seen_to_fit()
 
 def test_one_machine_that_lies_does_not_price_everybody_out() -> None:
     short = seen(out_of_memory=True, device_bytes=80 * GIB)
-    need = knows(short).need(WORK, estimated_need(), gpu=True)
+    need = knows(short).need(WORK, estimated_need(), True, False)
     assert need.correction == MOST
 
 
 def test_a_jobs_own_change_of_plan_counts_before_anybody_has_learned_of_it() -> None:
     job = build.job(workload=WORK)
-    changed = remedy(job, replace(OFFER, gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
-    need = NOTHING.need(replace(WORK, memory_scale=changed.memory_scale), estimated_need(), gpu=True)
+    changed = remedy(job, line(gpu_memory_bytes=int(1.2 * estimated_need().required)), host=False)
+    need = NOTHING.need(replace(WORK, memory_scale=changed.memory_scale), estimated_need(), True, False)
     assert need.correction == changed.memory_scale > 1
 
 
