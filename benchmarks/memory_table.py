@@ -100,10 +100,10 @@ def fms(file: str, version: str) -> Iterator[Compared]:
     """fms-acceleration: peak allocated on A100, and what nvidia-smi showed."""
     for row in _rows(file):
         gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
-        mistral = row["model_name_or_path"] == "mistralai/Mistral-7B-v0.1"
+        bundled = row["model_name_or_path"].startswith("mistralai/")
         found = estimate(
-            row["model_name_or_path"] if mistral else None,
-            config=None if mistral else LLAMA_2_70B,
+            row["model_name_or_path"] if bundled else None,
+            config=None if bundled else LLAMA_2_70B,
             method="qlora" if quantised else "lora" if row["peft_method"] else "full",
             optimizer="adamw_foreach",
             precision=_precision(row["framework_config"], quantised, gpus),

@@ -67,7 +67,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
-        return shape_of(name, config)
+        return shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
@@ -89,6 +89,8 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
+    if shape.experts:
+        return None, None, "no basis: no run of a mixture of experts was measured"
     if ask.method in ("lora8", "adapter"):
         what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
         return None, None, f"no basis: no run {what} was measured, and its kernels are not counted"

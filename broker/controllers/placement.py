@@ -72,7 +72,8 @@ class Placement:
         held = await context.store.apply([change for _, change in decided])
         # Others took the room meanwhile, in this round or elsewhere: the next look says so.
         missed = [job for (job, _), ok in zip(decided, held, strict=True) if not ok]
-        await context.store.release(missed, [], due_in_s=0.0)
+        if missed:
+            await context.store.release(missed, [], due_in_s=0.0)
         return True
 
     async def _decide(self, job: Job, seen: "_Round") -> Change:

@@ -6,11 +6,8 @@ from functools import lru_cache
 from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
 from broker.decide.plans import Planned, Planner
-from broker.decide.throughput import WEIGHT_BYTES, Pace, checkpoint_size, pace
+from broker.decide.throughput import Pace, corrected, pace
 from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Plan, Workload
-
-IMAGE_BYTES = 12 * GIB
-"""Of the trainer's image or packages, unpacked [assumed]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +68,16 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
         what = "per GPU" if nominal.gpu else "of memory"
         reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
         return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
-    cores, known = offer.emulated_vcpus or offer.vcpus, learned.speed(actual, workload)
+    cores = 1 if actual.gpu else offer.emulated_vcpus or offer.vcpus
+    at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
         drop=None,
         reason=_words(found, has, there),
         memory=need,
-        pace=pace(workload, plans.run(found.plan, actual, nodes), actual, cores=cores, local=local, learned=known),
+        pace=pace(workload, at, local=local),
         plan=found.plan,
         devices=found.plan.devices,
     )
-
-
-def disk_bytes(workload: Workload) -> int:
-    """Image, weights, data, and the checkpoint that is being written beside the one before."""
-    assert workload.shape is not None
-    weights = WEIGHT_BYTES * workload.shape.parameters
-    return IMAGE_BYTES + weights + workload.data_bytes + 2 * checkpoint_size(workload, workload.shape)
 
 
 def _words(found: Planned, has: int, there: int) -> str:

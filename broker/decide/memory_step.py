@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
 from broker.domain.offer import ModelShape
@@ -72,12 +72,16 @@ class Played:
 
 def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
     """Of LoRA's two matrices beside every adapted linear module."""
-    return shape.layers * rank * sum(sum(size) for role, size in linears(shape).items() if role in adapted)
+    return (
+        shape.layers
+        * rank
+        * sum(sum(size) * copies(shape, role) for role, size in linears(shape).items() if role in adapted)
+    )
 
 
 def base_bytes(shape: ModelShape, n: Numerics) -> int:
     """Of the base model's weights as they are held."""
-    matrices = shape.layers * sum(i * o for i, o in linears(shape).values())
+    matrices = shape.layers * layer_matrices(shape)
     norms = (shape.layers * build_of(shape).norms + 1) * shape.hidden
     rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
@@ -87,7 +91,7 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
 
 def layer_bytes(shape: ModelShape, n: Numerics) -> int:
     """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
-    matrices = sum(i * o for i, o in linears(shape).values())
+    matrices = layer_matrices(shape)
     return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
 
 
@@ -174,7 +178,7 @@ class _Player:
         self.tape.shift("weights", (base + adapters) // shards)
         self.tape.shift("optimizer", states // shards)
         if n.bits == 4 and shards > 1:  # the scales of a quantised base are not sharded
-            matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
+            matrices = self.shape.layers * layer_matrices(self.shape)
             self.tape.shift("weights", (matrices // 64) * (shards - 1) // shards)
         if step.accumulated:
             self.tape.shift("gradients", self.trained * n.trained // shards)
@@ -380,7 +384,7 @@ class _Player:
         whole = base_bytes(self.shape, step.numerics)
         scales = 0
         if step.numerics.bits == 4:
-            matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
+            matrices = self.shape.layers * layer_matrices(self.shape)
             scales = matrices // 64 + matrices // 64 // 256 * 4
         root = whole - scales - layer_bytes(self.shape, step.numerics) * self.shape.layers
         layers = 2 if "layer" in name and name != "backward first layer" else 1

@@ -12,7 +12,7 @@ from broker.decide.hardware import Hardware
 from broker.decide.memory import GPU_CONTEXT, memory, numerics_of
 from broker.decide.memory_step import Step, play
 from broker.decide.roofline import Run
-from broker.decide.throughput import run_of, step_seconds
+from broker.decide.throughput import Timing, run_of, step_seconds, timing
 from broker.domain.offer import MemoryNeed, Parallelism, Plan, Workload
 from trainer.contract.train import PARALLELISMS
 
@@ -91,6 +91,7 @@ class Planner:
         self._corrected = corrected
         self._needs: dict[object, MemoryNeed] = {}
         self._best: dict[object, Planned] = {}
+        self._timings: dict[object, Timing] = {}
 
     def as_planned(self, plan: Plan) -> Workload:
         """The workload with the plan's numbers."""
@@ -100,6 +101,13 @@ class Planner:
         """One step under the plan, as the time model sees it."""
         work = self.as_planned(plan)
         return run_of(work, self._shape, hardware, devices=plan.devices, nodes=nodes, parallelism=plan.parallelism)
+
+    def timing(self, plan: Plan, hardware: Hardware, nodes: int = 1, cores: int = 1) -> Timing:
+        """Its times there. `cores`: of a CPU."""
+        key = (plan, hardware.name, hardware.link, nodes, cores)
+        if key not in self._timings:
+            self._timings[key] = timing(self.run(plan, hardware, nodes), hardware, cores=cores)
+        return self._timings[key]
 
     def need(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> MemoryNeed:
         """Bytes of one device."""

@@ -196,6 +196,10 @@ class ModelShape:
     parallel_norms: int = 1
     dropout: bool = False
     """What a layer adds is dropped out first."""
+    experts: int = 0
+    """Of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
+    active_experts: int = 0
+    """How many of them every token goes through."""
     bundled: bool = False
     """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
 

@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState
 from benchmarks.memory_forms import cases, compared
 from broker.decide.estimate import CUBLAS_WORKSPACE
 from broker.decide.memory_builds import BUILDS
+from broker.models.shape import MIXTURES
 from broker.sizing import estimate
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
 from trainer.memtrace import Ask, extrapolate
@@ -45,7 +46,7 @@ def fresh_accelerator() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-@pytest.mark.parametrize("family", sorted(BUILDS))
+@pytest.mark.parametrize("family", sorted(set(BUILDS) - MIXTURES))
 @pytest.mark.parametrize(
     ("method", "precision", "checkpointing"),
     [("full", "bf16", False), ("lora", "bf16", True), ("lora", "fp32", False)],
@@ -77,7 +78,7 @@ def test_the_tape_plays_what_the_model_does(family: str, method: str, precision:
 def drawn() -> list[tuple[dict[str, Any], dict[str, Any], float]]:
     """(config, how it is trained, error in percent) of a case of every family, drawn as the benchmark draws them."""
     found = []
-    for config, ask in cases(len(BUILDS), seed=11):
+    for config, ask in cases(15, seed=11):
         traced, estimated, _, _ = compared(config, ask)
         found.append((config, ask, 100 * abs(estimated / traced - 1)))
     return found

@@ -170,6 +170,39 @@ def test_foreach_copies_what_fused_does_not() -> None:
     assert fused.peak_allocated < foreach.peak_allocated * 0.85
 
 
+MIXTRAL = replace(MISTRAL_7B, family="mixtral", experts=8, active_experts=2, parameters=46_702_792_704, name="mixtral")
+
+
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [
+        ({"gpus": 2, "sharding": "fsdp", "rows": 2}, 54.200),
+        ({"method": "qlora"}, 33.731),
+        ({"method": "qlora", "rows": 8}, 43.966),
+        ({**QLORA_FSDP}, 26.900),
+    ],
+)
+def test_mixtral_agrees_with_a_measured_a100(change: dict[str, Any], measured: float) -> None:
+    """GiB; fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv, commit 9239802, Apache-2.0: facts."""
+    found = estimate(MIXTRAL, replace(A100, transformers="4.45.2", **change))
+    assert found.peak_allocated / GIB == pytest.approx(measured, rel=0.04)
+    assert (found.tier, found.margin) == ("measured", 0.06)
+
+
+def test_experts_that_are_one_tensor_get_no_adapter_and_are_computed_at_once() -> None:
+    new = replace(A100, transformers=None, targets=("all-linear",))
+    old = replace(new, transformers="4.48.1")
+    assert estimate(MIXTRAL, new).trainable == estimate(MIXTRAL, replace(new, targets=QKVO)).trainable
+    assert estimate(MIXTRAL, old).trainable > 8 * estimate(MIXTRAL, new).trainable
+    with pytest.raises(Unanswerable, match="w1 matches no module of mixtral"):
+        estimate(MIXTRAL, replace(new, targets=("w1",)))
+    at_once, in_turn = (
+        estimate(MIXTRAL, replace(A100, transformers=v)).by_category["temporary"] for v in ("5.0.0", "4.48.1")
+    )
+    assert estimate(replace(MIXTRAL, family="qwen3_moe"), new).margin == 0.20
+    assert at_once != in_turn
+
+
 def test_each_optimizer_holds_its_own_states() -> None:
     def held(name: str) -> int:
         return estimate(MISTRAL_7B, replace(A100, method="full", optimizer=name)).by_category["optimizer"]
@@ -225,6 +258,7 @@ FAMILIES = [
     of("llama", tied_embeddings=True),
     of("llama", layers=1),
     of("mamba"),
+    of("mixtral", experts=4, active_experts=2),
 ]
 
 

@@ -1,6 +1,7 @@
 """The plan that is made for a machine: the fastest of those that fit, at the user's global batch."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
@@ -107,7 +108,7 @@ def test_dividers_divide_and_are_apart(rows: int, most: int) -> None:
     found = dividers(rows, most)
     assert found[0] == 1
     assert all(rows % d == 0 and d <= most for d in found)
-    assert all(b >= 1.5 * a for a, b in zip(found, found[1:], strict=False))
+    assert all(b >= 1.5 * a for a, b in pairwise(found))
 
 
 works = st.builds(
