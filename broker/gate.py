@@ -42,6 +42,11 @@ def full_jitter_s(failures: int) -> float:
     return _FULL_JITTER(state)
 
 
+Silence = tuple[type[BaseException], ...]
+_UNHEARD: Silence = (OutcomeUnknown, TimeoutError)
+"""A call that is cut is not among them: its caller's time was over, which may have begun long before the call."""
+
+
 class Rank(IntEnum):
     """Who goes first; of the same, who came first."""
 
@@ -123,8 +128,8 @@ class Gate:
                 self._queue[0].first.set()
 
     @asynccontextmanager
-    async def _asking(self, rank: Rank, *, launch: bool = False) -> AsyncIterator[None]:
-        """One call, and what its end says of the cloud. A launch's silence may be its launcher's."""
+    async def _asking(self, rank: Rank, silence: Silence = _UNHEARD) -> AsyncIterator[None]:
+        """One call, and what its end says of the cloud. `silence`: the ends that mean it does not answer."""
         try:
             yield
         except Throttled as e:
@@ -132,8 +137,8 @@ class Gate:
             for kind in {rank.kind, Rank.ELSE}:
                 self._paces[kind] = after_throttled(self._paces[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
             raise
-        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
-            if not launch:
+        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError) as e:
+            if isinstance(e, silence):
                 self._fell_silent()
             raise
         except ProviderError:
@@ -172,11 +177,11 @@ class Gate:
                 log.exception("%s: trying whether it is back", self.name)
         log.warning("%s answers again", self.name)
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, launch: bool = False) -> T:
+    async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, silence: Silence = _UNHEARD) -> T:
         if self._broken:
             raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
         await self._turn(rank)
-        async with self._asking(rank, launch=launch):
+        async with self._asking(rank, silence):
             return await call()
 
     # ------------------------------------------------------------------------------------------------- ports.Provider
@@ -203,8 +208,8 @@ class Gate:
         return await self._provider.launcher(launched_by, name)
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """Where the cloud cannot be watched, nothing is bought."""
-        return await self._ask(lambda: self._provider.create(name, offer, boot), launch=True)
+        """Where the cloud cannot be watched, nothing is bought. Its silence may be its launcher's."""
+        return await self._ask(lambda: self._provider.create(name, offer, boot), silence=())
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         await self._ask(lambda: self._provider.confirm(handles, offer, boot))
@@ -213,7 +218,8 @@ class Gate:
         await self._provider.cancel(name)
 
     async def list(self) -> Sequence[Observed]:
-        return await self._ask(self._provider.list, rank=Rank.LIST)
+        """Whoever cuts this has waited for it, and for nothing else."""
+        return await self._ask(self._provider.list, rank=Rank.LIST, silence=(*_UNHEARD, asyncio.CancelledError))
 
     async def destroy(self, handle: Handle) -> None:
         """Asked for also of a cloud that does not answer: it ends a bill."""

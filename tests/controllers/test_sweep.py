@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.controllers.context import Context, Rhythm
+from broker.controllers.destroys import Destroys
 from broker.controllers.inventory import Inventory
 from broker.controllers.sweep import Sweep
 from broker.domain.errors import BlobsUnavailable
@@ -71,7 +72,7 @@ class Yard:
             await clock.sleep(sweep.every_s)
 
     def sweep(self, **more: Any) -> Sweep:
-        return Sweep(self.context, Inventory(self.context), **more)
+        return Sweep(self.context, Inventory(self.context), Destroys(self.context), **more)
 
 
 def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(
         sweep = yard.sweep()
         await sweep.step()
         assert await yard.standing() == [name]
-        await yard.sweeps(sweep, 2 * sweep.every_s + LAG_S)
+        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
         assert await yard.standing() == []
 
     told(story())
@@ -117,7 +118,7 @@ def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
             outage.setattr(yard.blobs, "get", down)
             await yard.sweeps(sweep, 600)
         assert await yard.standing() == [name]
-        await yard.sweeps(sweep, 2 * sweep.every_s)
+        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s)
         assert await yard.standing() == []
 
     told(story())
@@ -147,7 +148,7 @@ def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: 
         sweep, before = yard.sweep(), yard.context.clock.monotonic()
         await sweep.step()
         assert yard.context.clock.monotonic() - before <= yard.context.rhythm.list_limit_s
-        await yard.sweeps(sweep, 2 * sweep.every_s + LAG_S)
+        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
         assert await yard.standing() == []
 
     told(story())

@@ -51,6 +51,7 @@ def _without_trace(outcome: Outcome) -> Outcome:
 def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """`leak_age_*`, `detect_*`: virtual seconds, see tests/sim/README.md; `lifetimes_per_s`: real ones."""
     leaks = [age for outcome in done for age in outcome.leak_ages]
+    raw = [age for outcome in done for age in outcome.leak_ages_raw]
     detects = [age for outcome in done for age in outcome.detects]
     lifetimes = sum(outcome.lifetimes for outcome in done)
     return {
@@ -60,6 +61,7 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "leak_age_p50": round(percentile(leaks, 0.5), 1),
         "leak_age_p99": round(percentile(leaks, 0.99), 1),
         "leak_age_max": round(max(leaks, default=0.0), 1),
+        "leak_age_raw_max": round(max(raw, default=0.0), 1),
         "detect_p95_s": round(percentile(detects, 0.95), 1),
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
     }

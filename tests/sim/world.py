@@ -59,7 +59,8 @@ class Outcome:
     lifetimes: int = 0
     """Jobs that reached their end."""
     leak_ages: tuple[float, ...] = ()
-    """Virtual seconds for which machines stood that should not: their attempt was on its way out, or unknown."""
+    leak_ages_raw: tuple[float, ...] = ()
+    """Virtual seconds: see `Measures`."""
     detects: tuple[float, ...] = ()
     """Virtual seconds from a death without notice until its attempt was on its way out."""
 
@@ -222,6 +223,7 @@ class World:
         self.note(process.id, "starts")
         task = self.loop.create_task(_daemon(clock, market, fleet), context=context_of(process))
         task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
+        self.watch.able()
 
     def _stopped(self, process: Process, done: asyncio.Task[Any]) -> None:
         self.fail("no_internal_error", f"{process.id} ended: {done!r}")
@@ -230,6 +232,7 @@ class World:
         process.dead, process.kill_at = True, None
         self.loop.keep_tasks_of(process)
         self.note(process.id, f"killed after {process.steps} steps")
+        self.watch.able()
 
     # --- the story
 
@@ -253,7 +256,8 @@ class World:
             seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
             faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
             lifetimes=sum(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs),
-            leak_ages=tuple(self.watch.measures.leak_ages), detects=tuple(self.watch.measures.detects),
+            leak_ages=tuple(self.watch.measures.leak_ages),
+            leak_ages_raw=tuple(self.watch.measures.leak_ages_raw), detects=tuple(self.watch.measures.detects),
         )  # fmt: skip
 
     async def _live(self) -> None:
@@ -290,8 +294,10 @@ class World:
         self.note("fault", str(fault))
         if fault.kind in self.weather.now:
             self.weather.now[fault.kind].append(fault)
+            self.watch.able()
             await asyncio.sleep(fault.for_s)
             self.weather.now[fault.kind].remove(fault)
+            self.watch.able()
             return
         slot = self.slots[fault.target % len(self.slots)]
         if fault.kind == "late_machine":
@@ -324,9 +330,11 @@ class World:
         if process.dead or process.frozen:
             return
         process.frozen = True
+        self.watch.able()
         await asyncio.sleep(fault.for_s)
         self.note(process.id, "goes on")
         self.loop.thaw(process)
+        self.watch.able()
 
     async def _late_machine(self, fault: Fault) -> None:
         """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""

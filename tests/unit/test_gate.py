@@ -48,6 +48,9 @@ class Paper:
     async def destroy(self, handle: Handle) -> None:
         await self.list()
 
+    async def confirm(self, *_: Any) -> None:
+        await self.list()
+
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         await self.list()
         return ()
@@ -177,6 +180,28 @@ def test_a_launcher_that_does_not_answer_says_nothing_of_the_cloud() -> None:
             with pytest.raises(OutcomeUnknown):
                 await gate.create(HANDLE.name, None, None)  # type: ignore[arg-type]
         assert list(await gate.list()) == []
+
+    told(story())
+
+
+def test_a_caller_that_runs_out_of_time_says_nothing_of_the_cloud_but_whoever_waits_for_a_listing_does() -> None:
+    async def story() -> None:
+        paper = Paper(answers=[1e9])
+        gate = gate_of(paper)
+
+        async def cut(call: Awaitable[object]) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await call
+
+        for _ in range(5):
+            await cut(gate.confirm((HANDLE,), None, None))  # type: ignore[arg-type]
+            await cut(gate.destroy(HANDLE))
+        assert len(paper.calls) == 10
+        for _ in range(3):
+            await cut(gate.list())
+        assert (await refused(gate)).after_s == 5.0
+        await gate.close()
 
     told(story())
 
