@@ -77,12 +77,12 @@ class Sweep:
         ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
         known = await self._context.store.attempts_by_id(ids) if ids else {}
         found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
+        found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
         gone = [key for key in self._first_seen if key.startswith(f"{provider}/") and key not in found]
         for key in gone:
             del self._first_seen[key]
-        unanswered = {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
         self._again(provider, self._context.rhythm.sweep_s)
-        return tuple({**unanswered, **found}.values())
+        return tuple(found.values())
 
     def _again(self, provider: str, in_s: float) -> None:
         self._due[provider] = self._context.clock.monotonic() + in_s
