@@ -90,9 +90,15 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(line for line in file if not line.startswith("#"))
 
 
-def fms() -> Iterator[Compared]:
+def _precision(plugin: str, quantised: bool, gpus: int) -> str:
+    """The stock plug-in raises norms to float32 under autocast, as TRL does; the accelerated one does not on one GPU.
+    Under FSDP both have what their rows ask for (bf16): FSDP's own mixed precision, which gathers adapters in half."""
+    return "bf16-autocast" if plugin == "baseline-peft-bnb" or (quantised and gpus > 1) else "bf16"
+
+
+def fms(file: str, version: str) -> Iterator[Compared]:
     """fms-acceleration: peak allocated on A100, and what nvidia-smi showed."""
-    for row in _rows("fms_a100_80gb.csv"):
+    for row in _rows(file):
         gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
         mistral = row["model_name_or_path"] == "mistralai/Mistral-7B-v0.1"
         found = estimate(
@@ -100,8 +106,7 @@ def fms() -> Iterator[Compared]:
             config=None if mistral else LLAMA_2_70B,
             method="qlora" if quantised else "lora" if row["peft_method"] else "full",
             optimizer="adamw_foreach",
-            # the stock plug-in raises norms to float32 under autocast, as TRL does; the accelerated one does not
-            precision="bf16-autocast" if row["framework_config"] == "baseline-peft-bnb" else "bf16",
+            precision=_precision(row["framework_config"], quantised, gpus),
             seq=4096,
             micro_batch=int(row["per_device_train_batch_size"]),
             gpus=gpus,
@@ -111,10 +116,11 @@ def fms() -> Iterator[Compared]:
             lora_targets=row["target_modules"].replace(" ", ",") or "all-linear",
             lora_dropout=0.1,
             attention="flash",
-            stack="transformers=4.48.1",
+            stack=f"transformers={version}",
         )
         name = f"{row['model_name_or_path'].split('/')[-1]} {row['framework_config']} {row['peft_method'] or 'full'}"
         name += f" batch {row['per_device_train_batch_size']}, {gpus} GPU"
+        name = name if version == "4.48.1" else f"{version} {name}"
         allocated = int(row["mem_peak_torch_mem_alloc_in_bytes"])
         shown = int(row["mem_nvidia_mem_reserved"]) * 2**20
         margin = found["margin_pct"] / 100
@@ -208,7 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-trace", action="store_true", help="leave out the comparison with the tracer")
     args = parser.parse_args()
-    found: list[Compared | Refused] = [*fms(), *peft()]
+    found: list[Compared | Refused] = [
+        *fms("fms_a100_80gb.csv", "4.48.1"),
+        *fms("fms_a100_80gb_4_45.csv", "4.45.2"),
+        *peft(),
+    ]
     if not args.no_trace:
         found += traced()
     for row in found:

@@ -74,6 +74,8 @@ class Numerics:
     """Of base weights that are not quantised."""
     trained: int
     """Of each trained weight, its gradient and each of AdamW's moments."""
+    adapters: int = 4
+    """Of LoRA's weights as they are computed with, and of their gradients before they are reduced."""
     compute: int
     full: bool
     """Every weight is trained; False: adapters only."""

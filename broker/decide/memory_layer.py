@@ -26,7 +26,7 @@ class Layer:
             self.weights[role] = Weight(inputs * outputs, n.weight, trained=n.full, grad_width=n.trained)
             if role in n.adapted:
                 for end, width in (("A", inputs), ("B", outputs)):
-                    self.weights[role + end] = Weight(width * n.rank, n.trained, trained=True, grad_width=n.trained)
+                    self.weights[role + end] = Weight(width * n.rank, n.adapters, trained=True, grad_width=n.adapters)
 
     def cast(self, x: Tensor, width: int) -> Tensor:
         """`x` in another width; itself, held once more, where that is its own."""
@@ -85,7 +85,7 @@ class Layer:
         """peft's LoRA: in the adapters' own type, under autocast in half precision."""
         n, tape = self.numerics, self.tape
         kept = n.bits and n.autocast  # peft's bnb layers do not cast then
-        into = self.cast(x, x.width if kept else n.trained)
+        into = self.cast(x, x.width if kept else n.adapters)
         dropped = self.dropout(into) if n.dropout else self.cast(into, into.width)
         low = self.matrix(dropped, self.weights[role + "A"], n.rank)
         tape.drop(dropped)

@@ -49,6 +49,9 @@ class Step:
     """Devices that hold everything (DDP)."""
     masters: bool = False
     """Shards are kept in the trained weights' type, and gathered in the compute type."""
+    hooked: bool = False
+    """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and where
+    checkpointing is reentrant, which makes leaves of them, their gradients too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +291,13 @@ class _Player:
         return t
 
     def _backward(self, number: int) -> None:
-        tape, x, layer = self.tape, self.inputs[number], self.layers[number]
+        tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         tape.enter(f"backward {number}", "temporary")
         before = dict(tape.live)
-        if self.step.checkpointing:
+        if step.checkpointing:
             out = self.leaving
             mark = len(tape.nodes)
-            ahead = 0 if self.step.reentrant else self._ahead()
+            ahead = 0 if step.reentrant else self._ahead()
             tape.shift("temporary", ahead)
             tape.category = "activations"
             inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
@@ -306,7 +309,10 @@ class _Player:
             tape.drop(y)
             tape.backward(mark)
             x.gradient, inner.gradient = inner.gradient, None
-            tape.drop(x)
+            if not step.hooked:
+                tape.drop(x)
+            elif step.reentrant and x.gradient is not None:
+                x.gradient.hold()
         else:
             tape.backward(self.marks[number])
         self.leaving = x
@@ -359,8 +365,7 @@ class _Player:
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
         """With what the devices exchange: DDP's buckets are as large as the gradients; FSDP has the root's weights and
-        those of one layer whole, in a layer's own pass also those of the next, and keeps the half-precision logits
-        until the backward pass (so measured on four A100 rows)."""
+        those of one layer whole, in a layer's own pass also those of the next."""
         step = self.step
         if step.replicas > 1:
             return {**by, "communication": self.trained * step.numerics.trained}
@@ -372,11 +377,8 @@ class _Player:
             matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
             scales = matrices // 64 + matrices // 64 // 256 * 4
         root = whole - scales - layer_bytes(self.shape, step.numerics) * self.shape.layers
-        layers = 2 if "layer" in name else 1
-        found = {**by, "communication": root + layers * layer_bytes(self.shape, step.numerics)}
-        if "head" in name:
-            found["logits"] += 2 * self.tokens * self.shape.vocabulary
-        return found
+        layers = 2 if "layer" in name and name != "backward first layer" else 1
+        return {**by, "communication": root + layers * layer_bytes(self.shape, step.numerics)}
 
 
 @lru_cache(maxsize=256)

@@ -72,9 +72,9 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         if change.attempt is not None:
             read, written = change.attempt
             row = self._state.attempts[written.id]
-            same = written.launched_by == read.launched_by
-            kept = row.value.launched_by if same else written.launched_by
-            self._put_attempt(row, replace(written, launched_by=kept))
+            if written.launched_by == read.launched_by != row.value.launched_by:
+                written = replace(written, launched_by=row.value.launched_by)
+            self._put_attempt(row, written)
             row.free(now, change.due_in_s)
         if change.job is not None:
             was, to = change.job

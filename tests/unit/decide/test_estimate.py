@@ -31,6 +31,7 @@ A100 = Ask(
     method="lora", optimizer="adamw_foreach", precision="bf16", length=4096, rows=4, checkpointing=True, targets=QKVO,
     dropout=0.1, attention="flash", transformers="4.48.1",
 )  # fmt: skip
+QLORA_FSDP = {"method": "qlora", "precision": "bf16-autocast", "gpus": 2, "sharding": "fsdp"}
 SMALL = replace(LLAMA_3_8B, hidden=256, intermediate=704, heads=8, kv_heads=2, head_dim=32, layers=5, vocabulary=1000)
 
 
@@ -49,22 +50,39 @@ def of(family: str, **changes: Any) -> ModelShape:
         ({"method": "qlora", "precision": "bf16-autocast"}, 20_669_338_112),
         ({"method": "qlora", "precision": "bf16-autocast", "rows": 8}, 37_002_646_016),
         ({"method": "full", "gpus": 2, "sharding": "fsdp", "rows": 2}, 36_225_939_968),
+        ({"gpus": 2, "sharding": "fsdp", "rows": 4}, 21_959_827_968),
+        ({**QLORA_FSDP, "rows": 2}, 9_424_594_432),
+        ({**QLORA_FSDP, "rows": 4}, 15_970_067_968),
     ],
 )
 def test_mistral_7b_agrees_with_a_measured_a100(change: dict[str, Any], measured: int) -> None:
     """fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv, commit 876e2ed, Apache-2.0: facts."""
-    assert estimate(MISTRAL_7B, replace(A100, **change)).peak_allocated == pytest.approx(measured, rel=0.002)
+    close = 0.01 if "gpus" in change else 0.002
+    assert estimate(MISTRAL_7B, replace(A100, **change)).peak_allocated == pytest.approx(measured, rel=close)
+
+
+def test_fsdp_1_holds_the_inputs_of_frozen_layers_and_their_gradients_through_the_backward_pass() -> None:
+    """Its hooks hold them; reentrant checkpointing makes leaves of them. FSDP 2, and trained layers, do without."""
+    two = replace(A100, **QLORA_FSDP, rows=2)
+    held = (
+        estimate(MISTRAL_7B, two).peak_allocated
+        - estimate(MISTRAL_7B, replace(two, transformers="5.0.0")).peak_allocated
+    )
+    layer = 2 * 2 * 4096 * 4096
+    assert held > 15 * layer
+    assert estimate(MISTRAL_7B, two).segment == "backward second layer"
 
 
 @pytest.mark.parametrize(
     ("change", "tier", "margin"),
     [
-        ({}, "measured", 0.02),
+        ({}, "measured", 0.03),
         ({"precision": "bf16-autocast"}, "traced", 0.05),
-        ({"method": "qlora", "precision": "bf16-autocast"}, "measured", 0.02),
+        ({"method": "qlora", "precision": "bf16-autocast"}, "measured", 0.03),
         ({"optimizer": "adafactor"}, "traced", 0.10),
         ({"gpus": 2, "sharding": "ddp"}, "traced", 0.10),
-        ({"gpus": 2, "sharding": "fsdp", "method": "qlora"}, "traced", 0.30),
+        ({"gpus": 2, "sharding": "fsdp", "method": "qlora"}, "measured", 0.04),
+        ({"gpus": 2, "sharding": "fsdp", "transformers": None}, "traced", 0.10),
     ],
 )
 def test_the_margin_follows_the_evidence(change: dict[str, Any], tier: str, margin: float) -> None:
