@@ -22,6 +22,7 @@ from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.domain.tenancy import Tenant
+from broker.gate import Gate
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, JobFilter, Lane, Provider, Store
 from broker.secrets import SecretBox
@@ -197,7 +198,7 @@ class World:
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
         store = cast(Store, StoreDoor(self, process, slot.number, self.store))
         clock = HouseClock(store, slot.clock)
-        provider = cast(Provider, CloudDoor(self, process, clock, slot.number))
+        provider = Gate(cast(Provider, CloudDoor(self, process, clock, slot.number)), clock)
         context = Context(
             installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
             store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
