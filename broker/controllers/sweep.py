@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Set
 
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
@@ -41,6 +42,8 @@ class Sweep:
         self._inventory = inventory
         self._destroys = destroys
         self._first_seen: dict[str, float] = {}
+        self._missing: set[str] = set()
+        """Of these, what the latest listing has left out."""
         self._asked: dict[str, Orphan] = {}
         """Whose destruction was asked for, and not answered yet."""
         self._due = dict.fromkeys(context.providers, float("-inf"))
@@ -78,11 +81,19 @@ class Sweep:
         known = await self._context.store.attempts_by_id(ids) if ids else {}
         found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
         found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
-        gone = [key for key in self._first_seen if key.startswith(f"{provider}/") and key not in found]
-        for key in gone:
-            del self._first_seen[key]
         self._again(provider, self._context.rhythm.sweep_s)
+        self._forget(provider, set(found))
         return tuple(found.values())
+
+    def _forget(self, provider: str, found: Set[str]) -> None:
+        """What is left out twice in a row: once may be a listing's omission, so that one is listed again soon."""
+        missing = {key for key in self._first_seen if key.startswith(f"{provider}/")} - found
+        for key in missing & self._missing:
+            del self._first_seen[key]
+        self._missing = {key for key in self._missing if not key.startswith(f"{provider}/")}
+        self._missing |= missing & self._first_seen.keys()
+        if missing & self._first_seen.keys():
+            self._sooner(provider, self._again_s)
 
     def _again(self, provider: str, in_s: float) -> None:
         self._due[provider] = self._context.clock.monotonic() + in_s

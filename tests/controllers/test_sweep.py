@@ -176,6 +176,29 @@ def test_what_cannot_be_destroyed_or_listed_at_first_does_not_wait_for_the_next_
     told(story())
 
 
+def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the second listing does, which was to be that of its end."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        await yard.stray()
+        await yard.context.clock.sleep(LAG_S)
+        listings, shown = 0, yard.clouds["one"].list
+
+        async def blinks() -> Sequence[Observed]:
+            nonlocal listings
+            listings += 1
+            return () if listings == 2 else await shown()
+
+        monkeypatch.setattr(yard.clouds["one"], "list", blinks)
+        await yard.sweeps(yard.sweep(), LAG_S + 2 * AGAIN_S)
+        assert await yard.standing() == []
+
+    told(story())
+
+
 def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
