@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 BURST_S = 4.0
 """So many seconds' worth of calls may come at once."""
+URGENT_S = 15.0
+"""Longest back-off of our own for listings and destroys, beyond what the cloud asks for: machines bill meanwhile."""
 GRAIN_S = 0.001
 """Least wait for a turn: by less, a clock may not move."""
 _FULL_JITTER = wait_random_exponential(multiplier=1.0, max=60.0)
@@ -134,6 +136,8 @@ class Gate:
             yield
         except Throttled as e:
             now, jitter_s = self._clock.monotonic(), self._back_off_s(self._paces[rank.kind].throttled + 1)
+            if rank is not Rank.ELSE:
+                jitter_s = min(URGENT_S, jitter_s)
             for kind in {rank.kind, Rank.ELSE}:
                 self._paces[kind] = after_throttled(self._paces[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
             raise
@@ -167,7 +171,7 @@ class Gate:
         while self._broken:
             tries += 1
             pause_s = self._paces[Rank.LIST].wait_s(self._clock.monotonic())
-            await self._clock.sleep(max(1.0, self._back_off_s(tries), pause_s))
+            await self._clock.sleep(max(1.0, min(URGENT_S, self._back_off_s(tries)), pause_s))
             try:
                 async with asyncio.timeout(self._limits.probe_s), self._asking(Rank.LIST):
                     await self._provider.list()

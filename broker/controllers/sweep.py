@@ -10,7 +10,7 @@ from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import owed, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
-from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
+from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
 from broker.domain.job import Attempt, LedgerKind
 from broker.ports import Blobs, Charge
@@ -68,17 +68,17 @@ class Sweep:
         return False
 
     async def _orphans(self, provider: str) -> tuple[Orphan, ...]:
-        """None of a cloud that did not answer, which is asked again soon."""
+        """None where the cloud, or the database, did not answer: that is tried again soon."""
         self._again(provider, self._again_s)
         try:
             await self._inventory.refresh(provider, max_age_s=0.0)
-        except ProviderError as e:
-            log.warning("sweep: %s cannot be listed: %s", provider, e)
+            listing = self._inventory.latest(provider)
+            seen = [o for machines in (listing.by_name.values() if listing else ()) for o in machines]
+            ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
+            known = await self._context.store.attempts_by_id(ids) if ids else {}
+        except (ProviderError, StoreUnavailable) as e:
+            log.warning("sweep: %s cannot be swept: %s", provider, e)
             return ()
-        listing = self._inventory.latest(provider)
-        seen = [o for machines in (listing.by_name.values() if listing else ()) for o in machines]
-        ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
-        known = await self._context.store.attempts_by_id(ids) if ids else {}
         found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
         found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
         self._again(provider, self._context.rhythm.sweep_s)

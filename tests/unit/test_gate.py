@@ -107,6 +107,23 @@ def test_a_cloud_that_refuses_to_launch_is_still_watched_and_ends_bills() -> Non
     told(story())
 
 
+def test_our_own_back_off_never_keeps_a_bill_running_for_long() -> None:
+    """However often a destroy, or a listing, was refused: a cloud that asks for no pause is asked again within 15 s."""
+
+    async def story() -> None:
+        for call in ("destroy", "list"):
+            paper, clock = Paper(answers=[Throttled("429", after_s=0.0)]), LoopClock()
+            gate = gate_of(paper)
+            while len(paper.calls) < 10:
+                with suppress(Throttled):
+                    await (gate.destroy(HANDLE) if call == "destroy" else gate.list())
+                await clock.sleep(0.5)
+            spans = [later - earlier for earlier, later in zip(paper.calls, paper.calls[1:], strict=False)]
+            assert max(spans) <= 15.5
+
+    told(story())
+
+
 def test_a_destroy_that_is_refused_comes_back_when_the_cloud_wants_it() -> None:
     async def story() -> None:
         paper, clock = Paper(answers=[Throttled("429", after_s=30.0), None]), LoopClock()
