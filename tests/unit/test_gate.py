@@ -286,7 +286,7 @@ def test_one_bad_cloud_slows_no_other() -> None:
             await clock.sleep(2)
         assert slow == 3
         assert len(good.calls) == rounds
-        assert len(bad.calls) < 150
+        assert len(bad.calls) < 300
         for provider in providers.values():
             await provider.close()
 
