@@ -44,7 +44,7 @@ class Loop:
         train, held = order.split(config.seed, len(examples), config.data.eval_share)
         self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
         self._total = schedule.total_steps(config, len(self._train))
-        self._micro = min(config.micro_batch, math.ceil(config.global_batch / self._world))
+        self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
         wrapped = self._task.model(self._precision)
         self._parameters = model.trainable(wrapped)
         optimizer = model.optimizer_of(self._parameters, config.optim)
@@ -123,7 +123,8 @@ class Loop:
                 self._accelerator.backward(part * (self._world / targets))
             loss += part.detach()
             if not last and self._world == 1 and self._run.drain.exists():
-                self._progress = self._progress.model_copy(update={"micro": number + 1, "micro_loss": float(loss)})
+                halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
+                self._progress = self._progress.model_copy(update=halfway)
                 raise Drained
         norm = self._accelerator.clip_grad_norm_(self._parameters.values(), self._config.optim.clip_norm)
         rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
@@ -286,7 +287,7 @@ class Loop:
         for name, parameter in self._parameters.items():
             parameter.data.copy_(state.model[name])
         snapshot.load_optimizer(self._optimizer.optimizer, self._parameters, state.optimizer)
-        if progress.micro and self._world == 1:
+        if progress.micro and self._world == 1 and progress.micro_rows == self._micro:
             for name, gradient in state.gradients.items():
                 self._parameters[name].grad = gradient.to(self._device)
         elif progress.micro:

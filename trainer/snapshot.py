@@ -34,6 +34,8 @@ class Progress(Document):
     """The data cursor."""
     micro: int = 0
     """Micro-batches of the next step whose gradients are already accumulated (in gradients.safetensors)."""
+    micro_rows: int = 0
+    """Rows of each of these; a plan with others begins the step again."""
     micro_loss: float = 0.0
     """Their summed loss."""
     world: int = 1
