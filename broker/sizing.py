@@ -65,14 +65,14 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
     return where, parsed
 
 
-def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
         return shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
 
-def _hardware(gpu: str | None) -> Hardware | None:
+def hardware_of(gpu: str | None) -> Hardware | None:
     if gpu is None:
         return None
     asked = gpu.strip().lower().replace("_", "-").replace(" ", "-")
@@ -175,7 +175,7 @@ def estimate(
     for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs.
     """
     name, given = config_of(model, config)
-    shape = _shape(name, given)
+    shape = model_shape(name, given)
     package, _, version = (stack or "").partition("=")
     if stack is not None and (package != "transformers" or not version):
         raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
@@ -200,7 +200,7 @@ def estimate(
         found = sizes.estimate(shape, ask)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    hardware = _hardware(gpu)
+    hardware = hardware_of(gpu)
     return _document(
         name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None
     )
