@@ -140,6 +140,9 @@ class Inventory:
         return any(map(absent, handles))
 
     def _absent_since(self, provider: str, since: float, shows: Callable[[Listing], bool]) -> datetime | None:
+        latest = self.latest(provider)
+        if latest is None or shows(latest):
+            return None
         lag = self._context.providers[provider].caps.list_lag_s
         without: list[Listing] = []
         for listing in self._listings[provider]:

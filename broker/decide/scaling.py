@@ -58,6 +58,16 @@ class Point:
     usd: float | None = None
 
 
+def unmeasured(shape: ModelShape, ask: sizes.Ask) -> str | None:
+    """Why nothing can be said about the time; None: something can."""
+    if shape.experts:
+        return "no basis: no run of a mixture of experts was measured"
+    if ask.method in ("lora8", "adapter"):
+        what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
+        return f"no basis: no run {what} was measured, and its kernels are not counted"
+    return None
+
+
 def run_of(shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float, nodes: int = 1) -> Run:
     """One step under the plan."""
     asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in ("fsdp", "hybrid") else "none")
@@ -74,7 +84,7 @@ def run_of(shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float,
         devices=plan.devices,
         nodes=min(nodes, plan.devices),
         sharding=SHARDED[plan.parallelism],
-        reduced=numerics.trained,
+        reduced=numerics.compute,
     )
 
 
@@ -88,6 +98,8 @@ def scaling(
 ) -> tuple[Point, ...]:
     """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
+    if (why := unmeasured(shape, ask)) is not None:
+        raise sizes.Unanswerable(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
     return tuple(scale.point(count) for count in counts)
 

@@ -79,7 +79,7 @@ def run_of(
         devices=devices,
         nodes=min(nodes, devices),
         sharding="none" if devices == 1 or parallelism == "single" else parallelism,
-        reduced=numerics.trained,
+        reduced=numerics.compute,
     )
 
 

@@ -194,7 +194,7 @@ class Watch:
             self._fail("resume_furthest", f"{new.id} from step {found}, {self._furthest[new.job_id]} was saved")
 
     def _saved(self, job_id: JobId) -> int:
-        found = furthest_first([key for key in self._world.objects.data if key.startswith(keys.checkpoints(job_id))])
+        found = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))
         return step_of(found[0]) if found else 0
 
     def job_adds_up(self, job_id: JobId) -> None:
