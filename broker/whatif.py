@@ -8,6 +8,7 @@ from typing import Any
 
 from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
+from broker.decide.memory_builds import build_of
 from broker.decide.scaling import A_MACHINE, Load, Point, counts_of, scaling
 from broker.domain.offer import ModelShape
 from broker.sizing import BadAsk, config_of, hardware_of, model_shape
@@ -35,10 +36,12 @@ def what_if(
     if hardware is None:
         raise BadAsk("--what-if: give --gpu, for example --gpu H100-SXM")
     counts = _counts(said)
-    batch = global_batch or counts[-1] * ask.rows
+    batch = counts[-1] * ask.rows if global_batch is None else global_batch
     for option, value in (("--global-batch", batch), ("--rows", 1 if rows is None else rows)):
         if value < 1:
             raise BadAsk(f"{option} {value}: must be at least 1")
+    if usd_per_gpu_hour is not None and not usd_per_gpu_hour >= 0:
+        raise BadAsk(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be 0 or more")
     load = Load(
         global_batch=batch,
         tokens_per_row=ask.length,
@@ -49,16 +52,16 @@ def what_if(
 
 
 def of_spec(
-    said: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, rows: int, mean: float, longest: int,
-    steps: int, usd_per_gpu_hour: float | None,
+    said: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
+    usd_per_gpu_hour: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The same for a spec's job and its data. Raises BadAsk."""
+    """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`. Raises BadAsk."""
     lora = train.method if train.method.kind == "lora" else None
     targets = ("all-linear",) if lora is None or lora.targets == "all-linear" else _attention(shape)
     ask = sizes.Ask(
         method=train.method.kind,
         precision={"fp16": "fp16-autocast", "fp32": "fp32"}.get(train.precision, "bf16-autocast"),  # type: ignore[arg-type]
-        length=min(longest, train.max_length),
+        length=train.max_length,
         rank=lora.r if lora else 1,
         targets=targets,
         dropout=lora.dropout if lora else 0.0,
@@ -73,7 +76,7 @@ def of_spec(
 
 
 def _attention(shape: ModelShape) -> tuple[str, ...]:
-    return tuple(name for role, name in sizes.build_of(shape).names.items() if role in sizes.ATTENTION_ROLES)
+    return tuple(name for role, name in build_of(shape).names.items() if role in sizes.ATTENTION_ROLES)
 
 
 def _counts(said: str) -> tuple[int, ...]:
@@ -101,8 +104,8 @@ def table(
         "usd_per_gpu_hour": load.usd_per_gpu_hour,
         "points": [_row(point, timed=load.steps > 0) for point in points],
         "assumptions": [
-            f"machines of {A_MACHINE} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, between them "
-            f"{hardware.network / 1e9:.1f} GB/s a machine",
+            f"machines of {A_MACHINE} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
+            f"between them {hardware.network / 1e9:.1f} GB/s a machine",
             f"the global batch stays {load.global_batch} rows; GPUs that it does not divide among stay idle",
             "training alone: no set-up, checkpoints, evaluation or preemptions",
         ],
