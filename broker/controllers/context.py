@@ -43,8 +43,8 @@ class Rhythm:
     """Between two quotes of a job that fits nowhere."""
     sold_out_s: float = 120.0
     """How long an offer without capacity is left alone."""
-    destroy_alert: int = 5
-    """Failed destroys after which people are told."""
+    destroy_alert: int = 30
+    """Failed destroys of one machine after which people are told: a minute of them."""
 
     def tempo(self, drain_s: float) -> Tempo:
         """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.controllers.beats import Beats
 from broker.controllers.billing import Billing
@@ -11,6 +11,7 @@ from broker.controllers.boot import Boot, TrainerOf
 from broker.controllers.budgets import Budgets
 from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
+from broker.controllers.destroys import Destroys
 from broker.controllers.digest import Digest
 from broker.controllers.grants import Granting, Grants
 from broker.controllers.guard import Guard
@@ -40,6 +41,7 @@ class Fleet:
     context: Context
     controllers: tuple[Controller, ...]
     launch: Launch
+    destroys: Destroys
     outbox: Outbox
 
     @classmethod
@@ -56,7 +58,8 @@ class Fleet:
         keep: Keep | None = None,
         digest: DigestPlan | None = None,
     ) -> "Fleet":
-        inventory, launchers = Inventory(context), Launchers(context)
+        context = replace(context, patience=replace(context.patience, beat_s=context.limits.beat_s))
+        inventory, launchers, destroys = Inventory(context), Launchers(context), Destroys(context)
         beats = Beats(context)
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
@@ -65,19 +68,20 @@ class Fleet:
         return cls(
             context=context,
             launch=launch,
+            destroys=destroys,
             outbox=outbox,
             controllers=(
                 Placement(context, offers, troubles),
                 launch,
                 LivenessController(context, looker),
                 interruption,
-                Termination(context, inventory, launchers),
+                Termination(context, inventory, launchers, destroys),
                 Through(context, launchers),
-                Billing(context, inventory, (looker, launchers, interruption)),
+                Billing(context, inventory, (looker, launchers, interruption, destroys)),
                 Guard(context),
                 Retention(context),
                 Budgets(context),
-                Sweep(context, inventory, report_only=report_only),
+                Sweep(context, inventory, destroys, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),
                 outbox,
@@ -93,4 +97,5 @@ class Fleet:
                     group.create_task(run_forever(controller, self.context.clock), name=controller.name)
         finally:
             await self.launch.close()
+            await self.destroys.close()
             await self.outbox.close()

@@ -277,6 +277,16 @@ class Watch:
             if stand.name == name and stand.ended is None:
                 stand.ended = at
 
+    def able(self) -> None:
+        """Something has changed of who could destroy a machine: a broker that reaches its database, if the cloud's API
+        is not down for everybody."""
+        world = self._world
+        acts = any(
+            not (slot.process.dead or slot.process.frozen or world.weather.hits("store.down", slot.number))
+            for slot in world.slots
+        )
+        self.measures.able(acts and not world.weather.hits("cloud.down"), world.loop.time())
+
     # ----------------------------------------------------------------------------------------------------- the objects
 
     def before_put(self, key: str, data: bytes, *, by_broker: bool) -> None:
