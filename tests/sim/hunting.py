@@ -26,6 +26,7 @@ def mutants(seeds: Sequence[int], only: str | None, *, known: bool, note: bool) 
             needed.append(tried)
             first[mutant.name] = order[tried - 1]
     if note:
-        CAUGHT.write_text(json.dumps({one.name: first[one.name] for one in MUTANTS if one.name in first}, indent=1) + "\n")
+        kept = {mutant.name: first[mutant.name] for mutant in MUTANTS if mutant.name in first}
+        CAUGHT.write_text(json.dumps(kept, indent=1) + "\n")
     print(json.dumps({"mutants": len(chosen), "caught": len(needed), "seeds_needed_max": max(needed, default=0)}))
     return 0 if len(needed) == len(chosen) else 1
