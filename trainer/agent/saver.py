@@ -5,12 +5,13 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainer import checkpoint
 from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
-from trainer.contract.rendezvous import CheckpointRef
+from trainer.contract.rendezvous import CheckpointRef, Manifest
 from trainer.ipc import INFO, SnapshotInfo
 
 LOOK_S = 0.2
@@ -75,15 +76,16 @@ class Saver:
         if (folder / INFO).exists():
             (folder / INFO).replace(info_path)
         info = SnapshotInfo.model_validate_json(info_path.read_bytes())
-        key, manifest = await checkpoint.commit(
-            self._objects, self._origin, folder, step=info.step, complete=info.complete, started=info.started
-        )
+        committed = await self._upload(folder, info)
+        await asyncio.to_thread(shutil.rmtree, folder)
+        info_path.unlink()
+        if committed is None:
+            return
+        key, manifest = committed
         total = sum(f.bytes for f in manifest.files)
         self._state.checkpoint = CheckpointRef(
             manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4), bytes=total
         )
-        await asyncio.to_thread(shutil.rmtree, folder)
-        info_path.unlink()
         self._say(
             f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
             f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
@@ -93,3 +95,20 @@ class Saver:
             await checkpoint.prune(self._objects, self._origin, keep=self._keep)
         except StoreError as e:
             self._say(f"old checkpoints stay for now: {e}")
+
+    async def _upload(self, folder: Path, info: SnapshotInfo) -> tuple[str, Manifest] | None:
+        """Commits what lies here, with the parts of the other machines; None where that is not for this one to do."""
+        objects, origin, part = self._objects, self._origin, info.part
+        known: Any = {"step": info.step, "complete": info.complete, "started": info.started}
+        if part is None:
+            return await checkpoint.commit(objects, origin, folder, **known)
+        if part.node > 0:
+            sent = await checkpoint.offer(objects, origin, folder, step=info.step, part=part)
+            self._say(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {sent / 1e6:.1f} MB")
+            return None
+        committed = await checkpoint.commit_parts(
+            objects, origin, folder, **known, part=part, overtaken=lambda: len(self._state.run.waiting()) > 1
+        )
+        if committed is None:
+            self._say(f"the checkpoint of step {info.step} is left: other machines have a later one")
+        return committed
