@@ -100,10 +100,10 @@ def fms(file: str, version: str) -> Iterator[Compared]:
     """fms-acceleration: peak allocated on A100, and what nvidia-smi showed."""
     for row in _rows(file):
         gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
-        mistral = row["model_name_or_path"] == "mistralai/Mistral-7B-v0.1"
+        bundled = row["model_name_or_path"].startswith("mistralai/")
         found = estimate(
-            row["model_name_or_path"] if mistral else None,
-            config=None if mistral else LLAMA_2_70B,
+            row["model_name_or_path"] if bundled else None,
+            config=None if bundled else LLAMA_2_70B,
             method="qlora" if quantised else "lora" if row["peft_method"] else "full",
             optimizer="adamw_foreach",
             precision=_precision(row["framework_config"], quantised, gpus),
@@ -123,12 +123,13 @@ def fms(file: str, version: str) -> Iterator[Compared]:
         name = name if version == "4.48.1" else f"{version} {name}"
         allocated = int(row["mem_peak_torch_mem_alloc_in_bytes"])
         shown = int(row["mem_nvidia_mem_reserved"]) * 2**20
-        margin = found["margin_pct"] / 100
-        for what, measured, key in (
-            ("allocated", allocated, "peak_allocated_bytes"),
-            ("nvidia-smi", shown, "device_used_bytes"),
+        for what, measured, key, margin in (
+            ("allocated", allocated, "peak_allocated_bytes", "margin_pct"),
+            ("nvidia-smi", shown, "device_used_bytes", "device_margin_pct"),
         ):
-            yield Compared(source="fms", name=name, what=what, measured=measured, estimated=found[key], margin=margin)
+            yield Compared(
+                source="fms", name=name, what=what, measured=measured, estimated=found[key], margin=found[margin] / 100
+            )
 
 
 def peft() -> Iterator[Compared | Refused]:
@@ -138,28 +139,19 @@ def peft() -> Iterator[Compared | Refused]:
         if not row["model"].endswith("Llama-3.2-3B"):
             yield Refused(source="peft", name=name, reason=f"{row['model']} is no decoder")
             continue
-        if row["peft"] not in ("FULL", "LORA"):
-            yield Refused(source="peft", name=name, reason=f"method {row['peft']} is not known")
-            continue
-        found = estimate(
-            config=LLAMA_32_3B,
-            method="full" if row["peft"] == "FULL" else "lora",
-            optimizer="adamw_foreach",
-            precision="bf16",
-            seq=int(row["max_seq"]),
-            micro_batch=int(row["bs"]),
-            lora_r=int(row["r"] or 16),
-            lora_targets="gate_proj,up_proj,down_proj" if "target-mlp" in name else "q_proj,v_proj",
-            lora_dropout=0.0,
-            stack="transformers=5.0.0",
-        )
-        if found["trainable_parameters"] != int(row["trainable"]):
-            yield Refused(source="peft", name=name, reason="a variant of LoRA that trains other weights")
-            continue
-        context = 2**29
+        asked: dict[str, Any] = {
+            "config": LLAMA_32_3B, "optimizer": "adamw_foreach", "precision": "bf16", "seq": int(row["max_seq"]),
+            "micro_batch": int(row["bs"]), "stack": "transformers=5.0.0", "lora_dropout": 0.0,
+            "lora_targets": "gate_proj,up_proj,down_proj" if "mlp" in name else "q_proj,v_proj",
+        }  # fmt: skip
+        what, method = "reserved", "full" if row["peft"] == "FULL" else "lora"
+        found = estimate(**asked, method=method, lora_r=int(row["r"] or 16))
+        if row["peft"] not in ("FULL", "LORA") or found["trainable_parameters"] != int(row["trainable"]):
+            what = "reserved, other adapter"
+            found = estimate(**asked, method="adapter", trainable_parameters=int(row["trainable"]))
         yield Compared(
-            source="peft", name=name, what="reserved", measured=int(row["mem_max"]),
-            estimated=found["device_used_bytes"] - context, margin=found["margin_pct"] / 100,
+            source="peft", name=name, what=what, measured=int(row["mem_max"]),
+            estimated=found["device_used_bytes"] - 2**29, margin=found["margin_pct"] / 100,
         )  # fmt: skip
 
 
@@ -236,6 +228,7 @@ def main() -> None:
         "allocated_two_gpus": [r for r in kept if r.name.endswith(" 2 GPU")],
         "nvidia_smi": [r for r in measured if r.what == "nvidia-smi"],
         "reserved": [r for r in measured if r.what == "reserved"],
+        "reserved_other_adapters": [r for r in measured if r.what == "reserved, other adapter"],
         "form_against_trace": [r for r in compared if r.source == "trace"],
     }
     refused = Counter(r.reason.split(" is")[0].split(" of")[0] for r in found if isinstance(r, Refused))

@@ -23,7 +23,9 @@ from broker.models import catalogue
 from broker.models.shape import shape_of
 
 TRACE_PATIENCE_S = 300
-EXACT_PRECISIONS = {"bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32"}
+EXACT_PRECISIONS = {
+    "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
+}  # fmt: skip
 
 
 class BadAsk(ValueError):
@@ -65,7 +67,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
-        return shape_of(name, config)
+        return shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
@@ -87,8 +89,11 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if ask.method == "lora8":
-        return None, None, "no basis: no run on an 8-bit base was measured, and its kernels are not counted"
+    if shape.experts:
+        return None, None, "no basis: no run of a mixture of experts was measured"
+    if ask.method in ("lora8", "adapter"):
+        what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
+        return None, None, f"no basis: no run {what} was measured, and its kernels are not counted"
     numerics = sizes.numerics(shape, ask)[0]
     run = Run(
         shape=shape,
@@ -110,19 +115,17 @@ def _speed(
 def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
     adapted = frozenset[str]() if ask.method == "full" else sizes.adapted_modules(shape, ask.targets)[0]
-    every = frozenset(build_of(shape).names)
-    targets = {every: "all-linear", every & sizes.ATTENTION_ROLES: "attention", frozenset(): "all-linear"}.get(adapted)
+    names = build_of(shape).names
+    targets = ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
     for wrong, what in (
         (ask.method not in ("full", "lora"), f"--method {ask.method}"),
         (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
-        (ask.precision not in EXACT_PRECISIONS, f"--precision {ask.precision}"),
         (ask.transformers is not None, "--stack"),
         (ask.gpus > 1, f"--gpus {ask.gpus}"),
         (ask.attention != "sdpa", f"--attention {ask.attention}"),
-        (targets is None, "these --lora-targets"),
     ):
         if wrong:
-            raise BadAsk(f"--exact traces the trainer's own step on one GPU, which has no {what}; leave out --exact")
+            raise BadAsk(f"--exact traces the trainer's own step on one GPU, which knows no {what}; leave out --exact")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(dict(config), file)
         file.flush()
@@ -130,7 +133,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict
             *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
             *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
             *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
-            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", str(targets)),
+            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", targets or "all-linear"),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:
@@ -160,6 +163,7 @@ def estimate(
     lora_r: int = 16,
     lora_targets: str = "all-linear",
     lora_dropout: float = 0.05,
+    trainable_parameters: int | None = None,
     attention: str = "sdpa",
     stack: str | None = None,
     exact: bool = False,
@@ -188,6 +192,7 @@ def estimate(
         rank=lora_r,
         targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
         dropout=lora_dropout,
+        trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
         transformers=version or None,
     )
@@ -230,6 +235,7 @@ def _document(
         "evidence": tier,
         "evidence_detail": evidence,
         "margin_pct": round(100 * margin, 1),
+        "device_margin_pct": round(100 * found.device_margin, 1),
         "notes": list(found.notes),
         "tokens_per_s": speed[0],
         "tokens_per_s_interval": speed[1],

@@ -1,5 +1,6 @@
 """Randomness that depends on the seed and on what it is asked for, never on the order of the asking."""
 
+import functools
 import random
 
 
@@ -8,6 +9,7 @@ def rng(seed: int, *what: object) -> random.Random:
     return random.Random("/".join((str(seed), *(str(part) for part in what))))
 
 
+@functools.lru_cache(4096)
 def unit(seed: int, *what: object) -> float:
     """One draw from [0, 1)."""
     return rng(seed, *what).random()

@@ -41,10 +41,10 @@ class Progress(Document):
     """The data cursor."""
     micro: int = 0
     """Micro-batches of the next step whose gradients are already accumulated (in gradients.safetensors)."""
+    micro_rows: int = 0
+    """Rows of each of these; a plan with others begins the step again."""
     micro_loss: float = 0.0
     """Their summed loss."""
-    micro_rows: int = 0
-    """Rows of a micro-batch, by which `micro` counts."""
     made_on: str = ""
     """Processes, device and versions: where they differ, going on is exact in the data but not to the last bit."""
     scaler: dict[str, Any] | None = None

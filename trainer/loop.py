@@ -49,7 +49,7 @@ class Loop:
         train, held = order.split(config.seed, len(examples), config.data.eval_share)
         self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
         self._total = schedule.total_steps(config, len(self._train))
-        self._micro = min(config.micro_batch, math.ceil(config.global_batch / self._world))
+        self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
         self._parameters = model.trainable(self._bare)
         optimizer = model.optimizer_of(self._parameters, config.optim)
@@ -128,7 +128,8 @@ class Loop:
                 self._accelerator.backward(part * (self._world / targets))
             loss += part.detach()
             if not last and self._world == 1 and self._run.drain.exists():
-                self._progress = self._progress.model_copy(update={"micro": number + 1, "micro_loss": float(loss)})
+                halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
+                self._progress = self._progress.model_copy(update=halfway)
                 raise Drained
         norm = self._clip()
         rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
@@ -255,7 +256,6 @@ class Loop:
         scaler = self._accelerator.scaler
         progress = self._progress.model_copy(
             update={
-                "micro_rows": self._micro,
                 "made_on": self._parallel.told(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
             }

@@ -50,6 +50,10 @@ class Ask:
     """AdamW's foreach kernels in place of the fused one."""
     padded: bool = False
     """Rows differ in length, so attention takes a mask."""
+    pure: bool = False
+    """Weights are held and computed with in the half precision itself, without autocast."""
+    targets: tuple[str, ...] = ()
+    """Names of the modules that get adapters, in place of the trainer's choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,7 @@ class _Probe(Loop):
     def __init__(self, ask: Ask, model: Any, storages: Storages) -> None:
         config = ask.train
         self._config, self._world, self._rank = config, 1, 0
-        mixed = "no" if config.precision == "fp32" else "bf16"  # fp16 takes the same bytes
+        mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
         self._accelerator = accelerate.Accelerator(cpu=True, mixed_precision=mixed, device_placement=False)
         self._parameters = models.trainable(model)
         optimizer = models.optimizer_of(self._parameters, config.optim)
@@ -92,7 +96,7 @@ class _Probe(Loop):
         self._model, self._optimizer = self._parallel.prepare(model, optimizer)
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._task = Progress(), 1, tasks.of(config)
-        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.micro_batch
+        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.rows_at_once
         if ask.padded:
             self._rows[-1] = Example(ids=[1] * (ask.sequence - 1), prompt=0)
 
@@ -116,7 +120,7 @@ class _Probe(Loop):
         for state in self._optimizer.state.values():
             for value in state.values():
                 storages.hold(value, "optimizer")
-        accumulated = self._config.global_batch > self._config.micro_batch
+        accumulated = self._config.global_batch > self._config.rows_at_once
         for parameter in self._parameters.values():
             parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "gradients"))
             if accumulated:
@@ -187,12 +191,12 @@ def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool) -> A
             fields[name] = value[:layers]
     fields.update({k: layers for k in DEPTH if k in fields})
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
-    kept = half if isinstance(ask.train.method, LoraConfig) else torch.float32
+    kept = half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
     with torch.device("cpu" if real else "meta"):
         built = AutoConfig.for_model(str(fields.pop("model_type", None)), **fields)
         model = AutoModelForCausalLM.from_config(built, dtype=kept)
         model.config.use_cache = False
-        return models.wrap(model, ask.train)
+        return models.wrap(model, ask.train, targets=ask.targets)
 
 
 @contextlib.contextmanager
@@ -260,7 +264,8 @@ def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
 
 
 def _ask(args: argparse.Namespace) -> Ask:
-    lora = LoraConfig(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets)
+    chosen = args.lora_targets in ("all-linear", "attention")
+    lora = LoraConfig(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
     if args.padded and args.micro_batch < 2:
         raise ValueError("a micro-batch of one row has no padding; leave out --padded")
     train = TrainConfig(
@@ -270,7 +275,7 @@ def _ask(args: argparse.Namespace) -> Ask:
         micro_batch=args.micro_batch,
         global_batch=args.global_batch or args.micro_batch,
         max_length=max(8, args.seq),
-        precision=args.precision,
+        precision=args.precision.removesuffix("-pure"),
         gradient_checkpointing=args.gradient_checkpointing,
     )
     return Ask(
@@ -279,6 +284,8 @@ def _ask(args: argparse.Namespace) -> Ask:
         device=args.device,
         foreach=args.optimizer == "adamw_foreach",
         padded=args.padded,
+        pure=args.precision.endswith("-pure"),
+        targets=() if chosen else tuple(args.lora_targets.split(",")),
     )
 
 
@@ -287,7 +294,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, required=True, help="a transformers config.json of a decoder")
     parser.add_argument("--method", choices=("full", "lora"), default="lora")
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), default="bf16")
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
     parser.add_argument("--seq", type=int, default=512, help="tokens of every row")
     parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
     parser.add_argument("--micro-batch", type=int, default=4)
@@ -295,7 +302,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--lora-r", type=int, default=16)
     parser.add_argument("--lora-dropout", type=float, default=0.05)
-    parser.add_argument("--lora-targets", choices=("all-linear", "attention"), default="all-linear")
+    parser.add_argument("--lora-targets", default="all-linear", help="attention, or names with commas between")
     parser.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="whose kernels to stand in for")
     return parser
 

@@ -110,37 +110,46 @@ def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
     )
 
 
-def wrap(model: Any, config: TrainConfig, adapters: str = "CAUSAL_LM", fresh: Sequence[str] = ()) -> Any:
+def wrap(
+    model: Any,
+    config: TrainConfig,
+    adapters: str = "CAUSAL_LM",
+    fresh: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> Any:
     """Adds the adapters of a LoRA (`adapters`: peft's task type), turns on gradient checkpointing.
 
     `fresh`: modules whose weights no checkpoint gave. They are trained and saved whole, also by a LoRA.
+    `targets`: names of modules, in place of the config's choice.
     """
     if isinstance(config.method, LoraConfig):
-        model = _with_adapters(model, config, config.method, adapters, fresh)
+        model = _with_adapters(model, config, config.method, adapters, fresh, targets)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
-    if config.gradient_checkpointing:
+    if config.recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if isinstance(config.method, LoraConfig):
             model.enable_input_require_grads()
     return model
 
 
-def _with_adapters(model: Any, config: TrainConfig, method: LoraConfig, adapters: str, fresh: Sequence[str]) -> Any:
+def _with_adapters(
+    model: Any, config: TrainConfig, method: LoraConfig, adapters: str, fresh: Sequence[str], targets: Sequence[str]
+) -> Any:
     import peft
 
-    targets: str | list[str] = "all-linear"
-    if method.targets == "attention":
+    chosen: str | list[str] = list(targets) or "all-linear"
+    if method.targets == "attention" and not targets:
         names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        targets = sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
-        if not targets:
+        chosen = sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
+        if not chosen:
             raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
     lora = peft.LoraConfig(
         r=method.r,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
-        target_modules=targets,
+        target_modules=chosen,
         task_type=adapters,
         modules_to_save=[name for name in fresh if not name.startswith(HEADS)] or None,
     )

@@ -12,7 +12,7 @@ from broker.api.wire import Wire
 from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
-from broker.domain.offer import Drop, Verdict
+from broker.domain.offer import Drop, Parallelism, Verdict
 from broker.domain.spec import EnvName, JobSpec, Moment, Name, Usd
 from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
@@ -144,6 +144,41 @@ class MemoryView(Wire):
     source: str
 
 
+class PlanView(Wire):
+    """How a job runs on one kind of machine; global batch = micro_batch x accumulation x devices."""
+
+    parallelism: Parallelism
+    devices: int
+    micro_batch: int
+    accumulation: int
+    gradient_checkpointing: bool
+
+
+class HoursView(Wire):
+    """Parts of the expected time."""
+
+    boot: float
+    """From create to the agent's first beat, with the image."""
+    load: float
+    """Imports, weights and data."""
+    training: float
+    evaluation: float
+    checkpoints: float
+    """For which training stands still, and the last upload."""
+    preemptions: float
+    """Work lost, and machines changed."""
+
+
+class CostsView(Wire):
+    """Parts of the expected dollars to finish."""
+
+    machines: Decimal
+    traffic: Decimal
+    storage: Decimal
+    """Of the bucket."""
+    requests: Decimal
+
+
 class LineView(Wire):
     """One offer against the job."""
 
@@ -162,10 +197,16 @@ class LineView(Wire):
     step_s: float | None = None
     nodes: int = 1
     """Machines of this kind that are bought together; `hours` and dollars to finish are of all, `offer` is of one."""
+    plan: PlanView | None = None
+    """null: dropped, or nothing is known of what is to run."""
+    hours: HoursView | None = None
+    """What `hours_p50` consists of."""
+    costs: CostsView | None = None
+    """What `usd_p50` consists of."""
 
 
 class QuoteView(Wire):
-    """All offers against the job, kept ones first by expected dollars to finish."""
+    """All offers against the job, kept ones first by its objective."""
 
     check: dict[str, Any]
     """What was found out about the data set and the model."""

@@ -225,6 +225,7 @@ class Service:
             excluded=excluded,
             caps=self.market.caps(),
             lead_s=self.settings.tempo.lead_s,
+            storage_usd_per_gib_month=self.settings.storage_usd_per_gib_month,
         )
 
     def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:

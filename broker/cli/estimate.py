@@ -51,6 +51,9 @@ async def estimate(
         str, typer.Option(metavar="NAMES", help="Module names with commas between, or all-linear.")
     ] = "all-linear",
     lora_dropout: Annotated[float, typer.Option()] = 0.05,
+    trainable_parameters: Annotated[
+        int | None, typer.Option(metavar="N", help="Of --method adapter: IA3, VeRA, OFT, prompt tuning and the like.")
+    ] = None,
     attention: Annotated[str, typer.Option(metavar=_of(ATTENTIONS))] = "sdpa",
     stack: Annotated[
         str | None,
@@ -82,6 +85,7 @@ async def estimate(
             lora_r=lora_r,
             lora_targets=lora_targets,
             lora_dropout=lora_dropout,
+            trainable_parameters=trainable_parameters,
             attention=attention,
             stack=stack,
             exact=exact,
@@ -110,7 +114,8 @@ def _show(out: Output, found: dict[str, Any]) -> None:
     sizes = f"{found['parameters'] / 1e6:,.0f} M parameters, {found['trainable_parameters'] / 1e6:,.1f} M trained"
     out.say(f"{found['model']}: {found['family']}, {sizes}")
     out.say(table)
-    out.say(f"peak in: {found['segment']}; margin {found['margin_pct']:g} %")
+    shown = f"{found['device_margin_pct']:g} % of what nvidia-smi shows"
+    out.say(f"peak in: {found['segment']}; margin {found['margin_pct']:g} %, {shown}")
     out.say(f"evidence: {found['evidence']} ({found['evidence_detail']})")
     if found["gpu"]:
         fits = "fits" if found["fits"] else "does not fit"

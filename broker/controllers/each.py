@@ -25,6 +25,8 @@ async def each(
 
     Raises what happened to the first when none could be decided: then it is no single row that is at fault.
     """
+    if not rows:
+        return []
     gate = asyncio.Semaphore(AT_ONCE)
     limit_s = context.rhythm.lease_s * SHARE
     begun = asyncio.get_running_loop().time()

@@ -36,6 +36,8 @@ class Guard:
         live = {one.attempt.id for one in training}
         self._paces = {own: pace for own, pace in self._paces.items() if own in live}
         self._watched = {own: watched for own, watched in self._watched.items() if own in live}
+        if not training:
+            return False
         _, applied = await store.applied(sorted({(one.job.team, one.job.owner) for one in training}))
         notes = []
         for one in training:

@@ -72,14 +72,18 @@ class Launch:
             lease_s=context.rhythm.lease_s,
             limit=context.rhythm.claim if full else min(free, context.rhythm.claim),
         )
+        if not leased:
+            return False
         intended = [one for one in leased if one.attempt.state is AttemptState.INTENDED]
         later = [one for one in intended if full and self._never_sent(one) is None]
-        await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
-        await self._send([one for one in intended if one not in later])
+        if later:
+            await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
+        if sent := [one for one in intended if one not in later]:
+            await self._send(sent)
         launching = [one for one in leased if one.attempt.state is AttemptState.LAUNCHING]
         store_ok = await self._read_beats(launching)
         await each(context, self.name, launching, lambda one: self._look_up(one, store_ok))
-        return bool(leased)
+        return True
 
     # ------------------------------------------------------------------------------------------------------ intended
 

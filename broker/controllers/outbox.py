@@ -96,6 +96,8 @@ class Outbox:
         Raises what a round raised.
         """
         await self._trim()
+        if not self._notifiers:
+            return False
         streams = await self._context.store.claim_streams(
             list(self._notifiers), busy=list(self._rounds), owner=self._context.owner, lease_s=LEASE_S, limit=STREAMS,
             depth=DEPTH,

@@ -69,7 +69,8 @@ class Placement:
         held = await context.store.apply([change for _, change in decided])
         # Others took the room meanwhile, in this round or elsewhere: the next look says so.
         missed = [job for (job, _), ok in zip(decided, held, strict=True) if not ok]
-        await context.store.release(missed, [], due_in_s=0.0)
+        if missed:
+            await context.store.release(missed, [], due_in_s=0.0)
         return True
 
     async def _decide(self, job: Job, seen: "_Round") -> Change:
@@ -141,6 +142,7 @@ class Placement:
             caps={name: p.caps for name, p in context.providers.items()},
             machine_s=job.machine_s,
             lead_s=self._lead_s,
+            storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
         )
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:

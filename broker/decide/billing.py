@@ -274,6 +274,8 @@ def time_left_s(job: Job, now: datetime) -> float | None:
 
 def time_is_up(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> bool:
     """True when the job must drain now to be over at its deadline, and before its `max_duration` is used up."""
+    if job.spec.deadline is None and job.spec.max_duration is None:
+        return False
     lead_s = drain_lead_s(attempt, caps, tempo)
     running = replace(job, machine_s=job.machine_s + machine_s(attempt, now))
     left_s = time_left_s(running, now)

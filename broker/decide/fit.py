@@ -1,30 +1,46 @@
-"""Whether a workload fits a kind of machine, on how many of its GPUs it runs, and how long it takes there.
+"""Whether a workload fits a kind of machine, by which plan it runs there, and how long it takes."""
 
-Data parallel only: every GPU holds everything.
-"""
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from dataclasses import dataclass
+from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
+from broker.decide.plans import Planned, Planner
+from broker.decide.throughput import WEIGHT_BYTES, Pace, checkpoint_size, pace
+from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Plan, Workload
 
-from broker.decide.hardware import TABLE, Hardware
-from broker.decide.memory import memory
-from broker.decide.throughput import Pace, pace, useful_devices
-from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Workload
+IMAGE_BYTES = 12 * GIB
+"""Of the trainer's image or packages, unpacked [assumed]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """`drop` is None when it fits; then `devices` are used. A workload without a shape has neither memory nor pace."""
+    """`drop` is None when it fits; then `plan` is the best one. A workload without a shape has neither memory nor
+    pace, and runs on all devices."""
 
     drop: Drop | None
     reason: str
     memory: MemoryNeed | None = None
     pace: Pace | None = None
+    plan: Plan | None = None
     devices: int = 1
 
 
 def computing(offer: Offer) -> Hardware | None:
     """The hardware that sets the time: the emulating one where there is one. None: no figures."""
-    return TABLE.get(offer.emulated_on or offer.accelerator)
+    found = TABLE.get(offer.emulated_on or offer.accelerator)
+    if found is None or offer.facts is None or offer.facts.interconnect != "pcie":
+        return found
+    return replace(found, link=min(found.link, PCIE5 if found.link > PCIE4 and found.bf16_flops > 5e14 else PCIE4))
+
+
+@lru_cache(maxsize=256)
+def _planner(workload: Workload) -> Planner:
+    return Planner(workload)
+
+
+def planner(workload: Workload) -> Planner:
+    """A job is quoted, submitted and placed again and again: what its steps take is worked out once."""
+    return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0))
 
 
 def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False) -> Fit:
@@ -42,23 +58,41 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     if workload.precision == "bf16" and not nominal.bf16:
         return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
     there = max(1, offer.gpus if actual.gpu else 1) * nodes
-    devices = useful_devices(workload, there)
-    need = memory(workload, bf16=nominal.bf16, gpu=nominal.gpu, devices=devices)
-    assert need is not None
     has = offer.gpu_memory_bytes or nominal.memory_bytes
-    if need.required > has:
+    plans = planner(workload)
+    found = plans.best(nominal, has, there, computing=actual, nodes=nodes)
+    need = found.memory
+    if not found.fits:
         what = "per GPU" if nominal.gpu else "of memory"
         reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
         return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
-    reason = f"fits: {need.required / GIB:.1f} of {has / GIB:.1f} GiB"
-    if actual.gpu and devices < there:
-        reason += f"; uses {devices} of {there} GPUs, global_batch / micro_batch allows no more"
+    cores = offer.emulated_vcpus or offer.vcpus
     return Fit(
         drop=None,
-        reason=reason,
+        reason=_words(found, has, there),
         memory=need,
-        pace=pace(
-            workload, actual, cores=offer.emulated_vcpus or offer.vcpus, devices=devices, nodes=nodes, local=local
-        ),
-        devices=devices,
+        pace=pace(workload, plans.run(found.plan, actual, nodes), actual, cores=cores, local=local),
+        plan=found.plan,
+        devices=found.plan.devices,
     )
+
+
+def disk_bytes(workload: Workload) -> int:
+    """Image, weights, data, and the checkpoint that is being written beside the one before."""
+    assert workload.shape is not None
+    weights = WEIGHT_BYTES * workload.shape.parameters
+    return IMAGE_BYTES + weights + workload.data_bytes + 2 * checkpoint_size(workload, workload.shape)
+
+
+def _words(found: Planned, has: int, there: int) -> str:
+    plan = found.plan
+    text = (
+        f"fits: {found.memory.required / GIB:.1f} of {has / GIB:.1f} GiB; {plan.accumulation} x {plan.micro_batch} rows"
+    )
+    if plan.devices > 1:
+        text += f" on each of {plan.devices} GPUs ({plan.parallelism})"
+    if plan.gradient_checkpointing:
+        text += ", recomputing"
+    if plan.devices < there:
+        text += f"; uses {plan.devices} of {there} GPUs, the global batch allows no more"
+    return text

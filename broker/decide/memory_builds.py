@@ -23,6 +23,8 @@ class Build:
     softcap: bool = False
     cached_casts: bool = True
     """False: matrices are transposed before their product, so autocast does not know their casts again."""
+    mask_buffer: bool = False
+    """The model holds a causal mask over all its positions, a byte for each pair."""
     broadcast: bool = False
     """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
 
@@ -37,6 +39,8 @@ BUILDS: Mapping[str, Build] = {
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": Build(names=SPLIT | GATED, head_norms=True),
+    "mixtral": Build(names=SPLIT | {"gate": "w1", "up": "w3", "down": "w2"}),
+    "qwen3_moe": Build(names=SPLIT | GATED, head_norms=True),
     "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
     "phi3": Build(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
     "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
@@ -45,7 +49,7 @@ BUILDS: Mapping[str, Build] = {
     "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False),
     "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
     "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
-    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False),
+    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),
     "phi": Build(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
 }
@@ -54,6 +58,16 @@ BUILDS: Mapping[str, Build] = {
 def build_of(shape: ModelShape) -> Build:
     """The family's; an unknown family is taken for a llama, which its evidence says."""
     return BUILDS.get(shape.family, LLAMA)
+
+
+def copies(shape: ModelShape, role: str) -> int:
+    """How many such matrices a layer has: one, or one for every expert."""
+    return 1 if not shape.experts or role in ("q", "k", "v", "qkv", "o") else shape.experts
+
+
+def layer_matrices(shape: ModelShape) -> int:
+    """Weights of all linear modules of a layer."""
+    return sum(i * o * copies(shape, role) for role, (i, o) in linears(shape).items())
 
 
 def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
@@ -89,6 +103,8 @@ class Numerics:
     dropout: bool = True
     mask: int = 1
     """Of a dropout's mask; 0: as wide as what is dropped out, as a CPU has it."""
+    experts_in_turn: bool = False
+    """A mixture computes one expert after the other, as transformers did before 5.0."""
     adapted: frozenset[str] = frozenset()
     """What the adapted linear modules do."""
 

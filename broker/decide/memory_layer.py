@@ -6,9 +6,12 @@ transformers 5.17 and peft 0.21; trainer/memtrace.py runs that code itself and i
 
 from collections.abc import Sequence
 
-from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.memory_builds import Numerics, build_of, copies, linears
 from broker.decide.memory_tape import Tape, Tensor, Weight
 from broker.domain.offer import ModelShape
+
+MOST_TURNS = 8
+"""Of more experts several are played as one."""
 
 
 class Layer:
@@ -23,10 +26,13 @@ class Layer:
         n = numerics
         self.sizes = linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
-            self.weights[role] = Weight(inputs * outputs, n.weight, trained=n.full, grad_width=n.trained)
+            many = copies(shape, role)
+            self.weights[role] = Weight(inputs * outputs * many, n.weight, trained=n.full, grad_width=n.trained)
             if role in n.adapted:
                 for end, width in (("A", inputs), ("B", outputs)):
-                    self.weights[role + end] = Weight(width * n.rank, n.adapters, trained=True, grad_width=n.adapters)
+                    self.weights[role + end] = Weight(
+                        width * n.rank * many, n.adapters, trained=True, grad_width=n.adapters
+                    )
 
     def cast(self, x: Tensor, width: int) -> Tensor:
         """`x` in another width; itself, held once more, where that is its own."""
@@ -54,7 +60,7 @@ class Layer:
         if w.trained:
             saves.append(into)
         trained = [(w, width)] if w.trained else []
-        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained)
+        made = tape.op([into], self.tokens * outputs, width, saves=saves, weights=trained, keeps=True)
         tape.drop(into)
         if copy is not None and w.cast is None:
             if self.build.cached_casts:
@@ -76,9 +82,9 @@ class Layer:
 
     def linear(self, x: Tensor, role: str) -> Tensor:
         """One of the layer's linear modules, with its adapter."""
-        _, outputs = self.sizes[role]
+        inputs, outputs = self.sizes[role]
         w = self.weights[role]
-        made = self.quantised(x, w.count, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
+        made = self.quantised(x, inputs * outputs, outputs) if self.numerics.bits else self.matrix(x, w, outputs)
         return self.adapt(x, made, role, outputs) if role in self.numerics.adapted else made
 
     def adapt(self, x: Tensor, base: Tensor, role: str, outputs: int) -> Tensor:
@@ -266,6 +272,28 @@ class Layer:
         tape.drop(half, one)
         return made
 
+    def feed(self, x: Tensor) -> Tensor:
+        """The MLP, or a mixture of such: every token goes through some experts, whose outputs are weighted and summed.
+        All experts are taken to get as many tokens. They are computed at once, as transformers 5 does, or in turn."""
+        s, tape, tokens = self.shape, self.tape, self.tokens
+        if not s.experts:
+            return self.mlp(x)
+        turns = min(s.experts, MOST_TURNS) if self.numerics.experts_in_turn else 1
+        scores = tape.op([x], tokens * s.experts, 4, saves=[x] if self.numerics.full else [], saves_out=True)
+        width = x.count // tokens
+        self.tokens = -(-tokens * s.active_experts // turns)
+        total = tape.new(x.count, x.width)
+        for _ in range(turns):
+            sent = tape.op([x], self.tokens * width, x.width)
+            made = self.mlp(sent)
+            weighted = tape.op([made, scores], made.count, made.width, saves=[made])
+            tape.drop(sent, made)
+            total = self._after(total, tape.op([total, weighted], x.count, x.width, passes=True))
+            tape.drop(weighted)
+        tape.drop(scores)
+        self.tokens = tokens
+        return total
+
     def mlp(self, x: Tensor) -> Tensor:
         """Gated or plain; its input stays its caller's."""
         tape, names = self.tape, self.build.names
@@ -321,7 +349,7 @@ class Layer:
         tape.drop(normed)
         between = self.add(x, out)
         normed = self.norm(between)
-        more = self.mlp(normed)
+        more = self.feed(normed)
         tape.drop(normed)
         result = self.add(between, more)
         tape.drop(between)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
 from broker.domain.offer import ModelShape
@@ -42,6 +42,8 @@ class Step:
     accumulated: bool = False
     """Gradients of earlier micro-batches are there from the start."""
     optimizer: str = "adamw_fused"
+    trained: int | None = None
+    """Weights that gradients and states are kept for; None: those of the adapters, or all."""
     loss: Loss = "trainer"
     shards: int = 1
     """Devices that weights, gradients and states are divided between (FSDP)."""
@@ -70,12 +72,16 @@ class Played:
 
 def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
     """Of LoRA's two matrices beside every adapted linear module."""
-    return shape.layers * rank * sum(sum(size) for role, size in linears(shape).items() if role in adapted)
+    return (
+        shape.layers
+        * rank
+        * sum(sum(size) * copies(shape, role) for role, size in linears(shape).items() if role in adapted)
+    )
 
 
 def base_bytes(shape: ModelShape, n: Numerics) -> int:
     """Of the base model's weights as they are held."""
-    matrices = shape.layers * sum(i * o for i, o in linears(shape).values())
+    matrices = shape.layers * layer_matrices(shape)
     norms = (shape.layers * build_of(shape).norms + 1) * shape.hidden
     rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
@@ -85,7 +91,7 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
 
 def layer_bytes(shape: ModelShape, n: Numerics) -> int:
     """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
-    matrices = sum(i * o for i, o in linears(shape).values())
+    matrices = layer_matrices(shape)
     return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
 
 
@@ -117,14 +123,14 @@ class _Player:
         self.many = max(0, shape.layers - PLAYED)
         self.last = min(PLAYED, shape.layers) - 1
         self.tokens = step.rows * step.length
-        self.trained = trained_parameters(shape, n)
+        self.trained = step.trained or trained_parameters(shape, n)
         matrix = shape.vocabulary * shape.hidden
         self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
         self.head = self.embedding if shape.tied_embeddings else Weight(
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
         self.deep: dict[str, Bytes] = {}
-        self.gone_ahead: int | None = None
+        self.probed: tuple[int, int] | None = None
 
     def play(self) -> Played:
         tape = self.tape
@@ -167,10 +173,12 @@ class _Player:
         states, _ = optimizer_bytes(step, self.trained)
         shards = step.shards
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
+        if build_of(self.shape).mask_buffer:
+            self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
         self.tape.shift("weights", (base + adapters) // shards)
         self.tape.shift("optimizer", states // shards)
         if n.bits == 4 and shards > 1:  # the scales of a quantised base are not sharded
-            matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
+            matrices = self.shape.layers * layer_matrices(self.shape)
             self.tape.shift("weights", (matrices // 64) * (shards - 1) // shards)
         if step.accumulated:
             self.tape.shift("gradients", self.trained * n.trained // shards)
@@ -297,11 +305,13 @@ class _Player:
         if step.checkpointing:
             out = self.leaving
             mark = len(tape.nodes)
-            ahead = 0 if step.reentrant else self._ahead()
+            ahead, stop = (0, None) if step.reentrant else self._probe()
             tape.shift("temporary", ahead)
             tape.category = "activations"
             inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
+            tape.operations, tape.stop = 0, stop
             y = layer(inner)
+            tape.stop = None
             layer.forget()
             tape.category = "temporary"
             tape.shift("temporary", -ahead)
@@ -321,10 +331,10 @@ class _Player:
             self._repeat(before)
             self.settled = tape.live["gradients"]
 
-    def _ahead(self) -> int:
-        """Bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something saved
-        and computes the layer again."""
-        if self.gone_ahead is None:
+    def _probe(self) -> tuple[int, int]:
+        """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
+        saved and computes the layer again, the operation before which that stops)."""
+        if self.probed is None:
             tape = Tape()
             tape.enter("ahead", "temporary")
             n, x = self.step.numerics, self.inputs[0]
@@ -333,8 +343,8 @@ class _Player:
             tape.drop(y)
             before = tape.total
             tape.backward_until_saved()
-            self.gone_ahead = max(0, tape.total - before)
-        return self.gone_ahead
+            self.probed = max(0, tape.total - before), tape.last_saving
+        return self.probed
 
     def _repeat(self, before: Bytes) -> None:
         """The other layers between, the last of which leaves the most gradients behind."""
@@ -374,7 +384,7 @@ class _Player:
         whole = base_bytes(self.shape, step.numerics)
         scales = 0
         if step.numerics.bits == 4:
-            matrices = self.shape.layers * sum(i * o for i, o in linears(self.shape).values())
+            matrices = self.shape.layers * layer_matrices(self.shape)
             scales = matrices // 64 + matrices // 64 // 256 * 4
         root = whole - scales - layer_bytes(self.shape, step.numerics) * self.shape.layers
         layers = 2 if "layer" in name and name != "backward first layer" else 1

@@ -69,6 +69,12 @@ class Tape:
         self.category: Category = "activations"
         self.recording = True
         self.nodes: list[_Node] = []
+        self.operations = 0
+        self.last_saving = 0
+        """The operation after which none saves anything."""
+        self.stop: int | None = None
+        """The operation from which on nothing is computed: checkpointing stops where all that was saved is there again,
+        which is before the last saving operation has run."""
         self._segment = ""
         self._worst = 0
 
@@ -122,15 +128,22 @@ class Tape:
         back: int = 0,
         passes: bool = False,
         saves_out: bool = False,
+        keeps: bool = False,
     ) -> Tensor:
         """The result of an operation. `saves`: what its backward pass needs; `weights`: trained ones, and the width
         that their gradient is computed in; `scratch`, `back`: bytes that only the kernels take, forward and backward;
-        `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too."""
+        `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too; `keeps`: it
+        saves what takes no bytes of its own, a frozen weight."""
         grad = bool(weights) or any(t.grad for t in inputs)
-        if scratch:
+        self.operations += 1
+        if grad and (saves or weights or saves_out or keeps):
+            self.last_saving = self.operations + saves_out
+        if self.stop is not None and self.operations >= self.stop:
+            out = Tensor(count, width, self.category, grad)
+            out.size = 0
+        else:
             self.shift("temporary", scratch)
-        out = self.new(count, width, grad=grad)
-        if scratch:
+            out = self.new(count, width, grad=grad)
             self.shift("temporary", -scratch)
         if grad and self.recording:
             kept = (*saves, out) if saves_out else saves

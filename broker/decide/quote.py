@@ -1,9 +1,6 @@
 """Expected dollars to finish on every offer, and why an offer was dropped.
 
-A machine is billed from create to confirmed absence. With set-up s, work w (checkpoint stalls included), a rate of
-preemptions λ and a loss per preemption of half a checkpoint interval and another set-up, the expected time is
-s + w / (1 - λ (τ/2 + s)): Young's and Daly's form for a given interval τ. Lifetimes of spot machines are heavy-tailed,
-so on 26 real pools the prediction was 6 to 16 points of cost too low.
+What a kind of machine takes is worked out in `quote_kinds`; here prices, hazards and the spec's limits come to it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -12,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from functools import cached_property
 from itertools import pairwise
-from math import ceil, inf, sqrt
+from math import ceil, inf
 from operator import attrgetter
 from typing import overload
 
 from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
+from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
 from broker.domain.instance import Caps
-from broker.domain.money import show
-from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Verdict, Workload
+from broker.domain.money import ZERO, show
+from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Trust, Verdict, Workload
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 
@@ -30,45 +27,7 @@ LIFETIME = timedelta(minutes=5)
 ASSUMED_PREEMPTIONS_PER_HOUR = 1 / 3.7
 """Where the cloud does not say: the median time between preemptions of 26 AWS pools was 3.7 h."""
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
-Z90 = 1.2816
-"""Normal quantile, for the number of preemptions."""
-SETUP_SPREAD = 1.5
-"""P90 / P50 of the set-up [assumed]."""
 UNKNOWN_CAPS = Caps(spot=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """What is common to all offers of one machine type at one provider; seconds."""
-
-    fit: Fit
-    drop: Drop | None
-    reason: str
-    caps: Caps
-    quantum: float
-    teardown: float
-    setup: float
-    work: float
-    lost: float
-    """What a preemption costs."""
-
-    @cached_property
-    def undisturbed(self) -> float:
-        """Billed hours without preemption."""
-        return self.billed(self.p50(0.0))
-
-    def p50(self, rate: float) -> float:
-        """Expected seconds at `rate` preemptions a second."""
-        return self.setup + self.work / (1 - rate * self.lost)
-
-    def p90(self, rate: float) -> float:
-        spread = self.fit.pace.spread if self.fit.pace else 1.0
-        work = self.work * spread / (1 - rate * self.lost)
-        return self.setup * SETUP_SPREAD + work + Z90 * sqrt(rate * work) * self.lost
-
-    def billed(self, seconds: float) -> float:
-        """Hours on the bill for `seconds` and the teardown, in whole quanta."""
-        return ceil((seconds + self.teardown) / self.quantum) * self.quantum / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,17 +52,20 @@ class _Ask:
     hosts: bool
     """Whole hosts are excluded as well."""
     caps: Mapping[str, Caps]
+    storage: float
+    """Of the bucket, dollars a GiB and month."""
     fits: dict[object, Fit] = field(default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
 
 
-_HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "vcpus", "emulated_on", "emulated_vcpus")
-"""All that `fit` looks at."""
+_HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
+"""All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
 _MACHINE = attrgetter(
-    "provider", "accelerator", "gpus", "gpu_memory_bytes", "vcpus", "spot", "emulated_on", "emulated_vcpus",
-    "billing_quantum_s", "reaches_local_files", "trust",
+    "provider", "accelerator", "gpus", "gpu_memory_bytes", "spot", "emulated_on", "emulated_vcpus",
+    "billing_quantum_s", "billing_minimum_s", "reaches_local_files", "trust",
 )  # fmt: skip
-"""All that `_kind` looks at: two offers that agree in it are one kind of machine."""
+"""All that `_kind` looks at, with its lines and cores: two offers that agree in it are one kind of machine."""
+TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
 
 def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
@@ -122,7 +84,12 @@ def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
     here = offer.reaches_local_files or caps.reaches_local_files
     if ask.local_files and not here:
         return Drop.UNREACHABLE, "its machine cannot reach the blob store or model folder on this machine; use a bucket"
-    if (offer.trust or caps.trust) == "community" and not (ask.scoped_store or here):
+    trust = offer.trust or caps.trust
+    if TIERS[trust] < TIERS[want.trust]:
+        return Drop.TRUST, f"a {trust} host; asked for trust {want.trust}"
+    if offer.spot and ask.spec.script is not None and not ask.spec.script.checkpoints:
+        return Drop.NO_CHECKPOINTS, "spot, and the script writes no checkpoints: a preemption would lose all of it"
+    if trust == "community" and not (ask.scoped_store or here):
         return Drop.UNSCOPED, (
             "a community host would get the blob store's own credentials; let the daemon scope them "
             "(docs/blob-store.md), or ask for other providers"
@@ -132,25 +99,21 @@ def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
     return None
 
 
-def _kind(ask: _Ask, offer: Offer) -> _Kind:
-    caps = ask.caps.get(offer.provider, UNKNOWN_CAPS)
-    hardware = _HARDWARE(offer)
+def _kind(ask: _Ask, offer: Offer) -> Kind:
+    caps, facts = ask.caps.get(offer.provider, UNKNOWN_CAPS), offer.facts
+    hardware = (_HARDWARE(offer), _cores(offer), facts.interconnect if facts else None)
     fits = ask.fits.get(hardware)
     if fits is None:
         fits = ask.fits[hardware] = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files)
-    drop, reason = _policy(ask, offer, caps) or (fits.drop, fits.reason)
-    setup = caps.boot_s + (fits.pace.load_s if fits.pace else 0.0)
-    return _Kind(
-        fit=fits,
-        drop=drop,
-        reason=reason,
-        caps=caps,
-        quantum=max(1.0, offer.billing_quantum_s),
-        teardown=caps.teardown_s,
-        setup=setup,
-        work=fits.pace.work_s if fits.pace else 0.0,
-        lost=ask.workload.checkpoint_every_s / 2 + setup,
-    )
+    verdict = _policy(ask, offer, caps) or (fits.drop, fits.reason)
+    return kind_of(
+        ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
+    )  # fmt: skip
+
+
+def _cores(offer: Offer) -> int:
+    """Of what computes, where that is a CPU."""
+    return offer.vcpus if offer.emulated_on or not offer.gpus else 0
 
 
 def preemptions_per_s(offer: Offer) -> float:
@@ -165,17 +128,25 @@ def _dollars(micros: int) -> Decimal:
     return Decimal(micros).scaleb(-6)
 
 
-def _cost(price: float, hours: float) -> Decimal:
+def _up(usd: float) -> Decimal:
     """Rounded up to the micro-dollar, as `_assess` does."""
-    return _dollars(ceil(price * hours * 1e6))
+    return _dollars(ceil(usd * 1e6))
 
 
-def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
+def _total(offer: Offer, kind: Kind, nodes: int, rate: float, seconds: float) -> Decimal:
+    price = float(offer.usd_per_hour) * nodes
+    return _up((price + kind.aside_usd) * kind.billed(seconds) + kind.traffic(rate))
+
+
+def _assess(ask: _Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
     """An offer whose kind of machine would do: what speaks against it, and micro-dollars to finish; -1: never does."""
     if ask.regions and offer.region not in ask.regions:
         return Drop.REGION, -1
+    if offer.vcpus < kind.cores or offer.ram_bytes < kind.ram or offer.disk_bytes < kind.disk:
+        return Drop.HOST, -1
     asked = offer.usd_per_hour
-    price, hours = float(asked) * ask.nodes, kind.undisturbed
+    price = float(asked) * ask.nodes
+    hours, traffic = kind.undisturbed
     if price <= 0 and (price < 0 or kind.caps.trust != "own"):
         # Zero means unknown in several catalogues, but a machine of one's own may be free.
         return Drop.PRICE, -1
@@ -187,8 +158,8 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
             return Drop.PRICE, -1
         if rate * kind.lost >= 1:
             return Drop.PREEMPTED_TOO_OFTEN, -1
-        hours = kind.billed(kind.p50(rate))
-    micros = ceil(price * hours * 1e6)
+        hours, traffic = kind.billed(kind.p50(rate)), kind.traffic(rate)
+    micros = ceil(((price + kind.aside_usd) * hours + traffic) * 1e6)
     if _late_s(ask, offer, kind) > 0:
         return Drop.DEADLINE, micros
     if micros > ask.cap_micros:
@@ -200,7 +171,7 @@ def _assess(ask: _Ask, offer: Offer, kind: _Kind) -> tuple[Drop | None, int]:
     return None, micros
 
 
-def _late_s(ask: _Ask, offer: Offer, kind: _Kind) -> float:
+def _late_s(ask: _Ask, offer: Offer, kind: Kind) -> float:
     """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
     if ask.deadline_s == ask.duration_s == inf:
         return 0.0
@@ -208,11 +179,13 @@ def _late_s(ask: _Ask, offer: Offer, kind: _Kind) -> float:
     return max(kind.p90(rate) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
 
-def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
+def _reason(ask: _Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
     rate = preemptions_per_s(offer)
     match drop:
         case Drop.REGION:
             return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
+        case Drop.HOST:
+            return short(offer, kind)
         case Drop.PRICE if offer.spot and offer.usd_per_hour > 0:
             return f"spot price {show(offer.usd_per_hour)}/h is above on-demand"
         case Drop.PRICE:
@@ -226,7 +199,7 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
             p50, p90, late = kind.p50(rate) / 3600, kind.p90(rate) / 3600, _late_s(ask, offer, kind) / 3600
             return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
         case Drop.CAP:
-            usd = _cost(float(offer.usd_per_hour) * ask.nodes, kind.billed(kind.p50(rate)))
+            usd = _total(offer, kind, ask.nodes, rate, kind.p50(rate))
             return f"expected {show(usd)} to finish; {show(ask.cap_left)} of the cap is left"
         case Drop.UNAVAILABLE:
             return "the cloud has none now"
@@ -235,8 +208,8 @@ def _reason(ask: _Ask, offer: Offer, kind: _Kind, drop: Drop | None) -> str:
     return kind.reason
 
 
-def _notes(offer: Offer, kind: _Kind) -> str:
-    notes = ""
+def _notes(offer: Offer, kind: Kind) -> str:
+    notes = few(offer, kind)
     if offer.spot and offer.preemptions_per_hour is None:
         notes += f"; preemptions unknown, one in {1 / ASSUMED_PREEMPTIONS_PER_HOUR:.1f} h assumed"
     if kind.caps.self_stop == "none" and kind.caps.trust != "own":
@@ -248,7 +221,7 @@ class _Lines(Sequence[QuoteLine]):
     """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
 
     def __init__(
-        self, ask: _Ask, offers: Sequence[Offer], kinds: list[_Kind], drops: list[Drop | None], order: list[int]
+        self, ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], drops: list[Drop | None], order: list[int]
     ) -> None:
         self._ask, self._offers, self._kinds, self._drops, self._order = ask, offers, kinds, drops, order
 
@@ -272,12 +245,12 @@ class _Lines(Sequence[QuoteLine]):
         return QuoteLine(offer=offer, verdict=Verdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
 
 
-def _kept_line(offer: Offer, kind: _Kind, nodes: int) -> QuoteLine:
+def _kept_line(offer: Offer, kind: Kind, nodes: int) -> QuoteLine:
     reason = kind.reason + _notes(offer, kind)
     pace = kind.fit.pace
     if pace is None:
         return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
-    rate, price = preemptions_per_s(offer), float(offer.usd_per_hour) * nodes
+    rate = preemptions_per_s(offer)
     p50, p90 = kind.p50(rate), kind.p90(rate)
     return QuoteLine(
         offer=offer,
@@ -286,21 +259,28 @@ def _kept_line(offer: Offer, kind: _Kind, nodes: int) -> QuoteLine:
         memory=kind.fit.memory,
         hours_p50=p50 / 3600,
         hours_p90=p90 / 3600,
-        usd_p50=_cost(price, kind.billed(p50)),
-        usd_p90=_cost(price, kind.billed(p90)),
+        usd_p50=_total(offer, kind, nodes, rate, p50),
+        usd_p90=_total(offer, kind, nodes, rate, p90),
         step_s=pace.step_s,
         nodes=nodes,
+        plan=kind.fit.plan,
+        hours=kind.hours(rate),
+        costs=kind.costs(rate, float(offer.usd_per_hour) * nodes),
     )
 
 
-def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[_Kind], list[Drop | None], list[int]]:
+def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Drop | None], list[int]]:
     """Kind, drop and micro-dollars of every offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
-    known: dict[object, _Kind] = {}
-    kinds: list[_Kind] = []
+    known: dict[object, Kind] = {}
+    kinds: list[Kind] = []
     drops: list[Drop | None] = []
     micros: list[int] = []
     for offer in offers:
         machine = _MACHINE(offer)
+        if offer.facts is not None:
+            machine = (machine, line_key(offer.facts))
+        if offer.emulated_on is not None or not offer.gpus:
+            machine = (machine, offer.vcpus)
         kind = known.get(machine)
         if kind is None:
             kind = known[machine] = _kind(ask, offer)
@@ -321,6 +301,23 @@ def _rank(kept: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> li
     return ranked
 
 
+def _keys(ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[int]) -> Sequence[float]:
+    """What offers are ranked by: less is better. Nothing is known of a script but prices."""
+    objective = ask.spec.resources.objective
+    if not ask.workload.shape or objective == "hourly":
+        return [float(offer.usd_per_hour) for offer in offers]
+    if objective == "cheapest":
+        return micros
+    seconds = [
+        kind.p50(rate) if (rate := preemptions_per_s(offer)) * kind.lost < 1 else inf
+        for offer, kind in zip(offers, kinds, strict=True)
+    ]
+    if objective == "fastest":
+        return seconds
+    # One percent less money is worth one percent more time.
+    return [cost * time for cost, time in zip(micros, seconds, strict=True)]
+
+
 def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     """Whole cents; a cap must be positive, also where the machine is free."""
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
@@ -328,8 +325,8 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
 
 def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) -> Quote:
     kinds, drops, micros = _assess_all(ask, offers)
-    keys = micros if ask.workload.shape else [float(o.usd_per_hour) for o in offers]
     kept = [number for number, drop in enumerate(drops) if drop is None]
+    keys = _keys(ask, offers, kinds, micros)
     order = _rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
     lines = _Lines(ask, offers, kinds, drops, order)
     p90 = lines[0].usd_p90 if kept else None
@@ -360,8 +357,9 @@ def quote(
     caps: Mapping[str, Caps],
     machine_s: float = 0.0,
     lead_s: float = 0.0,
+    storage_usd_per_gib_month: Decimal = ZERO,
 ) -> Quote:
-    """Every offer once, kept ones first by expected dollars to finish (a script: by price), ties by offer id.
+    """Every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
 
     `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
     `scoped_store`: what the blob store grants reaches no more than the attempt's own part.
@@ -369,6 +367,7 @@ def quote(
     key, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
+    `storage_usd_per_gib_month`: of the blob store.
     """
     ask = _Ask(
         spec=spec,
@@ -385,5 +384,6 @@ def quote(
         excluded=excluded,
         hosts=any(key.startswith(HOST) for key in excluded),
         caps=caps,
+        storage=float(storage_usd_per_gib_month),
     )
     return _quote(ask, offers, now, spent)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from broker.decide.workload import remaining
 from broker.domain.job import Job
-from broker.domain.offer import Workload
+from broker.domain.offer import Plan, Workload
 from trainer.contract.keys import MANIFEST
 from trainer.contract.train import TrainConfig
 
@@ -21,12 +21,15 @@ def smaller_micro_batch(micro_batch: int, global_batch: int, changes: int) -> in
     return smaller
 
 
-def plan_after_oom(train: TrainConfig, changes: int) -> TrainConfig:
-    """Each time memory ran out: half the micro-batch at the same global batch, and activations recomputed."""
-    if not changes:
-        return train
-    smaller = smaller_micro_batch(train.micro_batch, train.global_batch, changes)
-    return train.model_copy(update={"micro_batch": smaller, "gradient_checkpointing": True})
+def as_planned(train: TrainConfig, plan: Plan | None, changes: int) -> TrainConfig:
+    """What an attempt's machines are told: its plan's numbers. Where nothing was planned the trainer's own, and each
+    time memory ran out half the micro-batch, with activations recomputed."""
+    if plan is not None:
+        rows, again = plan.micro_batch, plan.gradient_checkpointing
+    else:
+        rows = smaller_micro_batch(train.rows_at_once, train.global_batch, changes)
+        again = train.recomputes or changes > 0
+    return train.model_copy(update={"micro_batch": rows, "gradient_checkpointing": again})
 
 
 def step_of(manifest: str) -> int:
@@ -44,8 +47,5 @@ def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:
     """What is left to price: the steps after the furthest checkpoint, with the plan as memory allows it."""
-    work = job.workload
-    if job.oom_changes:
-        smaller = smaller_micro_batch(work.micro_batch, work.global_batch, job.oom_changes)
-        work = replace(work, micro_batch=smaller, gradient_checkpointing=True)
+    work = replace(job.workload, oom_changes=job.oom_changes)
     return remaining(work, step_of(resume_from[0])) if resume_from else work

@@ -44,7 +44,7 @@ class Run:
     devices: int = 1
     nodes: int = 1
     """Machines that `devices` are on."""
-    sharding: Literal["none", "ddp", "fsdp"] = "none"
+    sharding: Literal["none", "ddp", "fsdp", "hybrid"] = "none"
     gathers: int = 2
     """How often FSDP gathers the weights for a micro-batch; 1 where they stay after the forward pass."""
     reduced: int = 2
@@ -149,13 +149,13 @@ def _rest(run: Run, elements: float, passes: int) -> float:
 def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
     """(seconds within a machine, between machines) of one step."""
     each = -(-run.devices // run.nodes)
-    if run.sharding == "fsdp":
-        held = run.numerics.bits / 8 if run.numerics.bits else 2
-        size = run.micro_batches * (run.shape.parameters * held * run.gathers + run.trained * run.reduced)
-    else:
-        size = 2.0 * run.trained * run.numerics.trained
+    held = run.numerics.bits / 8 if run.numerics.bits else run.numerics.compute
+    gathered = run.micro_batches * (run.shape.parameters * held * run.gathers + run.trained * run.reduced)
+    reduced = 2.0 * run.trained * run.numerics.trained
+    inside = reduced if run.sharding == "ddp" else gathered
+    outside = gathered if run.sharding == "fsdp" else reduced
     network = run.network or hardware.network
-    return size * (each - 1) / each / hardware.link, size * (run.nodes - 1) / run.nodes / network
+    return inside * (each - 1) / each / hardware.link, outside * (run.nodes - 1) / run.nodes / network
 
 
 def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
@@ -163,7 +163,7 @@ def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
     passes = 3 if run.recompute == "none" else 4
     tokens = run.tokens * run.micro_batches
     launches = run.micro_batches * run.shape.layers * passes * (1 if run.numerics.full else 2)
-    shards = run.devices if run.sharding == "fsdp" else 1
+    shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
     states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
     within, between = _messages(run, hardware)
     flop, elements = _products(run)

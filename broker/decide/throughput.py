@@ -8,12 +8,14 @@ from broker.decide.memory import numerics_of, trainable_parameters
 from broker.decide.memory_builds import Numerics
 from broker.decide.memory_step import adapter_parameters
 from broker.decide.roofline import Run, ideal, terms
-from broker.domain.offer import ModelShape, Workload
+from broker.domain.offer import ModelShape, Parallelism, Workload
 
 SNAPSHOT_BYTES_PER_S = 2e9
 """Device to host memory [assumed]: the part of a save that the loop waits for."""
 DOWNLOAD_BYTES_PER_S, READ_BYTES_PER_S = 200e6, 1e9
 """Weights from the Hub, and from a disk of this machine [assumed]."""
+WEIGHT_BYTES, STATE_BYTES = 2, 12
+"""Of a parameter on the Hub, and of a trained one in a checkpoint."""
 START_S = 15.0
 """Imports, model construction and the first compilation of kernels [assumed]."""
 
@@ -25,20 +27,25 @@ class Pace:
     step_s: float
     work_s: float
     """Steps, evaluations and the stall of checkpoints, without set-up."""
+    training_s: float
+    evaluation_s: float
     load_s: float
     """From the agent's first beat to the first step."""
     spread: float
-
-
-def useful_devices(workload: Workload, gpus: int) -> int:
-    """How many data-parallel devices a machine with `gpus` keeps busy: each must get as many micro-batches a step."""
-    micro_batches = workload.global_batch // workload.micro_batch
-    return max(d for d in range(1, max(1, min(gpus, micro_batches)) + 1) if micro_batches % d == 0)
+    checkpoint_bytes: int
+    """Trained weights and two moments in float32."""
+    fetched_bytes: int
+    """The model's weights and the data set."""
 
 
 def adapted_weights(shape: ModelShape, numerics: Numerics) -> int:
     """Weights that the optimizer holds states for."""
     return shape.parameters if numerics.full else adapter_parameters(shape, numerics.rank, numerics.adapted)
+
+
+def checkpoint_size(workload: Workload, shape: ModelShape) -> int:
+    """Of a checkpoint."""
+    return trainable_parameters(workload, shape) * STATE_BYTES
 
 
 def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
@@ -53,9 +60,19 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     return SPREAD_MEASURED, f"fitted on runs on the {hardware.name}; 90 % interval"
 
 
-def run_of(workload: Workload, shape: ModelShape, hardware: Hardware, *, devices: int = 1, nodes: int = 1) -> Run:
+def run_of(
+    workload: Workload,
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    devices: int = 1,
+    nodes: int = 1,
+    parallelism: Parallelism = "ddp",
+) -> Run:
     """One step of the trainer on one of `devices`, which are on `nodes` machines together."""
     numerics = numerics_of(workload, shape, bf16=hardware.bf16, gpu=hardware.gpu)
+    if devices > 1 and parallelism in ("fsdp", "hybrid"):
+        numerics = replace(numerics, weight=numerics.compute, autocast=False)  # FSDP casts what it gathers
     return Run(
         shape=shape,
         numerics=numerics,
@@ -66,34 +83,39 @@ def run_of(workload: Workload, shape: ModelShape, hardware: Hardware, *, devices
         recompute="early" if workload.gradient_checkpointing else "none",
         devices=devices,
         nodes=min(nodes, devices),
-        sharding="ddp" if devices > 1 else "none",
+        sharding="none" if devices == 1 or parallelism == "single" else parallelism,
+        reduced=numerics.trained,
     )
+
+
+def step_seconds(run: Run, hardware: Hardware, *, cores: int = 1) -> float:
+    """Of one optimizer step. `cores`: of a CPU."""
+    return terms(ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))).total
 
 
 def _evaluation_s(run: Run, hardware: Hardware, cores: int, tokens: float) -> float:
     """Forward passes over so many tokens: one product of two or three, one part of attention's 3.5, a pass of three."""
-    once = terms(ideal(replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1), hardware, cores=cores))
+    alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
+    once = terms(ideal(alone, hardware, cores=cores))
     products = once.matmul / (3 if run.numerics.full else 2)
     return (products + once.attention / 3.5 + (once.elementwise + once.host) / 3) * tokens / run.tokens
 
 
-def pace(
-    workload: Workload, hardware: Hardware, *, cores: int = 1, devices: int = 1, nodes: int = 1, local: bool = False
-) -> Pace | None:
-    """Time of the whole workload; None for a script. `local`: the weights lie on this machine."""
-    shape = workload.shape
-    if shape is None:
-        return None
+def pace(workload: Workload, run: Run, hardware: Hardware, *, cores: int = 1, local: bool = False) -> Pace:
+    """Time of the whole workload, of which `run` is a step. `local`: the weights lie on this machine."""
     cores = 1 if hardware.gpu else max(1, cores)
-    run = run_of(workload, shape, hardware, devices=devices, nodes=nodes)
-    step = terms(ideal(run, hardware, cores=cores)).total
-    evaluation = _evaluation_s(run, hardware, cores, workload.eval_rows * workload.tokens_per_row) / devices
-    states = run.trained * 12
+    step = step_seconds(run, hardware, cores=cores)
+    evaluation = _evaluation_s(run, hardware, cores, workload.eval_rows * workload.tokens_per_row) / run.devices
+    states = checkpoint_size(workload, run.shape)
     stall = states / SNAPSHOT_BYTES_PER_S / workload.checkpoint_every_s
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
     return Pace(
         step_s=step,
         work_s=(workload.steps * step + evaluation) * (1 + stall),
-        load_s=START_S + 2 * shape.parameters / rate,
+        training_s=workload.steps * step,
+        evaluation_s=evaluation,
+        load_s=START_S + (WEIGHT_BYTES * run.shape.parameters + workload.data_bytes) / rate,
         spread=spread_of(run, hardware)[0],
+        checkpoint_bytes=states,
+        fetched_bytes=WEIGHT_BYTES * run.shape.parameters + workload.data_bytes,
     )

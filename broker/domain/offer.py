@@ -146,6 +146,23 @@ class MemoryNeed:
         return int((self.peak + self.context) * (1 + self.margin))
 
 
+Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
+"""`fsdp`: all is divided between all devices; `hybrid`: within each machine, and repeated on every one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a job runs on one kind of machine. The global batch is the user's: micro_batch x accumulation x devices."""
+
+    parallelism: Parallelism = "single"
+    devices: int = 1
+    """Of all machines together, that get rows in every step."""
+    micro_batch: int
+    accumulation: int = 1
+    """Micro-batches of one device in a step."""
+    gradient_checkpointing: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """The numbers of a decoder's config that memory and time follow from."""
@@ -172,6 +189,10 @@ class ModelShape:
     parallel_norms: int = 1
     dropout: bool = False
     """What a layer adds is dropped out first."""
+    experts: int = 0
+    """Of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
+    active_experts: int = 0
+    """How many of them every token goes through."""
     bundled: bool = False
     """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
 
@@ -190,6 +211,12 @@ class Workload:
     precision: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch: int = 1
+    free_checkpointing: bool = False
+    """The plan chooses; `gradient_checkpointing` is only what holds where nobody plans."""
+    free_micro_batch: bool = False
+    """As above, for `micro_batch`."""
+    oom_changes: int = 0
+    """How often memory ran out: every plan is made so much smaller."""
     global_batch: int = 1
     sequence: int = 512
     """Tokens of the longest row, for memory."""
@@ -200,6 +227,8 @@ class Workload:
     eval_rows: int = 0
     """Held-out rows times the number of evaluations."""
     checkpoint_every_s: float = 300.0
+    data_bytes: int = 0
+    """Of the data set."""
 
 
 class Verdict(StrEnum):
@@ -221,6 +250,9 @@ class Drop(StrEnum):
     NO_TRAINER = "no_trainer"
     UNKNOWN_HARDWARE = "unknown_hardware"
     MEMORY = "memory"
+    HOST = "host"
+    TRUST = "trust"
+    NO_CHECKPOINTS = "no_checkpoints"
     PRICE = "price"
     HOURLY_LIMIT = "hourly_limit"
     PREEMPTED_TOO_OFTEN = "preempted_too_often"
@@ -228,6 +260,36 @@ class Drop(StrEnum):
     CAP = "cap"
     UNAVAILABLE = "unavailable"
     EXCLUDED = "excluded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What the expected dollars to finish consist of; P50."""
+
+    machines: Decimal
+    """In whole billing quanta, all of the following times included."""
+    traffic: Decimal
+    """In and out, where the cloud charges for it."""
+    storage: Decimal
+    """The bucket's: space for the checkpoints while the job runs."""
+    requests: Decimal
+    """The bucket's, of beats, logs and checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hours:
+    """What the expected time consists of; P50."""
+
+    boot: float
+    """From create to the agent's first beat, with the image."""
+    load: float
+    """Imports, weights and data."""
+    training: float
+    evaluation: float
+    checkpoints: float
+    """For which training stands still, and the last upload."""
+    preemptions: float
+    """Work lost, and machines changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,11 +310,15 @@ class QuoteLine:
     step_s: float | None = None
     nodes: int = 1
     """Machines of this kind that are bought together; every dollar above is for all of them."""
+    plan: Plan | None = None
+    """None: dropped, or nothing is known of what is to run."""
+    hours: Hours | None = None
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quote:
-    """All offers, kept ones first by expected dollars to finish."""
+    """All offers, kept ones first by the spec's objective."""
 
     lines: Sequence[QuoteLine]
     """Every offer once. Built when looked at, since a market has tens of thousands."""

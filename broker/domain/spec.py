@@ -83,6 +83,11 @@ class Resources(Config):
     """Empty: every provider that is configured."""
     regions: Annotated[tuple[Annotated[Text, Field(max_length=64)], ...], Field(max_length=64)] = ()
     spot: Literal["allowed", "never", "only"] = "allowed"
+    trust: Literal["community", "secure", "own"] = "community"
+    """Whose hosts may be used: anybody's, only data centres' that a cloud answers for, or only one's own."""
+    objective: Literal["cheapest", "hourly", "fastest", "balanced"] = "cheapest"
+    """Which of the offers that are left is taken: least expected dollars to finish, least dollars an hour, least
+    expected time, or the least product of expected dollars and time."""
     max_usd_per_hour: Usd | None = None
     aws: AwsOptions = AwsOptions()
 

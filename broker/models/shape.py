@@ -17,14 +17,20 @@ def _invalid(message: str) -> InvalidInput:
     return InvalidInput(Problem(field="train.model", message=message))
 
 
-def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder."""
+MIXTURES = frozenset({"mixtral", "qwen3_moe"})
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
+    """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
+    it may be a mixture of experts."""
     config = config.get("text_config") or config
     if config.get("is_encoder_decoder"):
         raise _invalid(
             f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
         )
-    if any(config.get(k) for k in ("num_local_experts", "num_experts", "n_routed_experts")):
+    experts = next((config[k] for k in EXPERTS if config.get(k)), 0)
+    if experts and not (mixtures and config.get("model_type") in MIXTURES):
         raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
     if config.get("quantization_config"):
         raise _invalid(f"{name!r} is quantised; give the model that it was made from")
@@ -38,7 +44,11 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
             family=family,
             layers=count.number(config, "num_hidden_layers", "n_layer"),
             hidden=count.number(config, "hidden_size", "n_embd"),
-            intermediate=count.inner(config),
+            intermediate=count.number(config, "moe_intermediate_size", default=count.inner(config))
+            if experts
+            else count.inner(config),
+            experts=experts and count.number(config, *EXPERTS),
+            active_experts=experts and count.number(config, "num_experts_per_tok", default=2),
             heads=count.number(config, "num_attention_heads", "n_head"),
             kv_heads=count.kv_heads(config),
             head_dim=count.head_dim(config),

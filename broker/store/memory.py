@@ -18,7 +18,7 @@ from broker.store import fences
 from broker.store.memory_channels import Channels
 from broker.store.memory_costs import HouseCosts
 from broker.store.memory_policies import HousePolicies
-from broker.store.memory_state import Row, RowT, State
+from broker.store.memory_state import Row, RowT, State, with_columns
 from broker.store.memory_tenant import MemoryTenant
 
 MICRO_S = timedelta(microseconds=1)
@@ -72,9 +72,9 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         if change.attempt is not None:
             read, written = change.attempt
             row = self._state.attempts[written.id]
-            same = written.launched_by == read.launched_by
-            kept = row.value.launched_by if same else written.launched_by
-            self._put_attempt(row, replace(written, launched_by=kept))
+            if written.launched_by == read.launched_by != row.value.launched_by:
+                written = replace(written, launched_by=row.value.launched_by)
+            self._put_attempt(row, written)
             row.free(now, change.due_in_s)
         if change.job is not None:
             was, to = change.job
@@ -130,7 +130,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         """Writes the controllers' columns."""
         old = row.value
         self._state.by_lane[fences.lane_of(old.state, row.signal)].pop(old.id)
-        row.value = replace(
+        row.value = with_columns(
             to,
             reserved_usd=old.reserved_usd,
             charged_usd=old.charged_usd,
@@ -179,7 +179,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         row = self._state.attempts[charge.attempt_id]
         attempt = row.value
         total = charge.usd + charge.traffic_usd
-        row.value = replace(
+        row.value = with_columns(
             attempt,
             charged_usd=attempt.charged_usd + total,
             traffic_usd=attempt.traffic_usd + charge.traffic_usd,
@@ -196,7 +196,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
 
     def _spend(self, job_id: JobId, usd: Decimal) -> None:
         row = self._state.jobs[job_id]
-        row.value = replace(row.value, spent_usd=row.value.spent_usd + usd)
+        row.value = with_columns(row.value, spent_usd=row.value.spent_usd + usd)
 
     async def ended_at_host(
         self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int

@@ -9,7 +9,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, StoredKind
 from broker.ports import Note, StorageCharge
 from broker.store import cost_rules
-from broker.store.memory_state import Part, shown
+from broker.store.memory_state import Part, shown, with_columns
 
 
 class TenantCosts(Part):
@@ -45,8 +45,8 @@ class HouseCosts(Part):
         job, attempt = self._state.jobs.get(note.job.id), self._state.attempts.get(note.attempt.id)
         if job is None or attempt is None or not cost_rules.note_holds(note, job.value, attempt.value):
             return False
-        job.value = replace(job.value, forecast=note.forecast)
-        attempt.value = replace(attempt.value, idle=note.idle)
+        job.value = with_columns(job.value, forecast=note.forecast)
+        attempt.value = with_columns(attempt.value, idle=note.idle)
         if note.signal is not None:
             self._state.signal(attempt, note.signal)
             self._state.hints.hint("jobs")

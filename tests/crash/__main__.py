@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("postgres", "kill -9 of PostgreSQL"),
         ("fights", "two brokers on one database, one frozen past its leases"),
         ("cuts", "rounds of connections that break"),
+        ("checkpoints", "kill -9 of a machine that saves, restores or prunes"),
         ("seed", "of all that is drawn"),
     ):
         parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)

@@ -6,7 +6,7 @@ It is no help to its callers: a name that is bought twice is two machines, and i
 import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -51,6 +51,11 @@ class Agents(VirtualBody):
         await self._blobs.put(keys.beat(instance.attempt, 0), beat.model_dump_json().encode())
 
 
+def usd_for(seconds: float) -> Decimal:
+    """Begun seconds count whole."""
+    return max(0, math.ceil(seconds)) * USD_PER_HOUR / 3600
+
+
 @dataclass(kw_only=True)
 class Stand:
     """One machine as it truly stood; monotonic seconds."""
@@ -72,7 +77,16 @@ class Stand:
 
     def usd(self, now: float) -> Decimal:
         """What the cloud charges: whole seconds from birth to its end."""
-        return math.ceil(min(now, self.ended) - self.born) * USD_PER_HOUR / 3600
+        return usd_for(min(now, self.ended) - self.born)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """An answer: when, to which process of a broker, and the machines that it called running."""
+
+    at: float
+    caller: str
+    running: frozenset[str]
 
 
 class FakeCloud:
@@ -84,6 +98,7 @@ class FakeCloud:
         self._bodies: dict[str, Agents] = {}
         self._runner: web.AppRunner | None = None
         self.stands: dict[str, Stand] = {}
+        self.listings: dict[Installation, list[Listed]] = defaultdict(list)
         self.url = ""
 
     async def __aenter__(self) -> "FakeCloud":
@@ -136,12 +151,14 @@ class FakeCloud:
     async def _list(self, request: web.Request) -> web.Response:
         for body in self._bodies.values():
             await body.machines()  # raises what has broken an agent
-        now, shown = time.monotonic(), []
-        for stand in self.of(Installation(request.query["installation"])):
+        now, shown, asking = time.monotonic(), [], Installation(request.query["installation"])
+        for stand in self.of(asking):
             late_s = LAG_S * unit(self._seed, "lag", stand.id)
             if now >= stand.born + late_s and now < stand.destroyed + late_s:
                 state = "running" if now < stand.taken_at else "gone"
                 shown.append({"id": stand.id, "name": stand.name, "state": state})
+        running = frozenset(one["id"] for one in shown if one["state"] == "running")
+        self.listings[asking].append(Listed(at=now, caller=request.query["caller"], running=running))
         return web.json_response(shown)
 
     async def _destroy(self, request: web.Request) -> web.Response:
@@ -159,6 +176,19 @@ class FakeCloud:
     def alive(self, installation: Installation) -> list[Stand]:
         now = time.monotonic()
         return [one for one in self.of(installation) if one.live(now)]
+
+    def unlisted(self, installation: Installation, attempt: str) -> float | None:
+        """When a broker could first know that the attempt's machines are gone: at the second listing in a row of one
+        process that does not show them after they went. None: nobody looked so often."""
+        stands = [one for one in self.of(installation) if one.attempt == attempt]
+        ids, ended = {one.id for one in stands}, max(one.ended for one in stands)
+        without: Counter[str] = Counter()
+        for listed in self.listings[installation]:
+            if listed.at >= ended:
+                without[listed.caller] = 0 if listed.running & ids else without[listed.caller] + 1
+                if without[listed.caller] == 2:
+                    return listed.at
+        return None
 
     def bill(self, installation: Installation) -> dict[str, Decimal]:
         """Dollars by attempt."""
@@ -230,7 +260,9 @@ class PaperProvider:
         """A create here takes no time worth ending."""
 
     async def list(self) -> Sequence[Observed]:
-        shown = await self._ask("GET", "list", params={"installation": self._installation})
+        shown = await self._ask(
+            "GET", "list", params={"installation": self._installation, "caller": self._launchers.id}
+        )
         return [
             Observed(
                 handle=Handle(provider=NAME, id=one["id"], name=InstanceName(one["name"]), region="here"),

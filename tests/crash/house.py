@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import yaml
 from broker.client.client import AsyncClient
 from broker.client.errors import ApiError, Unreachable
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
-from tests.crash.cloud import Stand
+from tests.crash.cloud import Stand, usd_for
 from tests.crash.daemon import counting
 from tests.crash.gate import Gate
 from tests.crash.nursery import READY
@@ -39,6 +40,8 @@ CONFIG: dict[str, Any] = {
 LOOK_S = 0.03
 SETTLE_S = 120.0
 """Within which all jobs must have ended; far more than it takes."""
+CLOCK_S = 0.25
+"""By which a broker's reading of the database's clock may be wrong here."""
 SWEEP_S = 15.0
 """Within which a machine that nobody answers for must be gone."""
 RESTING = ("succeeded", "failed", "capped", "cancelled")
@@ -77,7 +80,7 @@ class Seat:
 
     async def _keep(self) -> None:
         while True:
-            number = await self._rig.nursery.fork(self.home, self.http.url)
+            number = await self._rig.nursery.fork(home=str(self.home), cloud=self.http.url)
             self.starts += 1
             try:
                 self._pidfd = os.pidfd_open(number)
@@ -153,10 +156,12 @@ class Verdict:
     double_live: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     underbilled: list[str] = field(default_factory=list)
+    overbilled: list[str] = field(default_factory=list)
 
     @property
     def broken(self) -> list[str]:
-        return [*self.lost_jobs, *self.double_jobs, *self.double_live, *self.orphans, *self.underbilled]
+        found = (self.lost_jobs, self.double_jobs, self.double_live, self.orphans, self.underbilled, self.overbilled)
+        return [line for lines in found for line in lines]
 
 
 class House:
@@ -249,12 +254,32 @@ class House:
         job_of = dict(await self._ask("SELECT id, job_id FROM attempts"))
         verdict.orphans += [f"{one.id} is of no attempt" for one in stands if one.attempt not in job_of]
         verdict.double_live += together(stands, job_of)
+        await self._money(verdict)
+        return verdict
+
+    async def _money(self, verdict: Verdict) -> None:
+        """Each attempt's charges against the cloud's own bill and log, and against the longest that it may be charged.
+
+        At least: from the first machine's birth to when a broker could first know that the last one is gone. At most:
+        from the row that announces the create to the row that ends the attempt. In whole seconds, as the cloud bills.
+        """
         charged = "SELECT attempt_id, sum(usd) FROM ledger WHERE kind IN ('charge', 'adjustment') GROUP BY 1"
         ledger: dict[str, Decimal] = dict(await self._ask(charged))
-        for attempt, usd in self.rig.cloud.bill(self.installation).items():
-            if ledger.get(attempt, Decimal(0)) < usd:
-                verdict.underbilled.append(f"attempt {attempt}: ${ledger.get(attempt, 0)} in the ledger, ${usd} billed")
-        return verdict
+        for attempt, billed in self.rig.cloud.bill(self.installation).items():
+            least, usd = max(billed, self._least_usd(attempt)), ledger.get(attempt, Decimal(0))
+            if usd < least:
+                verdict.underbilled.append(f"attempt {attempt}: ${usd} in the ledger, ${billed} billed, ${least} due")
+        lasted = "SELECT id, ended_at - create_sent_at FROM attempts WHERE ended_at IS NOT NULL"
+        for attempt, seconds in await self._ask(lasted):
+            most = usd_for((seconds or timedelta(0)).total_seconds() + CLOCK_S)
+            if ledger.get(attempt, Decimal(0)) > most:
+                verdict.overbilled.append(f"attempt {attempt}: ${ledger[attempt]} in the ledger, at most ${most} due")
+
+    def _least_usd(self, attempt: str) -> Decimal:
+        cloud = self.rig.cloud
+        unlisted = cloud.unlisted(self.installation, attempt)
+        born = min(one.born for one in cloud.of(self.installation) if one.attempt == attempt)
+        return Decimal(0) if unlisted is None else usd_for(unlisted - born - CLOCK_S)
 
     async def _ask(self, statement: str) -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(self.rig.dsn(self.database))

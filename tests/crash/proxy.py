@@ -223,10 +223,10 @@ class HttpProxy:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
-        if self._client is not None:
-            await self._client.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._client is not None:
+            await self._client.close()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         name = _call(request)
@@ -263,7 +263,7 @@ def _call(request: web.Request) -> str:
         return f"cloud:{request.path.removeprefix(CLOUD)}"
     key = request.query.get("prefix", "") if "list-type" in request.query else request.path
     verb = "list" if "list-type" in request.query else request.method.lower()
-    verb = "copy" if "x-amz-copy-source" in request.headers else verb
+    verb = "copy" if "x-amz-copy-source" in request.headers else "delete" if "delete" in request.query else verb
     return f"blob:{verb} {_kind(key.strip('/').split('/'))}"
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -37,17 +38,17 @@ RESTART_S = (0.1, 0.1)
 
 @dataclass(kw_only=True)
 class Nursery:
-    """Forks daemons, one at a time."""
+    """Forks processes, one at a time (`tests.crash.forks`)."""
 
     process: asyncio.subprocess.Process
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def fork(self, home: Path, cloud: str) -> int:
-        """The number of a new daemon's process."""
+    async def fork(self, **order: Any) -> int:
+        """The number of a new process."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         async with self._turn:
-            self.process.stdin.write(json.dumps({"home": str(home), "cloud": cloud}).encode() + b"\n")
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
             return int(await self.process.stdout.readline())
 
 
@@ -110,14 +111,7 @@ async def opened(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.callback(setattr, embedded, "RESTART_DELAY_S", restart_s)
-        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
-        moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        moto.start()
-        stack.callback(moto.stop)
-        host, port = moto.get_host_and_port()
-        url = f"http://{host}:{port}"
-        async with aiohttp.ClientSession() as client, client.put(f"{url}/{BUCKET}") as answer:
-            assert answer.status == 200, await answer.text()
+        url = await stack.enter_async_context(blob_store())
         postgres = await stack.enter_async_context(await EmbeddedPostgres.start(folder, durable=False))
         turn = asyncio.Lock()
         agents = HttpProxy(Gate(), "", url, turn)
@@ -125,7 +119,7 @@ async def opened(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[Rig]:
         stack.push_async_callback(agents.stop)
         at: Mapping[str, str] = KEYS | {ENDPOINT: agents.url}
         cloud = await stack.enter_async_context(FakeCloud(at, f"s3://{BUCKET}", seed=seed, preempts=preempts))
-        nursery = await stack.enter_async_context(_nursery())
+        nursery = await stack.enter_async_context(nursery_of("tests.crash.nursery"))
         rig = Rig(postgres=postgres, cloud=cloud, moto=url, turn=turn, nursery=nursery, folder=folder)
         await rig.administer(f"CREATE DATABASE {TEMPLATE}")
         await migrate(rig.dsn(TEMPLATE))
@@ -133,11 +127,27 @@ async def opened(*, seed: int = 0, preempts: float = 0.0) -> AsyncIterator[Rig]:
 
 
 @asynccontextmanager
-async def _nursery() -> AsyncIterator[Nursery]:
-    """Daemons know no proxy of the environment, and no account of this machine's."""
+async def blob_store() -> AsyncIterator[str]:
+    """An S3 with the bucket; where it listens."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    try:
+        host, port = moto.get_host_and_port()
+        url = f"http://{host}:{port}"
+        async with aiohttp.ClientSession() as client, client.put(f"{url}/{BUCKET}") as answer:
+            assert answer.status == 200, await answer.text()
+        yield url
+    finally:
+        moto.stop()
+
+
+@asynccontextmanager
+async def nursery_of(module: str) -> AsyncIterator[Nursery]:
+    """Its processes know no proxy of the environment, and no account of this machine's."""
     kept = {"PATH", "LANG", "HOME", "PYTHONPATH"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.crash.nursery", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if name in kept},
     )  # fmt: skip
     assert process.stdin is not None
@@ -146,5 +156,5 @@ async def _nursery() -> AsyncIterator[Nursery]:
         assert await process.stdout.readline() == b"ready\n"
         yield Nursery(process=process)
     finally:
-        process.stdin.close()  # its end is that of all daemons
+        process.stdin.close()  # its end is that of all that it forked
         await process.wait()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.clock import SystemClock
+from tests.crash import checkpoints
+from tests.crash.checkpoints import Found
 from tests.crash.gate import Point
 from tests.crash.house import LOOK_S, House, Verdict
 from tests.crash.nursery import LEASE_S
@@ -36,10 +38,22 @@ class Totals:
     double_live: int = 0
     orphans: int = 0
     underbilled: int = 0
+    overbilled: int = 0
+    torn_loads: int = 0
+    torn_commits: int = 0
+    without_a_good_one: int = 0
     missed: int = 0
     """Points that the life in which they were waited for did not come by."""
     jobs: int = 0
     broken: list[str] = field(default_factory=list)
+
+    def add_checkpoints(self, found: Found) -> None:
+        self.kills += found.kills
+        self.torn_loads += found.torn_loads
+        self.torn_commits += found.torn_commits
+        self.without_a_good_one += found.without_a_good_one
+        self.missed += found.missed
+        self.broken += found.broken
 
     def add(self, house: House, verdict: Verdict, kills: int) -> None:
         self.kills += kills
@@ -49,6 +63,7 @@ class Totals:
         self.double_live += len(verdict.double_live)
         self.orphans += len(verdict.orphans)
         self.underbilled += len(verdict.underbilled)
+        self.overbilled += len(verdict.overbilled)
         self.broken += verdict.broken
 
     def report(self) -> dict[str, Any]:
@@ -214,6 +229,7 @@ class Plan:
     postgres: int = 0
     fights: int = 0
     cuts: int = 0
+    checkpoints: int = 0
     seed: int = 0
     lanes: int = 2
     """Houses at a time, where they do not share what is killed."""
@@ -223,6 +239,8 @@ class Plan:
 
 async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
     totals = Totals()
+    if plan.checkpoints:
+        totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
     if plan.points:
         async with opened(seed=plan.seed) as rig:
             found = await enumerate_points(rig)

@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack
 import asyncpg
 import pytest
 
-from tests.crash.cloud import Stand
+from broker.domain.ids import Installation, InstanceName
+from tests.crash.cloud import FakeCloud, Listed, Stand
 from tests.crash.gate import Gate, Moment, Point
 from tests.crash.house import House, together
 from tests.crash.proxy import PostgresProxy
@@ -124,3 +125,17 @@ async def test_a_machine_that_nobody_answers_for_is_told(rig: Rig) -> None:
         verdict = await house.audited()
         rig.cloud.stands.pop(name)
     assert [verdict.orphans, len(verdict.underbilled)] == [[f"{name} is of no attempt"], 1]
+
+
+def test_a_machine_is_due_until_one_process_could_know_that_it_is_gone() -> None:
+    """Listings that still show it do not count, nor two of different processes."""
+    installation, name = Installation("aaaaaaaa"), InstanceName("gb-aaaaaaaa-bbbbbbbbbbbbb")
+    cloud = FakeCloud({}, "")
+    cloud.stands["a"] = Stand(id="a", name=name, attempt="one", born=0.0, destroyed=2.0)
+    seen = [(1.0, "x", ""), (2.1, "x", ""), (2.2, "x", "a"), (2.3, "x", ""), (2.4, "y", ""), (2.5, "x", "")]
+    cloud.listings[installation] = [
+        Listed(at=at, caller=caller, running=frozenset(running)) for at, caller, running in seen
+    ]
+    assert cloud.unlisted(installation, "one") == 2.5
+    cloud.listings[installation].pop()
+    assert cloud.unlisted(installation, "one") is None

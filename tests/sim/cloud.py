@@ -56,10 +56,12 @@ class Body(VirtualBody):
         now = self._clock.monotonic()
         return [one.machine.name for one in self._instances.values() if not one.over and now < one.dies_at]
 
-    def preempt(self, name: str, notice_s: float) -> None:
+    def preempt(self, name: str, notice_s: float, *, told: bool = True) -> None:
+        """`told`: False takes it away then without a word."""
         one, now = self._instances[name], self._clock.monotonic()
-        self._called[name] = now
-        one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
+        if told:
+            self._called[name] = now
+            one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
         one.dies_at = min(one.dies_at, now + notice_s)
 
     def told_s(self, one: _Instance) -> float:
@@ -133,10 +135,19 @@ class Cloud(SimulatedProvider):
         self.more: dict[str, Observed] = {}
         """All but the first machine of several, by id."""
         self._right = self._config
+        self._caps = replace(super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0)
+        self._sells: tuple[int, Sequence[Offer]] = (-1, ())
+        """Prices and stock stand still within a bucket of time."""
 
     @property
     def caps(self) -> Caps:
-        return replace(super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0)
+        return self._caps
+
+    async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
+        bucket = int(self._clock.monotonic() // self._config.price_bucket_s)
+        if bucket != self._sells[0]:
+            self._sells = (bucket, await super().offers(ask))
+        return self._sells[1]
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         wrong = self._config.faults.model_copy(

@@ -8,6 +8,7 @@ from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable, Sto
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.tenancy import Tenant
 from broker.ports import BlobInfo, StoreAccess
+from broker.store.hints import Hints
 from tests.sim.loop import Process
 
 if TYPE_CHECKING:
@@ -50,11 +51,8 @@ class BlobDoor:
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         await self._reach()
-        return [
-            BlobInfo(key=key, bytes=len(data), etag=str(number))
-            for key, (data, number) in sorted(self._objects.data.items())
-            if key.startswith(prefix)
-        ]
+        found = [(key, kept) for key, kept in self._objects.data.items() if key.startswith(prefix)]
+        return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, (data, number) in sorted(found)]
 
     async def delete(self, key: str) -> None:
         await self._reach()
@@ -90,6 +88,13 @@ class BlobDoor:
             raise BlobsUnavailable("the blob store's answer was lost")
 
 
+class Deaf(Hints):
+    """Every hint is lost: no NOTIFY comes through."""
+
+    def hint(self, topic: str) -> None:
+        """Nobody is woken."""
+
+
 class StoreDoor:
     """The memory store as one process sees it; every method of `ports.Store` and `ports.TenantStore`."""
 
@@ -107,21 +112,20 @@ class StoreDoor:
         if name == "wait" or not inspect.iscoroutinefunction(method):
             return method  # type: ignore[no-any-return]
 
+        world, weather, watch, broker = self._world, self._world.weather, self._world.watch, self._broker
+
         async def call(*args: Any, **kwargs: Any) -> Any:
-            await self._reach(name)
-            before = self._world.watch.before_store(name, args)
+            await world.pause(0.001, 0.02)
+            if weather.hits("store.down", broker) or weather.hits("store.error", broker):
+                raise StoreUnavailable(f"{name}: no answer, nothing was written")
+            before = watch.before_store(name, args)
             answer = await method(*args, **kwargs)
-            self._world.watch.after_store(self._process, name, args, kwargs, before, answer)
-            if self._world.weather.hits("store.unknown_commit", self._broker):
+            watch.after_store(self._process, name, args, kwargs, before, answer)
+            if weather.hits("store.unknown_commit", broker):
                 raise StoreUnavailable(f"{name}: the connection was lost; the commit's fate is unknown")
-            if self._world.sometimes(0.3):
-                await self._world.pause(0.001, 0.2)
+            if world.sometimes(0.3):
+                await world.pause(0.001, 0.2)
             return answer
 
+        setattr(self, name, call)  # found without coming here the next time
         return call
-
-    async def _reach(self, name: str) -> None:
-        weather = self._world.weather
-        await self._world.pause(0.001, 0.02)
-        if weather.hits("store.down", self._broker) or weather.hits("store.error", self._broker):
-            raise StoreUnavailable(f"{name}: no answer, nothing was written")

@@ -55,6 +55,12 @@ INSTANTS = (
     "silence", "zombie_trainer", "stop", "stop", "raise_cap",
     "late_machine", "late_machine",
 )  # fmt: skip
+OF_JOBS = (
+    "preempt", "preempt", "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop",
+    "raise_cap", "late_machine",
+)  # fmt: skip
+"""One of these is drawn for each job, beside what befalls the house."""
+JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
     "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine", "clock", *AIMED,
@@ -63,10 +69,15 @@ BENIGN = frozenset({
 OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})
 
 
+def jobs_of(seed: int) -> int:
+    """How many are submitted to a house."""
+    return rng(seed, "jobs").choice(JOBS)
+
+
 def plan_of(seed: int) -> tuple[Fault, ...]:
-    """At least three faults."""
+    """At least three faults of the house, and one for each job."""
     draw = rng(seed, "plan")
-    found = []
+    found = [_instant(draw, OF_JOBS, draw.uniform(0, CALM_S * 0.7)) for _ in range(jobs_of(seed))]
     for _ in range(draw.randint(3, 14)):
         at = draw.uniform(0, CALM_S * 0.7)
         if draw.random() < 0.5:
@@ -77,16 +88,16 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
                 Fault(kind=kind, at=at, for_s=length_s, share=draw.uniform(low, high), target=draw.randrange(3))
             )
         else:
-            found.append(_instant(draw, at))
+            found.append(_instant(draw, INSTANTS, at))
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
-def _instant(draw: random.Random, at: float) -> Fault:
-    kind = draw.choice(INSTANTS)
+def _instant(draw: random.Random, kinds: Sequence[str], at: float) -> Fault:
+    kind = draw.choice(kinds)
     for_s, share = draw.choice((2.0, 20.0, 90.0, 200.0)) * draw.uniform(0.5, 1.5), draw.random()
     if kind == "clock":
         share = draw.choice((-3600.0, 3600.0)) * draw.uniform(0.01, 1.0)
-    return Fault(kind=kind, at=at, for_s=min(for_s, CALM_S - at), share=share, target=draw.randrange(8))
+    return Fault(kind=kind, at=at, for_s=min(for_s, CALM_S - at), share=share, target=draw.randrange(64))
 
 
 @dataclass
@@ -98,6 +109,8 @@ class Weather:
     _draws: dict[str, int] = field(default_factory=dict)
 
     def hits(self, kind: str, broker: int | None = None) -> bool:
+        if not self.now[kind]:
+            return False
         active = [f for f in self.now[kind] if broker is None or kind not in OF_BROKERS or f.target % 3 == broker]
         if not active:
             return False
@@ -111,6 +124,12 @@ class Weather:
         """The next number in [0, 1) for one purpose."""
         self._draws[what] = self._draws.get(what, 0) + 1
         return unit(self.seed, what, self._draws[what])
+
+
+def at_work(plan: Sequence[Fault], since: float, until: float) -> int:
+    """How many faults of the house happened, or lasted, in a span; those of one job are counted where they strike."""
+    house = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock"))
+    return sum(one.at <= until and one.at + one.for_s >= since for one in house)
 
 
 def disturbed_s(plan: Sequence[Fault], since: float, until: float) -> float:

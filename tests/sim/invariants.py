@@ -61,6 +61,8 @@ class Watch:
         self._held: dict[str, Held] = {}
         self._entered: dict[AttemptId, float] = {}
         self._furthest: dict[JobId, int] = {}
+        self._ledgers: dict[JobId, tuple[int, Decimal, Decimal]] = {}
+        """How many entries are added up already, and what they come to."""
         self._orphan_since: dict[str, float] = {}
         self._told_since: dict[AttemptId, float] = {}
         self.stands: list[Stand] = []
@@ -204,13 +206,22 @@ class Watch:
             self._fail("one_live_attempt", f"job {job_id}: {', '.join(one.id for one in live)}")
         if (job.state is JobState.ACTIVE) != bool(live):
             self._fail("active_has_attempt", f"job {job_id} is {job.state} with {len(live)} live attempts")
-        written = sum((entry.usd for entry in state.ledger[job_id] if entry.kind in _SPENT), ZERO)
+        written, late = self._written(job_id)
         charged = sum((one.charged_usd for one in attempts), ZERO)
         if not written == charged == job.spent_usd:
             self._fail("ledger_adds_up", f"job {job_id}: {written} written, {charged} charged, {job.spent_usd} spent")
-        late = sum((entry.usd for entry in state.ledger[job_id] if entry.kind is LedgerKind.ADJUSTMENT), ZERO)
         if job.spent_usd - late > job.cap_usd:
             self._over_cap(job, attempts, late)
+
+    def _written(self, job_id: JobId) -> tuple[Decimal, Decimal]:
+        """What the ledger says was spent, and how much of it for machines that came too late. It only grows."""
+        ledger = self._world.state.ledger[job_id]
+        counted, spent, late = self._ledgers.get(job_id, (0, ZERO, ZERO))
+        for entry in ledger[counted:]:
+            spent += entry.usd if entry.kind in _SPENT else ZERO
+            late += entry.usd if entry.kind is LedgerKind.ADJUSTMENT else ZERO
+        self._ledgers[job_id] = (len(ledger), spent, late)
+        return spent, late
 
     def _over_cap(self, job: Job, attempts: Sequence[Attempt], late: Decimal) -> None:
         """An outage keeps a machine from being destroyed, and costs its rate for as long. `late`: for machines that

@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import random
 from asyncio import base_events, events
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ class Process:
     steps: int = 0
     kill_at: int | None = None
     """It dies instead of running this callback."""
-    held: list[events.Handle] = field(default_factory=list)
+    held: "list[Due]" = field(default_factory=list)
     kept: list[asyncio.Task[Any]] = field(default_factory=list)
     """A killed one's tasks: they are not collected, since that would run their `finally`."""
 
@@ -66,22 +66,85 @@ class _Task(asyncio.Task[Any]):
         return self.number
 
 
+class Due:
+    """A callback that waits for its turn, or for its time. What `asyncio` asks of a handle, and no more."""
+
+    __slots__ = ("args", "at", "callback", "context")
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context, at: float = 0.0) -> None:
+        self.callback: Callable[..., Any] | None = callback
+        self.args = args
+        self.context = context
+        self.at = at
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def when(self) -> float:
+        return self.at
+
+
+class _Moment(float):
+    """When something is due: the heap compares it as the number that it is."""
+
+    __slots__ = ("due",)
+    due: Due
+
+
+class Sleep:
+    """A span of virtual time. When it is over the task goes on at once: a future would take a second callback."""
+
+    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_due", "_loop", "_wake", "_when")
+
+    def __init__(self, loop: "SimLoop", seconds: float) -> None:
+        self._asyncio_future_blocking = False
+        self._cancelled = False
+        self._loop = loop
+        self._when = loop.time() + seconds
+
+    def __await__(self) -> Generator["Sleep", None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def get_loop(self) -> "SimLoop":
+        return self._loop
+
+    def add_done_callback(self, wake: Callable[["Sleep"], None], *, context: Context) -> None:
+        self._wake = wake
+        self._due = self._loop.call_at(self._when, wake, self, context=context)
+
+    def cancel(self, msg: object = None) -> bool:
+        if not self._cancelled:
+            self._cancelled = True
+            context = self._due.context
+            self._due.cancel()
+            self._loop.call_soon(self._wake, self, context=context)
+        return True
+
+    def result(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError
+
+
 class SimLoop(base_events.BaseEventLoop):
     """`time()` is virtual. `on_kill` is told of a process that has reached its `kill_at`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._now = 0.0
-        self._order = random.Random(f"{seed}/order")
+        self._draw = random.Random(f"{seed}/order").random
         self._numbers = 0
-        self._ready: list[events.Handle] = []
-        self._scheduled: list[events.TimerHandle]
+        self._waiting: list[Due] = []
+        self._later: list[_Moment] = []
         self._still = 0
+        self._ended = False
         self.tasks: list[asyncio.Task[Any]] = []
         self.ran = 0
         self.on_kill: Callable[[Process], None] = lambda process: None
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
-        self.set_exception_handler(lambda loop, context: None)
 
     def time(self) -> float:
         return self._now
@@ -121,28 +184,71 @@ class SimLoop(base_events.BaseEventLoop):
             self.tasks = [one for one in self.tasks if not one.done()]
         return task
 
-    def _run_once(self) -> None:
-        if not self._ready:
+    # --- what is due
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Due:
+        due = Due(callback, args, context or copy_context(), self._now)
+        self._waiting.append(due)
+        return due
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Due:
+        moment = _Moment(when)
+        moment.due = due = Due(callback, args, context or copy_context(), when)
+        heapq.heappush(self._later, moment)
+        return due
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Due:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_exception_handler(self, context: Any) -> None:
+        """What the controllers call a bug of their own is heard through their log."""
+
+    def stop(self) -> None:
+        self._ended = True
+
+    def run_forever(self) -> None:
+        """Until `stop`."""
+        self._ended = False
+        events._set_running_loop(self)
+        try:
+            while not self._ended:
+                self._run_one()
+        finally:
+            events._set_running_loop(None)
+
+    def _run_one(self) -> None:
+        waiting = self._waiting
+        if not waiting:
             self._advance()
-        place = self._order.randrange(len(self._ready))
-        self._ready[place], self._ready[-1] = self._ready[-1], self._ready[place]
-        handle = self._ready.pop()
-        if handle.cancelled() or not self._may_run(handle):
+        if len(waiting) > 1:
+            place = int(self._draw() * len(waiting))
+            waiting[place], waiting[-1] = waiting[-1], waiting[place]
+        due = waiting.pop()
+        if due.callback is None:
+            return
+        process = due.context.get(WHO)
+        if process is not None and not self._may_run(process, due):
             return
         self.ran += 1
         self._still += 1
         if self._still > LIVELOCK:
-            raise Livelock(f"at {self._now:.3f}: {handle!r}")
-        handle._run()
+            raise Livelock(f"at {self._now:.3f}: {due.callback!r}")
+        try:
+            due.context.run(due.callback, *due.args)
+        except Exception as e:
+            self.call_exception_handler({"exception": e})
 
-    def _may_run(self, handle: events.Handle) -> bool:
-        process: Process | None = handle._context.get(WHO)  # type: ignore[attr-defined]
-        if process is None:
-            return True
+    def _may_run(self, process: Process, due: Due) -> bool:
         if process.dead:
             return False
         if process.frozen:
-            process.held.append(handle)
+            process.held.append(due)
             return False
         process.steps += 1
         if process.kill_at is not None and process.steps >= process.kill_at:
@@ -152,30 +258,20 @@ class SimLoop(base_events.BaseEventLoop):
 
     def thaw(self, process: Process) -> None:
         process.frozen = False
-        self._ready.extend(process.held)
+        self._waiting.extend(process.held)
         process.held.clear()
 
     def _advance(self) -> None:
-        """To the next timer that is not cancelled."""
-        while True:
-            timer = heapq.heappop(self._scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer.cancelled():
-                break
-        when = timer.when()
-        if when > self._now:
-            self._now, self._still = when, 0
-        self._ready.append(timer)
-        while self._scheduled and self._scheduled[0].when() <= self._now:
-            timer = heapq.heappop(self._scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            self._ready.append(timer)
-
-    def _process_events(self, event_list: Any) -> None:
-        """There is no selector."""
-
-    def _write_to_self(self) -> None:
-        """Nobody sleeps who had to be woken."""
+        """To the next moment for which something waits that is not cancelled."""
+        later, waiting, pop = self._later, self._waiting, heapq.heappop
+        moment = pop(later)
+        while moment.due.callback is None:
+            moment = pop(later)
+        if moment > self._now:
+            self._now, self._still = float(moment), 0
+        waiting.append(moment.due)
+        while later and later[0] <= self._now:
+            waiting.append(pop(later).due)
 
 
 class SimClock:
@@ -193,4 +289,4 @@ class SimClock:
         return self._zero_s + self._loop.time()
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await Sleep(self._loop, seconds)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
-WAIT_S = 3000.0
+WAIT_S = 1200.0
 """After the last fault people lose patience with jobs that wait for a reason that they were told: hosts that did them
 wrong are left alone for hours."""
 
@@ -48,6 +48,7 @@ class People:
                 await asyncio.sleep(5.0)
         world.watch.acknowledged[f"key-{number}"] = kept.id
         world.jobs.append(kept.id)
+        world.submitted[kept.id] = world.loop.time()
         asked = spec.resources
         limits = f"${spec.cap_usd}, {spec.max_duration or 'no'} s, saves every {spec.checkpoint.every_s} s"
         what = f"{asked.nodes} x {'/'.join(asked.accelerators) or 'any'}, spot {asked.spot}"
@@ -59,6 +60,7 @@ class People:
         if not world.jobs:
             return
         own = world.jobs[fault.target % len(world.jobs)]
+        world.struck[own] += 1
         tenant = world.store.as_tenant(PEOPLE)
         try:
             if fault.kind == "stop":

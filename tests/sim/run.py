@@ -7,16 +7,17 @@ import warnings
 from collections.abc import Sequence
 
 from tests.sim.faults import Fault, plan_of
-from tests.sim.world import Outcome, World
+from tests.sim.outcome import Outcome
+from tests.sim.world import World
 
 MOST_TRIES = 60
 """Runs that a failing seed is shrunk by."""
 
 
-def simulate(seed: int, plan: Sequence[Fault] | None = None) -> Outcome:
-    """One house from its first job until everything is over, or an invariant breaks."""
+def simulate(seed: int, plan: Sequence[Fault] | None = None, *, hints: bool = True) -> Outcome:
+    """One house from its first job until everything is over, or an invariant breaks. `hints`: False loses them all."""
     chosen = plan_of(seed) if plan is None else tuple(plan)
-    outcome = World(seed, chosen).run()
+    outcome = World(seed, chosen, hints=hints).run()
     _forget()
     return outcome
 
@@ -36,17 +37,17 @@ def _forget() -> None:
         logger.setLevel(level)
 
 
-def shrink(seed: int, broken: str) -> tuple[Outcome, tuple[Fault, ...]]:
+def shrink(seed: int, broken: str, *, hints: bool = True) -> tuple[Outcome, tuple[Fault, ...]]:
     """The fewest faults found with which the same invariant still breaks."""
     plan, tries = plan_of(seed), 0
-    best = simulate(seed, plan)
+    best = simulate(seed, plan, hints=hints)
     again = True
     while again and tries < MOST_TRIES:
         again = False
         for place in reversed(range(len(plan))):
             tries += 1
             fewer = (*plan[:place], *plan[place + 1 :])
-            outcome = simulate(seed, fewer)
+            outcome = simulate(seed, fewer, hints=hints)
             if outcome.violation is not None and outcome.violation[0] == broken:
                 plan, best, again = fewer, outcome, True
     return best, plan
@@ -57,3 +58,4 @@ def quiet() -> None:
     logging.getLogger("broker").addHandler(logging.NullHandler())
     logging.lastResort = None
     gc.disable()
+    gc.freeze()

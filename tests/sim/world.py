@@ -3,11 +3,11 @@ store, and people who submit, stop and pay more. Everything follows from the see
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,8 +17,7 @@ from typing import Any, cast
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.house_clock import HouseClock
-from broker.controllers.loop import run_forever
-from broker.domain.errors import GpubrokerError, NoCapacity, StoreUnavailable
+from broker.domain.errors import NoCapacity
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, Attempt
@@ -32,11 +31,13 @@ from providers.seeded import rng
 from providers.sim_config import SimulatedConfig
 from tests.sim import people
 from tests.sim.cloud import Body, Cloud, CloudDoor, Launch
-from tests.sim.doors import BlobDoor, Objects, StoreDoor
-from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather
+from tests.sim.daemon import Errors, daemon
+from tests.sim.doors import BlobDoor, Deaf, Objects, StoreDoor
+from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, jobs_of
 from tests.sim.invariants import CANARY, Watch
-from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, context_of
+from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
 from tests.sim.measures import attempt_of_machine
+from tests.sim.outcome import Outcome
 from trainer.contract import keys
 from trainer.contract.rendezvous import Limits
 
@@ -44,28 +45,6 @@ BOX = SecretBox(bytes(32))
 DRAIN_S = 6000.0
 """After the last fault everything is over by then."""
 TICK_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """`violation`: (name of the invariant, what happened); None: all held."""
-
-    seed: int
-    violation: tuple[str, str] | None
-    trace: tuple[str, ...]
-    steps: int
-    faults: int
-    states: tuple[str, ...] = ()
-    lifetimes: int = 0
-    """Jobs that reached their end."""
-    leak_ages: tuple[float, ...] = ()
-    """Virtual seconds for which machines stood that should not: their attempt was on its way out, or unknown."""
-    detects: tuple[float, ...] = ()
-    """Virtual seconds from a death without notice until its attempt was on its way out."""
-
-    @property
-    def hash(self) -> str:
-        return hashlib.sha256("\n".join((*self.trace, str(self.steps))).encode()).hexdigest()
 
 
 @dataclass(kw_only=True)
@@ -87,8 +66,9 @@ class World:
     )  # fmt: skip
     limits = Limits(beat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 
-    def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
-        self.seed, self.plan = seed, plan
+    def __init__(self, seed: int, plan: Sequence[Fault], *, hints: bool = True) -> None:
+        """`hints`: False drops all that only shortens a wait, the store's and a cloud's notice of an end."""
+        self.seed, self.plan, self.hints = seed, plan, hints
         self.loop = SimLoop(seed)
         self.loop.on_kill = self._kill
         random.seed(f"{seed}/global")
@@ -102,9 +82,12 @@ class World:
         self.watch = Watch(self)
         self.people = people.People(self)
         self.jobs: list[JobId] = []
+        self.submitted: dict[JobId, float] = {}
+        self.struck: Counter[JobId] = Counter()
+        """Faults of one job's own: of its machines, or of people who wanted something of it."""
         self.blinks = self._draw.choice((0.0, 0.08))
         """Share of machines that a listing leaves out, never twice in a row."""
-        self.asked, self.expected = 0, self._draw.randint(1, 4)
+        self.asked, self.expected = 0, jobs_of(seed)
         self.late: set[InstanceName] = set()
         """Machines of attempts that had ended: their launchers were called dead, and were not."""
         self._pinged: dict[str, float] = {}
@@ -113,6 +96,8 @@ class World:
         clock = SimClock(self.loop)
         self.store = MemoryStore(clock)
         self.state = self.store._state
+        if not hints:
+            self.state.hints = Deaf(clock.sleep)
         config = self._config()
         self.body = Body(cast(Blobs, BlobDoor(self, None)), clock, config.virtual, seed=seed)
         self.cloud = Cloud(config, self.body, installation=self.installation, state=self._folder, clock=clock)
@@ -128,7 +113,7 @@ class World:
         return SimulatedConfig.model_validate(
             {
                 "body": "virtual", "seed": self.seed, "sold_out": draw.choice((0, 0.05, 0.3)),
-                "hazard_scale": draw.choice((0, 0, 0, 10, 40)), "notice_s": draw.choice((0, 30, 120)),
+                "hazard_scale": draw.choice((0, 0, 0, 10, 40)), "notice_s": draw.choice((0, 30, 120)) * self.hints,
                 "faults": {"list_lag_s": draw.choice((0, 5, 30))},
                 "virtual": {
                     "run_s": draw.choice((200, 600, 1500)), "boot_s": draw.choice((5, 30)), "beat_s": 10, "tick_s": 1,
@@ -196,7 +181,7 @@ class World:
     # --- what is done
 
     async def pause(self, least_s: float, most_s: float) -> None:
-        await asyncio.sleep(self._pauses.uniform(least_s, most_s))
+        await Sleep(self.loop, self._pauses.uniform(least_s, most_s))
 
     def sometimes(self, share: float) -> bool:
         return self._pauses.random() < share
@@ -220,7 +205,7 @@ class World:
         market = Market({"simulated": provider}, clock, MarketRhythm(poll_s=self.rhythm.market_s))
         fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
         self.note(process.id, "starts")
-        task = self.loop.create_task(_daemon(clock, market, fleet), context=context_of(process))
+        task = self.loop.create_task(daemon(clock, market, fleet), context=context_of(process))
         task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
 
     def _stopped(self, process: Process, done: asyncio.Task[Any]) -> None:
@@ -234,7 +219,7 @@ class World:
     # --- the story
 
     def run(self) -> Outcome:
-        handler = _Errors(self)
+        handler = Errors(self.fail)
         root = logging.getLogger()
         root.addHandler(handler)
         asyncio.set_event_loop(self.loop)
@@ -252,7 +237,7 @@ class World:
         return Outcome(
             seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
             faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
-            lifetimes=sum(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs),
+            lives=tuple(map(self._met, filter(self._is_over, self.jobs))),
             leak_ages=tuple(self.watch.measures.leak_ages), detects=tuple(self.watch.measures.detects),
         )  # fmt: skip
 
@@ -280,8 +265,16 @@ class World:
     def _over(self) -> bool:
         if len(self.jobs) < self.expected:
             return False
-        rest = all(self.state.jobs[i].value.state in RESTING_JOB_STATES for i in self.jobs)
-        return rest and not self.live() and not self.cloud.standing()
+        return all(map(self._is_over, self.jobs)) and not self.live() and not self.cloud.standing()
+
+    def _is_over(self, job: JobId) -> bool:
+        return self.state.jobs[job].value.state in RESTING_JOB_STATES
+
+    def _met(self, job: JobId) -> int:
+        """Faults that a job has lived through."""
+        ended = self.state.jobs[job].value.finished_at
+        until = self.loop.time() if ended is None else self.time_of(ended)
+        return at_work(self.plan, self.submitted[job], until) + self.struck[job]
 
     # --- the faults
 
@@ -337,6 +330,7 @@ class World:
             await asyncio.sleep(TICK_S)
         if ended:
             one = ended[fault.target % len(ended)]
+            self.struck[one.job_id] += 1
             self.late.add(one.name)
             boot = BootSpec(env={"GPUBROKER_ATTEMPT": one.id})
             with contextlib.suppress(NoCapacity):
@@ -348,45 +342,26 @@ class World:
         if not standing:
             return
         name = standing[fault.target % len(standing)]
+        if fault.kind != "lose_node":
+            self._strike(name)
         if fault.kind == "preempt":
             self.body.preempt(name, 0.0)
         elif fault.kind == "preempt_with_notice":
-            self.body.preempt(name, fault.for_s)
+            self.body.preempt(name, fault.for_s, told=self.hints)
         elif fault.kind == "silence":
             self.body.silent.add(name)
         elif fault.kind == "zombie_trainer":
             self.spawn(self.body.haunt(name, fault.for_s), "zombie")
         elif fault.kind == "lose_node" and self.cloud.more:
             lost = sorted(self.cloud.more)[0]
+            self._strike(lost)
             del self.cloud.more[lost]
             self.note("cloud", f"lost {lost}")
             self.watch.measures.gone(lost, self.loop.time())
             self.watch.lost(attempt_of_machine(lost), self.loop.time())
 
-
-async def _daemon(clock: HouseClock, market: Market, fleet: Fleet) -> None:
-    """What the daemon's process does, again until it could start."""
-    started = False
-    while not started:
-        try:
-            await clock.start()
-            started = True
-        except StoreUnavailable:
-            await clock.sleep(1.0)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run_forever(clock, clock))
-        group.create_task(run_forever(market, clock))
-        group.create_task(fleet.run())
-
-
-class _Errors(logging.Handler):
-    """What the controllers call a bug of their own."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.WARNING)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, GpubrokerError | TimeoutError):
-            self._world.fail("no_internal_error", f"{record.getMessage()}: {type(error).__name__}: {error}")
+    def _strike(self, machine_id: str) -> None:
+        """What befalls it is a fault of the job that it was bought for."""
+        row = self.state.attempts.get(attempt_of_machine(machine_id))
+        if row is not None:
+            self.struck[row.value.job_id] += 1

@@ -67,25 +67,24 @@ class Saver:
         async with self._busy:
             waiting = self._state.run.waiting()
             for older in waiting[:-1]:
-                await asyncio.to_thread(shutil.rmtree, older)
+                await _remove(older)
             if waiting:
                 await self._commit(waiting[-1])
 
     async def _commit(self, folder: Path) -> None:
-        info_path = folder.with_name(f".{folder.name}.{INFO}")
+        info_path = _aside(folder)
         if (folder / INFO).exists():
             (folder / INFO).replace(info_path)
         info = SnapshotInfo.model_validate_json(info_path.read_bytes())
         committed = await self._upload(folder, info)
-        await asyncio.to_thread(shutil.rmtree, folder)
-        info_path.unlink()
         if committed is None:
-            return
+            return await _remove(folder)
         key, manifest = committed
         total = sum(f.bytes for f in manifest.files)
         self._state.checkpoint = CheckpointRef(
             manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4), bytes=total
         )
+        await _remove(folder)
         self._say(
             f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
             f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
@@ -112,3 +111,17 @@ class Saver:
         if committed is None:
             self._say(f"the checkpoint of step {info.step} is left: other machines have a later one")
         return committed
+
+
+def _aside(folder: Path) -> Path:
+    """Where a snapshot's `snapshot.json` is while it is uploaded."""
+    return folder.with_name(f".{folder.name}.{INFO}")
+
+
+async def _remove(folder: Path) -> None:
+    """At once for whoever looks next: a removal goes on in its thread when its caller is cancelled, and half a snapshot
+    must not be taken for a whole one."""
+    doomed = folder.with_name(f".{folder.name}.gone")
+    folder.rename(doomed)
+    _aside(folder).unlink(missing_ok=True)
+    await asyncio.to_thread(shutil.rmtree, doomed)

@@ -17,3 +17,5 @@ class ScriptConfig(Config):
     """A folder (packed by the CLI) or `upload:<sha256>` of a .tar for the API."""
     command: Annotated[tuple[Annotated[Text, Field(max_length=8192)], ...], Field(min_length=1, max_length=256)]
     """For example `[python, train.py, --lr, "1e-4"]`."""
+    checkpoints: bool = True
+    """No: it writes none, so nothing of it survives a preemption, and no spot machine is bought for it."""

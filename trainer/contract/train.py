@@ -9,7 +9,11 @@ from trainer.contract.base import Config, Text
 TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification", "seq2seq", "dpo"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 DataFormat = Literal["csv", "json", "jsonl"]
-
+Parallelism = Literal["single", "ddp"]
+PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
+"""What the trainer can run; no other plan is bought."""
+UNPLANNED = 4
+"""Rows at once where nobody planned."""
 
 Column = Annotated[Text, Field(max_length=256)]
 
@@ -130,8 +134,9 @@ class TrainConfig(Config):
     """Optimizer steps."""
     global_batch: Annotated[int, Field(ge=1, le=65536)] = 8
     """Rows per optimizer step over all devices; kept constant when the number of devices changes."""
-    micro_batch: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Rows per forward pass of a device; must divide `global_batch`."""
+    micro_batch: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
+    """Rows per forward pass of a device; must divide `global_batch`. `auto`: as the plan of the machine has it; up to 4
+    where there is no plan."""
     max_length: Annotated[int, Field(ge=8, le=1_048_576)] = 512
     """Tokens of a row; longer rows are cut at the end."""
     packing: bool = False
@@ -139,15 +144,28 @@ class TrainConfig(Config):
     itself, in place of padding; `micro_batch` then counts sequences. The loss is that of the rows apart."""
     precision: Precision = "auto"
     """`auto`: bf16 where the device has it, else fp32."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Compute activations again instead of keeping them. `auto`: as the plan has it; no where there is none."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 17
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Held-out loss is always measured before the first and after the last step."""
     samples: SamplesConfig = SamplesConfig()
 
+    @property
+    def rows_at_once(self) -> int:
+        """The micro-batch; `auto`: the largest divisor of the global batch up to 4."""
+        if self.micro_batch != "auto":
+            return self.micro_batch
+        return next(rows for rows in range(UNPLANNED, 0, -1) if self.global_batch % rows == 0)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again."""
+        return self.gradient_checkpointing is True
+
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
-        if self.global_batch % self.micro_batch:
+        if self.micro_batch != "auto" and self.global_batch % self.micro_batch:
             raise ValueError(f"micro_batch {self.micro_batch} does not divide global_batch {self.global_batch}")
         return self
 

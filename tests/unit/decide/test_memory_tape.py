@@ -174,3 +174,22 @@ def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:
     tape.leap({"weights": 10}, 3)
     assert tape.live["weights"] == 30
     assert tape.peaks["one"][0] == 4 * COUNT
+
+
+def test_a_layer_is_computed_again_only_up_to_what_was_saved_last() -> None:
+    """Non-reentrant checkpointing stops there; what comes after has no bytes, but still its place in the graph."""
+    tape = Tape()
+    tape.enter("all", "activations")
+    x = tape.new(1024, 4, grad=True)
+    weight = Weight(1024, 4, trained=True, grad_width=4)
+    tape.stop = 2
+    made = tape.op([x], 1024, 4, saves=[x])
+    product = tape.op([made], 1024, 4, weights=[(weight, 4)])
+    last = tape.op([product], 1024, 4, scratch=4096)
+    assert tape.last_saving == 2
+    assert tape.total == 2 * 4096
+    last.gradient = tape.new(1024, 4)
+    tape.drop(made, product, last)
+    tape.backward()
+    assert x.gradient is not None
+    assert weight.gradient is not None

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.recovery import furthest_first, plan_after_oom, smaller_micro_batch, step_of, workload_left
+from broker.decide.recovery import as_planned, furthest_first, smaller_micro_batch, step_of, workload_left
+from broker.domain.offer import Plan
 from tests.unit.decide import build
 from trainer.contract import keys
 from trainer.contract.train import DataConfig, TrainConfig
@@ -39,9 +40,16 @@ def test_a_smaller_micro_batch_still_divides_the_global_batch(micro: int, times:
 
 
 def test_memory_that_ran_out_changes_the_plan_and_not_the_global_batch() -> None:
-    assert plan_after_oom(TRAIN, 0) is TRAIN
-    changed = plan_after_oom(TRAIN, 1)
+    told = as_planned(TRAIN, None, 0)
+    assert (told.micro_batch, told.gradient_checkpointing) == (8, False)
+    changed = as_planned(TRAIN, None, 1)
     assert (changed.micro_batch, changed.global_batch, changed.gradient_checkpointing) == (4, 24, True)
+
+
+def test_machines_are_told_what_was_planned_for_them() -> None:
+    plan = Plan(micro_batch=12, accumulation=2, gradient_checkpointing=True)
+    told = as_planned(TRAIN, plan, 1)
+    assert (told.micro_batch, told.global_batch, told.gradient_checkpointing) == (12, 24, True)
 
 
 def test_only_what_is_left_is_priced() -> None:
@@ -49,7 +57,7 @@ def test_only_what_is_left_is_priced() -> None:
     job = replace(job, workload=replace(job.workload, steps=100, micro_batch=4, global_batch=8))
     assert workload_left(job, ()) == job.workload
     assert workload_left(job, (manifest(60), manifest(40))).steps == 40
-    assert workload_left(replace(job, oom_changes=1), ()).micro_batch == 2
+    assert workload_left(replace(job, oom_changes=1), ()).oom_changes == 1
 
 
 @pytest.mark.parametrize("folder", ["nonsense", "-5-n", "7", "\u0663-n", "9" * 5000 + "-n", "7-n/deeper"])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from broker.decide.calibration import SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
 from broker.decide.hardware import TABLE, Hardware, matches
 from broker.decide.roofline import ideal, terms
-from broker.decide.throughput import Pace, pace, run_of, spread_of, useful_devices
+from broker.decide.throughput import Pace, pace, run_of, spread_of
 from broker.domain.offer import ModelShape, Workload
-from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK
+from tests.unit.decide.machines import LLAMA_3_8B, SMOLLM2_135M, WORK
 
 GPUS = [h for h in TABLE.values() if h.gpu]
 
@@ -23,10 +23,9 @@ def step_s(
     return terms(ideal(run_of(work, shape, hardware, devices=devices, nodes=nodes), hardware, cores=cores)).total
 
 
-def paced(work: Workload, hardware: Hardware, *, local: bool = False) -> Pace:
-    found = pace(work, hardware, local=local)
-    assert found is not None
-    return found
+def paced(work: Workload, hardware: Hardware, *, cores: int = 1, local: bool = False) -> Pace:
+    assert work.shape is not None
+    return pace(work, run_of(work, work.shape, hardware), hardware, cores=cores, local=local)
 
 
 def test_the_demo_model_on_two_cores() -> None:
@@ -37,14 +36,10 @@ def test_the_demo_model_on_two_cores() -> None:
     assert 8 / step_s(work, SMOLLM2_135M, TABLE["cpu"], cores=2) == pytest.approx(2.2, rel=0.1)
 
 
-def test_nothing_is_said_about_a_script() -> None:
-    assert pace(SCRIPT, TABLE["h100-sxm"]) is None
-
-
 def test_a_cpu_has_one_core_at_least_and_a_gpu_ignores_cores() -> None:
     cpu, gpu = TABLE["cpu"], TABLE["l4"]
-    assert pace(WORK, cpu, cores=0) == pace(WORK, cpu, cores=1)
-    assert pace(WORK, gpu, cores=64) == pace(WORK, gpu)
+    assert paced(WORK, cpu, cores=0) == paced(WORK, cpu, cores=1)
+    assert paced(WORK, gpu, cores=64) == paced(WORK, gpu)
 
 
 def test_short_rows_of_a_small_model_are_bound_by_the_host() -> None:
@@ -86,14 +81,6 @@ def test_an_interval_is_wider_where_less_was_measured() -> None:
     factor, evidence = spread_of(run, unknown)
     assert (factor, "nothing fitted on the rtx4090" in evidence) == (SPREAD_UNMEASURED, True)
     assert paced(WORK, TABLE["cpu"]).spread == SPREAD_CPU
-
-
-@pytest.mark.parametrize(
-    ("micro", "total", "gpus", "devices"),
-    [(4, 32, 8, 8), (4, 32, 3, 2), (4, 12, 8, 3), (8, 8, 8, 1), (1, 7, 4, 1), (1, 8, 0, 1)],
-)
-def test_devices_share_the_micro_batches_evenly(micro: int, total: int, gpus: int, devices: int) -> None:
-    assert useful_devices(replace(WORK, micro_batch=micro, global_batch=total), gpus) == devices
 
 
 @given(st.sampled_from(GPUS), st.sampled_from(["full", "lora"]))

@@ -18,6 +18,14 @@ class Hold(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HOLD_APPROVAL: _ClassVar[Hold]
     HOLD_WAIT: _ClassVar[Hold]
 
+class Parallelism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PARALLELISM_UNSPECIFIED: _ClassVar[Parallelism]
+    PARALLELISM_SINGLE: _ClassVar[Parallelism]
+    PARALLELISM_DDP: _ClassVar[Parallelism]
+    PARALLELISM_FSDP: _ClassVar[Parallelism]
+    PARALLELISM_HYBRID: _ClassVar[Parallelism]
+
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERDICT_UNSPECIFIED: _ClassVar[Verdict]
@@ -45,9 +53,17 @@ class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DROP_UNAVAILABLE: _ClassVar[Drop]
     DROP_EXCLUDED: _ClassVar[Drop]
     DROP_DEADLINE: _ClassVar[Drop]
+    DROP_HOST: _ClassVar[Drop]
+    DROP_TRUST: _ClassVar[Drop]
+    DROP_NO_CHECKPOINTS: _ClassVar[Drop]
 HOLD_UNSPECIFIED: Hold
 HOLD_APPROVAL: Hold
 HOLD_WAIT: Hold
+PARALLELISM_UNSPECIFIED: Parallelism
+PARALLELISM_SINGLE: Parallelism
+PARALLELISM_DDP: Parallelism
+PARALLELISM_FSDP: Parallelism
+PARALLELISM_HYBRID: Parallelism
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_KEPT: Verdict
 VERDICT_DROPPED: Verdict
@@ -70,6 +86,9 @@ DROP_CAP: Drop
 DROP_UNAVAILABLE: Drop
 DROP_EXCLUDED: Drop
 DROP_DEADLINE: Drop
+DROP_HOST: Drop
+DROP_TRUST: Drop
+DROP_NO_CHECKPOINTS: Drop
 
 class Quote(_message.Message):
     __slots__ = ("check", "lines", "kept", "drops", "proposed_cap_usd", "cheapest_usd", "made_at", "expires_at", "unsold_regions", "held")
@@ -113,7 +132,7 @@ class QuoteHold(_message.Message):
     def __init__(self, hold: _Optional[_Union[Hold, str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class QuoteLine(_message.Message):
-    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes")
+    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes", "plan", "hours", "costs")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +144,9 @@ class QuoteLine(_message.Message):
     USD_P90_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     offer: _offer_pb2.Offer
     verdict: Verdict
     reason: str
@@ -136,7 +158,52 @@ class QuoteLine(_message.Message):
     usd_p90: str
     step_s: float
     nodes: int
-    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ...) -> None: ...
+    plan: Plan
+    hours: Hours
+    costs: Costs
+    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., hours: _Optional[_Union[Hours, _Mapping]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("parallelism", "devices", "micro_batch", "accumulation", "gradient_checkpointing")
+    PARALLELISM_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    ACCUMULATION_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+    parallelism: Parallelism
+    devices: int
+    micro_batch: int
+    accumulation: int
+    gradient_checkpointing: bool
+    def __init__(self, parallelism: _Optional[_Union[Parallelism, str]] = ..., devices: _Optional[int] = ..., micro_batch: _Optional[int] = ..., accumulation: _Optional[int] = ..., gradient_checkpointing: bool = ...) -> None: ...
+
+class Hours(_message.Message):
+    __slots__ = ("boot", "load", "training", "evaluation", "checkpoints", "preemptions")
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    boot: float
+    load: float
+    training: float
+    evaluation: float
+    checkpoints: float
+    preemptions: float
+    def __init__(self, boot: _Optional[float] = ..., load: _Optional[float] = ..., training: _Optional[float] = ..., evaluation: _Optional[float] = ..., checkpoints: _Optional[float] = ..., preemptions: _Optional[float] = ...) -> None: ...
+
+class Costs(_message.Message):
+    __slots__ = ("machines", "traffic", "storage", "requests")
+    MACHINES_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    machines: str
+    traffic: str
+    storage: str
+    requests: str
+    def __init__(self, machines: _Optional[str] = ..., traffic: _Optional[str] = ..., storage: _Optional[str] = ..., requests: _Optional[str] = ...) -> None: ...
 
 class MemoryNeed(_message.Message):
     __slots__ = ("weights", "gradients", "optimizer", "activations", "logits", "context", "peak", "required", "margin", "source")

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from broker.api.proto.gpubroker.v1 import offer_pb2 as _offer_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -48,6 +49,14 @@ class LoraTargets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LORA_TARGETS_ALL_LINEAR: _ClassVar[LoraTargets]
     LORA_TARGETS_ATTENTION: _ClassVar[LoraTargets]
 
+class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OBJECTIVE_UNSPECIFIED: _ClassVar[Objective]
+    OBJECTIVE_CHEAPEST: _ClassVar[Objective]
+    OBJECTIVE_HOURLY: _ClassVar[Objective]
+    OBJECTIVE_FASTEST: _ClassVar[Objective]
+    OBJECTIVE_BALANCED: _ClassVar[Objective]
+
 class SpotUse(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SPOT_USE_UNSPECIFIED: _ClassVar[SpotUse]
@@ -90,6 +99,11 @@ DATA_FORMAT_JSONL: DataFormat
 LORA_TARGETS_UNSPECIFIED: LoraTargets
 LORA_TARGETS_ALL_LINEAR: LoraTargets
 LORA_TARGETS_ATTENTION: LoraTargets
+OBJECTIVE_UNSPECIFIED: Objective
+OBJECTIVE_CHEAPEST: Objective
+OBJECTIVE_HOURLY: Objective
+OBJECTIVE_FASTEST: Objective
+OBJECTIVE_BALANCED: Objective
 SPOT_USE_UNSPECIFIED: SpotUse
 SPOT_USE_ALLOWED: SpotUse
 SPOT_USE_NEVER: SpotUse
@@ -298,15 +312,17 @@ class SamplesConfig(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[str]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class ScriptConfig(_message.Message):
-    __slots__ = ("code", "command")
+    __slots__ = ("code", "command", "checkpoints")
     CODE_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     code: str
     command: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ...) -> None: ...
+    checkpoints: bool
+    def __init__(self, code: _Optional[str] = ..., command: _Optional[_Iterable[str]] = ..., checkpoints: bool = ...) -> None: ...
 
 class Resources(_message.Message):
-    __slots__ = ("gpus", "nodes", "accelerators", "providers", "regions", "spot", "max_usd_per_hour", "aws")
+    __slots__ = ("gpus", "nodes", "accelerators", "providers", "regions", "spot", "max_usd_per_hour", "aws", "trust", "objective")
     GPUS_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +331,8 @@ class Resources(_message.Message):
     SPOT_FIELD_NUMBER: _ClassVar[int]
     MAX_USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     AWS_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     gpus: int
     nodes: int
     accelerators: _containers.RepeatedScalarFieldContainer[str]
@@ -323,7 +341,9 @@ class Resources(_message.Message):
     spot: SpotUse
     max_usd_per_hour: str
     aws: AwsOptions
-    def __init__(self, gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., providers: _Optional[_Iterable[str]] = ..., regions: _Optional[_Iterable[str]] = ..., spot: _Optional[_Union[SpotUse, str]] = ..., max_usd_per_hour: _Optional[str] = ..., aws: _Optional[_Union[AwsOptions, _Mapping]] = ...) -> None: ...
+    trust: _offer_pb2.Trust
+    objective: Objective
+    def __init__(self, gpus: _Optional[int] = ..., nodes: _Optional[int] = ..., accelerators: _Optional[_Iterable[str]] = ..., providers: _Optional[_Iterable[str]] = ..., regions: _Optional[_Iterable[str]] = ..., spot: _Optional[_Union[SpotUse, str]] = ..., max_usd_per_hour: _Optional[str] = ..., aws: _Optional[_Union[AwsOptions, _Mapping]] = ..., trust: _Optional[_Union[_offer_pb2.Trust, str]] = ..., objective: _Optional[_Union[Objective, str]] = ...) -> None: ...
 
 class AwsOptions(_message.Message):
     __slots__ = ("vpc", "subnets", "encrypted_volume", "kms_key")

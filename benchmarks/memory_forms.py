@@ -1,0 +1,130 @@
+"""The closed form against the tracer over many configurations: `python -m benchmarks.memory_forms [--n 520]`.
+
+Configurations are drawn by a fixed seed: every family of `memory_builds`, with odd shapes (grouped and single key
+heads, tied embeddings, few layers, widths that no power of two divides), methods, precisions, targets, dropout,
+kernels of AdamW, checkpointing, accumulation, lengths. The last line is JSON. About half a second of one core each.
+"""
+
+import argparse
+import json
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from broker.decide.memory_builds import BUILDS
+from broker.models.shape import MIXTURES
+from broker.sizing import estimate
+
+WORKSPACE = 2 * 8_519_680
+"""cuBLAS's, which the tracer does not count."""
+
+
+def shaped(family: str, pick: random.Random) -> dict[str, Any]:
+    """A small config of that family, of the kind that published ones are."""
+    heads = pick.choice([4, 6, 8, 12])
+    width = pick.choice([32, 48, 64, 80])
+    hidden = heads * width
+    layers = pick.choice([1, 2, 3, 4, 5, 8, 13])
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    base = {"model_type": family, "vocab_size": pick.choice([1000, 4096, 32000, 50257]), **ends}
+    tied = {"tie_word_embeddings": pick.random() < 0.5}
+    if family in ("gpt2", "gpt_bigcode"):
+        found = {"n_embd": hidden, "n_head": heads, "n_layer": layers, "n_positions": 2048}
+        if pick.random() < 0.5:
+            found["n_inner"] = 3 * hidden
+        if family == "gpt_bigcode":
+            found["multi_query"] = pick.random() < 0.7
+        return base | found | ({"resid_pdrop": 0.0, "embd_pdrop": 0.0} if pick.random() < 0.3 else {})
+    found = {
+        "hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": layers,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    if family == "falcon":
+        new = pick.random() < 0.4
+        kinds = {"new_decoder_architecture": new, "multi_query": True, "parallel_attn": True, "bias": False}
+        return base | found | kinds | {"alibi": False} | ({"num_kv_heads": 2} if new else {})
+    found["intermediate_size"] = pick.choice([2, 3, 4]) * hidden + pick.choice([0, 16, 40])
+    if family in ("gpt_neox", "phi"):
+        return base | found | tied
+    found["num_key_value_heads"] = pick.choice([n for n in (1, 2, heads // 2, heads) if heads % n == 0])
+    if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "mistral", "llama"):
+        found["head_dim"] = pick.choice([width, 64])
+    windows = {"sliding_window": 128} if family in ("mistral", "gemma2", "starcoder2", "phi3") else {}
+    return base | found | tied | (windows if pick.random() < 0.5 else {})
+
+
+def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
+    """How it is trained."""
+    method = pick.choice(["full", "lora", "lora"])
+    names = sorted(set(BUILDS[config["model_type"]].names.values()))
+    return {
+        "method": method,
+        "precision": pick.choice(["bf16-autocast", "bf16-autocast", "fp32", "bf16"]),
+        "optimizer": pick.choice(["adamw_fused", "adamw_foreach"]),
+        "seq": pick.choice([64, 128, 250, 512, 1024]),
+        "micro_batch": pick.choice([1, 2, 3, 4]),
+        "accumulate": pick.random() < 0.3,
+        "gradient_checkpointing": pick.random() < 0.5,
+        "lora_r": pick.choice([4, 8, 16, 64]),
+        "lora_dropout": pick.choice([0.0, 0.05, 0.1]),
+        "lora_targets": pick.choice(["all-linear", "all-linear", ",".join(pick.sample(names, min(2, len(names))))]),
+    }
+
+
+def cases(number: int, seed: int = 6) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """So many (config, ask), families in turn."""
+    pick, families = random.Random(seed), sorted(set(BUILDS) - MIXTURES)
+    for i in range(number):
+        config = shaped(families[i % len(families)], pick)
+        yield config, asked(config, pick)
+
+
+def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, int, str, str]:
+    """(traced, estimated) bytes and the segments of both."""
+    from accelerate.state import AcceleratorState
+
+    from trainer import memtrace
+
+    AcceleratorState._reset_state(True)
+    words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
+    arguments = [
+        *("--config", "x", "--method", ask["method"], "--optimizer", ask["optimizer"]),
+        *("--precision", words.get(ask["precision"], ask["precision"]), "--seq", str(ask["seq"])),
+        *("--micro-batch", str(ask["micro_batch"])),
+        *("--global-batch", str(ask["micro_batch"] * (2 if ask["accumulate"] else 1))),
+        *("--lora-r", str(ask["lora_r"]), "--lora-dropout", str(ask["lora_dropout"])),
+        *("--lora-targets", ask["lora_targets"]),
+        *(["--gradient-checkpointing"] if ask["gradient_checkpointing"] else []),
+    ]
+    peak = memtrace.extrapolate(config, memtrace._ask(memtrace._arguments().parse_args(arguments)))
+    found = estimate(config=config, **ask)
+    return peak.peak_allocated_bytes, found["peak_allocated_bytes"] - WORKSPACE, peak.segment, found["segment"]
+
+
+def main() -> None:
+    """Prints each family's errors and the worst cases, then one JSON line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--n", type=int, default=520)
+    parser.add_argument("--seed", type=int, default=6)
+    parser.add_argument("--worst", type=int, default=12)
+    args = parser.parse_args()
+    errors: dict[str, list[float]] = defaultdict(list)
+    rows: list[tuple[float, str]] = []
+    for config, ask in cases(args.n, args.seed):
+        traced, estimated, there, here = compared(config, ask)
+        error = 100 * (estimated / traced - 1)
+        errors[config["model_type"]].append(abs(error))
+        rows.append((error, f"{traced / 2**20:9.2f} MiB in {there} / {here}: {json.dumps(config)} {json.dumps(ask)}"))
+    for family, found in sorted(errors.items()):
+        print(f"{family:14} {len(found):4} median {statistics.median(found):.3f} %, worst {max(found):.2f} %")
+    for error, words in sorted(rows, key=lambda r: -abs(r[0]))[: args.worst]:
+        print(f"{error:+7.2f} % {words}")
+    every = [e for found in errors.values() for e in found]
+    document = {"n": len(every), "seed": args.seed, "median_abs_pct": round(statistics.median(every), 4)}
+    print(json.dumps(document | {"max_abs_pct": round(max(every), 3), "above_2_pct": sum(e > 2 for e in every)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The best plan of a workload on a machine: parallelism, micro-batch, accumulation, checkpointing.
+
+The global batch is the user's. Among the plans that fit with their margin the fastest is taken; of those that are about
+as fast the one that needs least memory, since an estimate may be wrong.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from broker.decide.estimate import evidence_of
+from broker.decide.hardware import Hardware
+from broker.decide.memory import GPU_CONTEXT, memory, numerics_of
+from broker.decide.memory_step import Step, play
+from broker.decide.recovery import smaller_micro_batch
+from broker.decide.roofline import Run
+from broker.decide.throughput import run_of, step_seconds
+from broker.domain.offer import MemoryNeed, Parallelism, Plan, Workload
+from trainer.contract.train import PARALLELISMS
+
+MOST_ROWS = 64
+"""The largest micro-batch that is looked at: by then nothing gets faster."""
+APART = 1.5
+"""Micro-batches that are tried differ by this factor at least."""
+ABOUT = 1.02
+"""Plans whose steps differ by less are equally fast: far less than the time model can tell."""
+SHARDED_MARGIN = 0.10
+"""What FSDP's peaks were under-predicted by at most, 4-bit bases aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """The best plan, or with `fits` False the one that needs least."""
+
+    plan: Plan
+    fits: bool
+    memory: MemoryNeed
+    step_s: float
+
+
+def dividers(rows: int, most: int) -> list[int]:
+    """Micro-batches to try for so many rows a device, ascending, each dividing them."""
+    found = [1]
+    for size in range(2, min(rows, most) + 1):
+        if rows % size == 0 and size >= APART * found[-1]:
+            found.append(size)
+    return found
+
+
+def after_oom(plan: Plan, changes: int) -> Plan:
+    """Each time memory ran out: half the micro-batch at the same global batch, and activations recomputed."""
+    if not changes:
+        return plan
+    rows = plan.micro_batch * plan.accumulation
+    smaller = smaller_micro_batch(plan.micro_batch, rows, changes)
+    return replace(plan, micro_batch=smaller, accumulation=rows // smaller, gradient_checkpointing=True)
+
+
+def devices_of(workload: Workload, there: int) -> int:
+    """How many of the devices get as many rows as each other in every step."""
+    units = workload.global_batch if workload.free_micro_batch else workload.global_batch // workload.micro_batch
+    return max(d for d in range(1, max(1, min(there, units)) + 1) if units % d == 0)
+
+
+def ways(devices: int, nodes: int, runs: Sequence[Parallelism]) -> list[Parallelism]:
+    """How so many devices can work together, of what can be run."""
+    if devices == 1:
+        return ["single"]
+    several: list[Parallelism] = ["ddp", "fsdp"] if nodes == 1 or devices <= nodes else ["ddp", "fsdp", "hybrid"]
+    return [way for way in several if way in runs]
+
+
+def shards_of(plan: Plan, nodes: int) -> int:
+    """Devices that weights and states are divided between."""
+    match plan.parallelism:
+        case "fsdp":
+            return plan.devices
+        case "hybrid":
+            return -(-plan.devices // nodes)
+    return 1
+
+
+class Planner:
+    """Plans of one workload. Memory is played once for every step that some machine may take, not once a machine."""
+
+    def __init__(self, workload: Workload, runs: Sequence[Parallelism] = PARALLELISMS) -> None:
+        """`runs`: what the trainer can run. Raises ValueError for a workload without a shape."""
+        if workload.shape is None:
+            raise ValueError("nothing is known of this workload, so it cannot be planned")
+        self._workload, self._runs, self._shape = workload, runs, workload.shape
+        self._needs: dict[object, MemoryNeed] = {}
+        self._best: dict[object, Planned] = {}
+
+    def as_planned(self, plan: Plan) -> Workload:
+        """The workload with the plan's numbers."""
+        return replace(self._workload, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
+
+    def run(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> Run:
+        """One step under the plan, as the time model sees it."""
+        work = self.as_planned(plan)
+        return run_of(work, self._shape, hardware, devices=plan.devices, nodes=nodes, parallelism=plan.parallelism)
+
+    def need(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> MemoryNeed:
+        """Bytes of one device."""
+        shards, several = shards_of(plan, nodes), plan.devices > 1
+        key = (plan.micro_batch, plan.gradient_checkpointing, several, shards, hardware.bf16, hardware.gpu)
+        if key not in self._needs:
+            work = self.as_planned(plan)
+            if shards > 1:
+                self._needs[key] = self._sharded(work, shards, hardware)
+            else:  # all of several devices hold the same, however many
+                found = memory(work, bf16=hardware.bf16, gpu=hardware.gpu, devices=2 if several else 1)
+                assert found is not None
+                self._needs[key] = found
+        return self._needs[key]
+
+    def _sharded(self, work: Workload, shards: int, hardware: Hardware) -> MemoryNeed:
+        numerics = numerics_of(work, self._shape, bf16=hardware.bf16, gpu=True)
+        masters = numerics.full and numerics.compute < numerics.trained
+        numerics = replace(numerics, weight=numerics.compute, autocast=False)  # FSDP casts what it gathers
+        step = Step(
+            numerics=numerics,
+            rows=work.micro_batch,
+            length=work.sequence,
+            checkpointing=work.gradient_checkpointing,
+            accumulated=work.global_batch > work.micro_batch,
+            shards=shards,
+            masters=masters,
+        )
+        played = play(self._shape, step)
+        by = played.segments[played.worst]
+        _, source, margin = evidence_of(self._shape, several=True)
+        return MemoryNeed(
+            weights=by["weights"],
+            gradients=by["gradients"] + by.get("communication", 0),
+            optimizer=by["optimizer"],
+            activations=by["activations"] + by["temporary"],
+            logits=by["logits"],
+            context=GPU_CONTEXT,
+            margin=max(margin, SHARDED_MARGIN),
+            source=source,
+        )
+
+    def best(self, hardware: Hardware, has: int, there: int, *, computing: Hardware, nodes: int = 1) -> Planned:
+        """On `there` devices of `has` bytes each, of `nodes` machines together.
+
+        `computing`: what sets the time, which is another one where `hardware` is emulated.
+        """
+        key = (hardware.name, has, there, computing.name, computing.link, nodes)
+        if key not in self._best:
+            self._best[key] = self._search(hardware, has, there, computing, nodes)
+        return self._best[key]
+
+    def _search(self, hardware: Hardware, has: int, there: int, computing: Hardware, nodes: int) -> Planned:
+        devices = devices_of(self._workload, there)
+        timed = _Timed(self, computing, nodes)
+        fitting: list[Planned] = []
+        least: Planned | None = None
+        for way in ways(devices, nodes, self._runs) or ["single"]:
+            used = 1 if way == "single" else devices
+            for checkpointing in self._checkpointings():
+                plans = [timed.plan(way, used, rows, checkpointing) for rows in self._rows(used, computing)]
+                fit = _prefix(plans, lambda plan: self.need(plan, hardware, nodes).required <= has)
+                fitting += timed.fastest(plans[:fit], hardware)
+                if least is None or self.need(plans[0], hardware, nodes).required < least.memory.required:
+                    least = timed.planned(plans[0], hardware, fits=False)
+        assert least is not None
+        if not fitting:
+            return least
+        quickest = min(one.step_s for one in fitting)
+        chosen = min((one for one in fitting if one.step_s <= ABOUT * quickest), key=_thrift)
+        return timed.planned(after_oom(chosen.plan, self._workload.oom_changes), hardware, fits=True)
+
+    def _checkpointings(self) -> tuple[bool, ...]:
+        return (False, True) if self._workload.free_checkpointing else (self._workload.gradient_checkpointing,)
+
+    def _rows(self, devices: int, computing: Hardware) -> list[int]:
+        work = self._workload
+        if not work.free_micro_batch:
+            return [work.micro_batch]
+        # A CPU, of one's own or in place of a simulated GPU, gains nothing by more rows than the trainer's own choice.
+        return dividers(work.global_batch // devices, MOST_ROWS if computing.gpu else work.micro_batch)
+
+
+def _thrift(one: Planned) -> tuple[int, float]:
+    return one.memory.required, one.step_s
+
+
+def _prefix(plans: Sequence[Plan], fits: Callable[[Plan], bool]) -> int:
+    """How many of the first plans fit; more rows never need less memory."""
+    low, high = 0, len(plans)
+    while low < high:
+        middle = (low + high) // 2
+        if fits(plans[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class _Timed:
+    """Plans and their steps on one kind of hardware."""
+
+    def __init__(self, planner: Planner, computing: Hardware, nodes: int) -> None:
+        self._planner, self._computing, self._nodes = planner, computing, nodes
+
+    def plan(self, way: Parallelism, devices: int, rows: int, checkpointing: bool) -> Plan:
+        each = self._planner._workload.global_batch / devices
+        return Plan(
+            parallelism=way,
+            devices=devices,
+            micro_batch=rows,
+            accumulation=max(1, round(each / rows)),
+            gradient_checkpointing=checkpointing,
+        )
+
+    def planned(self, plan: Plan, hardware: Hardware, *, fits: bool) -> Planned:
+        return Planned(
+            plan=plan,
+            fits=fits,
+            memory=self._planner.need(plan, hardware, self._nodes),
+            step_s=step_seconds(self._planner.run(plan, self._computing, self._nodes), self._computing),
+        )
+
+    def fastest(self, plans: Sequence[Plan], hardware: Hardware) -> list[Planned]:
+        """The one of most rows and, down from there, all that are about as fast: more rows are never slower."""
+        found: list[Planned] = []
+        for plan in reversed(plans):
+            found.append(self.planned(plan, hardware, fits=True))
+            if found[-1].step_s > ABOUT * found[0].step_s:
+                break
+        return found

@@ -1,0 +1,279 @@
+"""Machines that are killed while they save, restore or prune; the next one must find exactly what was committed."""
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from broker.blobs import GrantSettings, ObstoreBlobs
+from broker.decide.recovery import furthest_first
+from broker.domain.ids import Installation
+from tests.crash.gate import Gate, Point
+from tests.crash.proxy import HttpProxy
+from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Nursery, blob_store, nursery_of
+from tests.crash.trainee import LOCK, TOLD, Order
+from trainer.contract import keys
+
+StoreKind = Literal["folder", "s3"]
+STORES: tuple[StoreKind, ...] = ("folder", "s3")
+INSTALLATION = Installation("aaaaaaaa")
+JOB = "job"
+SAVES = 4
+"""Of a life that nobody ends: the third prunes."""
+RANDOM_SAVES = 1_000
+"""Of one that is ended at some time."""
+PASSAGES = 3
+"""Of each step: so many are points."""
+RANDOM_S = 0.3
+"""Within which a life is ended that is ended at some time; about ten saves in a folder, two in an S3."""
+ROUND = 10
+"""Kills of one job."""
+LIFE_S = 120.0
+"""Far more than one takes."""
+LOOK_S = 0.002
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """How a life ends: at a point, or so many seconds after its worker has begun."""
+
+    point: Point | None = None
+    after_s: float = 0.0
+    worker_only: bool = False
+    """The worker dies, and its agent saves what is whole; else both, as a machine does."""
+
+    def __str__(self) -> str:
+        who = "the worker" if self.worker_only else "the machine"
+        return f"{who}, {self.point or f'after {self.after_s:.3f} s'}"
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What a run has come to."""
+
+    kills: int = 0
+    torn_loads: int = 0
+    """Restored states that were not, bit for bit, those of their step."""
+    torn_commits: int = 0
+    """Committed checkpoints that a restore could not use."""
+    without_a_good_one: int = 0
+    """Restores that found nothing as new as what was committed and told."""
+    missed: int = 0
+    """Points that did not come by."""
+    broken: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """What all jobs share: an S3, and a nursery of machines."""
+
+    nursery: Nursery
+    moto: str
+    turn: asyncio.Lock
+    folder: Path
+    jobs: int = 0
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    folder = Path(tempfile.mkdtemp(prefix="gb-"))
+    async with AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        moto = await stack.enter_async_context(blob_store())
+        nursery = await stack.enter_async_context(nursery_of("tests.crash.trainee"))
+        yield Bench(nursery=nursery, moto=moto, turn=asyncio.Lock(), folder=folder)
+
+
+class Saved:
+    """One job's checkpoints in a store of its own, and the machines that train it, one after the other."""
+
+    def __init__(self, bench: Bench, store: StoreKind, found: Found) -> None:
+        bench.jobs += 1
+        self._bench, self._kind, self._found = bench, store, found
+        self._folder = bench.folder / f"job{bench.jobs}"
+        self._installation = Installation(f"{INSTALLATION[:5]}{bench.jobs:03d}")
+        self._machines = self._attempts = 0
+        self.store = self._folder / "store"
+        """Where it is a folder."""
+        self.told_step = 0
+        """The furthest checkpoint of which somebody said that it is committed."""
+
+    async def life(self, kill: Kill | None, *, hurry: bool = False, again: bool = False) -> list[dict[str, Any]]:
+        """A machine from its start to its end, and what it told. `again`: of the attempt before it, as when a container
+        starts anew; else of the next one, which the broker tells what to resume from."""
+        self._machines += 1
+        self._attempts += not (again and self._attempts)
+        folder = self._folder / f"machine{self._machines}"
+        folder.mkdir(parents=True)
+        gate = Gate()
+        proxy = HttpProxy(gate, "", self._bench.moto, self._bench.turn)
+        await proxy.start()
+        try:
+            order = await self._order(folder, proxy.url, kill, hurry)
+            number = await self._bench.nursery.fork(**asdict(order))
+            killed = await self._watched(number, folder, kill, gate)
+        finally:
+            await proxy.stop()
+        told = [json.loads(line) for line in (folder / TOLD).read_text().splitlines()]
+        passed = {Point(name=one["passed"], number=one["number"], moment="before") for one in told if "passed" in one}
+        told += [{"passed": p.name, "number": p.number} for p in gate.seen if p not in passed]
+        self._judge(told, kill)
+        self._found.kills += bool(killed or any("killed" in one for one in told))
+        self._found.missed += kill is not None and not (killed or any("killed" in one for one in told))
+        shutil.rmtree(folder)
+        return told
+
+    async def _order(self, folder: Path, url: str, kill: Kill | None, hurry: bool) -> Order:
+        here = self._kind == "folder"
+        blobs = self.store.as_uri() if here else f"s3://{BUCKET}"
+        options = {} if here else KEYS | {ENDPOINT: url}
+        point = kill.point if kill else None
+        return Order(
+            folder=str(folder), blobs=blobs, options=options, installation=self._installation, job=JOB,
+            attempt=f"a{self._attempts:03d}", resume_from=await self._resume_from(),
+            saves=SAVES if kill is None or point else RANDOM_SAVES, hurry=hurry, large=not here and not hurry,
+            kill=(point.name, point.number, point.moment) if point else None,
+            worker_only=kill is not None and kill.worker_only,
+        )  # fmt: skip
+
+    async def _resume_from(self) -> tuple[str, ...]:
+        """As the broker finds it out (`controllers.placement`)."""
+        if self._kind == "folder":
+            url, options = self.store.as_uri(), {}
+            self.store.mkdir(parents=True, exist_ok=True)
+        else:
+            url, options = f"s3://{BUCKET}", KEYS | {ENDPOINT: self._bench.moto}
+        blobs = ObstoreBlobs.open(url, self._installation, options=options, grants=GrantSettings(scope=False))
+        async with self._bench.turn:
+            listed = await blobs.list(keys.checkpoints(JOB))
+        return furthest_first([blob.key for blob in listed])
+
+    async def _watched(self, number: int, folder: Path, kill: Kill | None, gate: Gate) -> bool:
+        """Until nothing of it runs; whether it was killed from here."""
+        try:
+            pidfd = os.pidfd_open(number)
+        except ProcessLookupError:
+            pidfd = -1
+        else:
+            if kill is not None and kill.point and kill.point.name.startswith("blob:"):
+                gate.kill_at, gate.end = kill.point, lambda: signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            try:
+                if kill is not None and kill.point is None:
+                    await asyncio.wait_for(self._end_at(kill, pidfd, folder), LIFE_S)
+                await asyncio.wait_for(_ended(pidfd), LIFE_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
+        await _free(folder / LOCK)
+        return bool(gate.killed) or (kill is not None and kill.point is None)
+
+    async def _end_at(self, kill: Kill, pidfd: int, folder: Path) -> None:
+        while not (folder / LOCK).exists():  # noqa: ASYNC110 - another process makes it
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(kill.after_s)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+    def _judge(self, told: Sequence[dict[str, Any]], kill: Kill | None) -> None:
+        found, where = self._found, f"{self._kind}, machine {self._machines}"
+        for one in told:
+            if "passed_over" in one:
+                found.torn_commits += 1
+                found.broken.append(f"{where}: {one['passed_over']}")
+            elif "restored" in one and not one["whole"]:
+                found.torn_loads += 1
+                found.broken.append(f"{where}: step {one['restored']} is not what was saved")
+            elif "restored" in one and one["restored"] < self.told_step:
+                found.without_a_good_one += 1
+                found.broken.append(f"{where}: step {one['restored']}, and {self.told_step} was committed")
+            self.told_step = max(self.told_step, one.get("committed", 0))
+        if not any("ended" in one for one in told) and (kill is None or kill.worker_only):
+            found.broken.append(f"{where}: its agent did not come to its end ({kill})")
+
+
+async def _ended(pidfd: int) -> None:
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(pidfd, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(pidfd)
+
+
+async def _free(lock: Path) -> None:
+    """Waits until the worker is dead: the kernel lets go of its lock."""
+    if not lock.exists():
+        return
+    with lock.open() as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await asyncio.sleep(LOOK_S)
+
+
+# -------------------------------------------------------------------------------------------------------------- scenes
+
+
+async def enumerate_points(bench: Bench, store: StoreKind) -> list[Kill]:
+    """Every step of two lives, of which the second restores, before and after. In an S3 these are the requests that it
+    sees; in a folder those of the trainer's own functions, for the machine and for the worker alone."""
+    found = Found()
+    saved = Saved(bench, store, found)
+    told = [one for _ in range(2) for one in await saved.life(None)]
+    assert not found.broken, found.broken
+    passed = sorted({(one["passed"], one["number"]) for one in told if one.get("number", PASSAGES + 1) <= PASSAGES})
+    points = [Point(name=n, number=i, moment=moment) for n, i in passed for moment in ("before", "after")]
+    if store == "s3":
+        return [Kill(point=point) for point in points if point.name.startswith("blob:")]
+    return [Kill(point=point, worker_only=alone) for point in points for alone in (False, True)]
+
+
+async def killed_at(bench: Bench, store: StoreKind, kills: Sequence[Kill], seed: int, found: Found) -> None:
+    """One job that outlives all of them. Each machine restores what the last one left; every third is the same attempt
+    again. Kills at any time are those of machines in a hurry."""
+    draw = random.Random(f"checkpoints/{seed}")
+    saved = Saved(bench, store, found)
+    await saved.life(None)
+    for kill in kills:
+        await saved.life(kill, hurry=kill.point is None, again=draw.random() < 1 / 3)
+    told = await saved.life(None)
+    assert any("restored" in one for one in told), told
+
+
+def drawn(points: Sequence[Kill], count: int, seed: int) -> list[Kill]:
+    """By turns one of the points, each of them once before any comes twice, and one at any time."""
+    draw = random.Random(f"kills/{seed}")
+    order: list[Kill] = []
+    while 2 * len(order) < count:
+        order += draw.sample(points, len(points))
+    at_random = (Kill(after_s=draw.uniform(0, RANDOM_S)) for _ in range(count))
+    return [kill for pair in zip(order, at_random, strict=False) for kill in pair][:count]
+
+
+async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> Found:
+    """So many kills, by turns in either store."""
+    found = Found()
+    async with bench() as shared:
+        points = {store: await enumerate_points(shared, store) for store in STORES}
+        say(f"steps of a save, a restore and a prune: {', '.join(f'{len(points[s])} in a {s}' for s in STORES)}")
+        kills = {store: iter(drawn(points[store], count, seed)) for store in STORES}
+        turn = 0
+        while found.kills < count and not found.broken:
+            store = STORES[turn % len(STORES)]
+            part = list(islice(kills[store], min(ROUND, count - found.kills)))
+            await killed_at(shared, store, part, seed * 1_000_000 + turn, found)
+            turn += 1
+            say(f"{found.kills} kills, {len(found.broken)} broken")
+    return found

@@ -1,0 +1,51 @@
+"""A process that has imported what others need, and forks one as often as it is told: their starts take no imports.
+
+It reads one order a line, as JSON, forks a process that carries it out, and answers with its number. It reaps what
+dies, and ends all that lives when its orders end.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def keep(carry_out: Callable[[dict[str, Any]], None]) -> None:
+    """Is the nursery. One thread, so a fork takes nothing along that is half done."""
+    signal.signal(signal.SIGCHLD, _reap)
+    gc.collect()
+    gc.freeze()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _child(carry_out, json.loads(line))
+        print(child, flush=True)
+
+
+def _child(carry_out: Callable[[dict[str, Any]], None], order: dict[str, Any]) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    code = 1
+    try:
+        carry_out(order)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

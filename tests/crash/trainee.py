@@ -1,0 +1,324 @@
+"""A machine that saves: the trainer's own agent half (restore, commit, prune) and worker half (snapshots), two real
+processes as on a rented machine, forked from one that has torch. Killed at a named step, or by whoever started it.
+
+Only the training is not real: weights and moments are a function of the step, so whoever restores them knows whether
+they are exactly what was saved. What it does is told line by line in a file, which outlives it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import inspect
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.crash.forks import keep
+from tests.crash.gate import Gate, Point
+from trainer import checkpoint, parallel, snapshot
+from trainer.agent import prepare, saver
+from trainer.agent.environment import Environment
+from trainer.agent.saver import Saver
+from trainer.agent.state import AttemptState
+from trainer.agent.tether import tie
+from trainer.blobs import Objects
+from trainer.checkpoint import Origin
+from trainer.checkpoint_plan import Progress
+from trainer.contract.rendezvous import AttemptSpec
+from trainer.ipc import RunFolder, replace
+from trainer.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
+
+TOLD, LOCK = "told.jsonl", "worker.lock"
+KEEP = 2
+LOOK_S = 0.002
+SMALL, LARGE = 1_000, 1_500_000
+"""Numbers in a tensor; the large one is above obstore's size of a part."""
+
+# -------------------------------------------------------------------------------------------------------------- orders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One life of a machine."""
+
+    folder: str
+    """Its disk."""
+    blobs: str
+    options: dict[str, str]
+    installation: str
+    job: str
+    attempt: str
+    resume_from: tuple[str, ...]
+    saves: int
+    """Checkpoints until it is done."""
+    hurry: bool = False
+    """The next save begins at once, and may overtake the last one; else it waits until that is committed."""
+    large: bool = False
+    """The results are sent in parts."""
+    kill: tuple[str, int, str] | None = None
+    """Name, number and moment of the step at which it dies."""
+    worker_only: bool = False
+    """There the worker dies; its agent saves what is whole."""
+
+
+class Told:
+    """Lines of JSON that other processes read, also after this one's death."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / TOLD, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def __call__(self, **what: Any) -> None:
+        os.write(self._file, json.dumps(what).encode() + b"\n")
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+_OWN_NUMBER = re.compile(r"\.\d+$")
+
+
+def named(path: Any) -> str:
+    """A file by its name, a hidden one or a numbered folder by its kind."""
+    name = _OWN_NUMBER.sub("", Path(path).name).lstrip(".")
+    return "snapshot" if name.split("-")[0].isdigit() else name
+
+
+NAMELESS = 9
+AGENT_STEPS: tuple[tuple[Any, str, str, int], ...] = (
+    (Objects, "keys", "list", NAMELESS),
+    (Objects, "download", "download", 1),
+    (checkpoint, "sha256_of", "hash", 0),
+    (Objects, "upload", "upload", 1),
+    (Objects, "create", "create", 1),
+    (Objects, "delete", "delete", 1),
+    (shutil, "rmtree", "remove", 0),
+    (Path, "replace", "set aside", 0),
+    (Path, "rename", "rename", 0),
+    (Path, "unlink", "unlink", 0),
+)
+"""(owner, function, what it is called, which argument names its object)"""
+WORKER_STEPS: tuple[tuple[Any, str, str, int], ...] = (
+    (snapshot, "Stored", "load", 0),
+    (snapshot, "_to_host", "copy", NAMELESS),
+    (snapshot, "save_file", "write", 1),
+    (Path, "write_text", "write", 0),
+    (Path, "rename", "rename", 0),
+    (shutil, "copytree", "take", 0),
+)
+
+
+def stand_at(gate: Gate, steps: tuple[tuple[Any, str, str, int], ...], role: str) -> None:
+    """Every call of these passes the gate, from now on."""
+    for owner, name, what, which in steps:
+        setattr(owner, name, _passing(gate, getattr(owner, name), f"{role}:{what}", which))
+
+
+def _passing(gate: Gate, function: Callable[..., Any], what: str, which: int) -> Callable[..., Any]:
+    def label(arguments: tuple[Any, ...]) -> str:
+        return f"{what} {named(arguments[which])}" if which < len(arguments) else what
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **more: Any) -> Any:
+        name = label(arguments)
+        number = gate.number(name)
+        gate.passes(name, number, "before")
+        result = function(*arguments, **more)
+        gate.passes(name, number, "after")
+        return result
+
+    @functools.wraps(function)
+    async def later(*arguments: Any, **more: Any) -> Any:
+        name = label(arguments)
+        number = gate.number(name)
+        gate.passes(name, number, "before")
+        result = await function(*arguments, **more)
+        gate.passes(name, number, "after")
+        return result
+
+    return later if inspect.iscoroutinefunction(function) else call
+
+
+# -------------------------------------------------------------------------------------------------------------- worker
+
+
+def tensors_of(step: int) -> dict[str, Tensors]:
+    """The weights, moments and gradients after so many steps; a function of the step alone."""
+    draw = torch.Generator().manual_seed(step)
+
+    def drawn(count: int) -> torch.Tensor:
+        return torch.rand(count, generator=draw)
+
+    moments = {"a/exp_avg": drawn(SMALL), "a/step": torch.tensor(float(step))}
+    return {"model": {"a": drawn(SMALL), "b": drawn(SMALL)}, "optimizer": moments, "gradients": {"a": drawn(16)}}
+
+
+def exact(stored: Stored, metrics: Path) -> bool:
+    """Whether it is, bit for bit, what belongs to its step, with the metrics of all steps until then."""
+    same = all(
+        set(stored.names(group)) == set(tensors)
+        and all(torch.equal(stored.read(group, n), t) for n, t in tensors.items())
+        for group, tensors in tensors_of(stored.progress.step).items()
+    )
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    return same and steps == list(range(1, stored.progress.step + 1))
+
+
+def work(order: Order, run: RunFolder, told: Told) -> None:
+    """Trains and takes snapshots, as `trainer.loop` does."""
+    torch.set_num_threads(1)
+    _wait(run.job.exists)
+    restored = json.loads(run.job.read_text())["restore"]
+    metrics, done = run.root / "metrics.jsonl", 0
+    if restored is not None:
+        stored = snapshot.Stored(Path(restored))
+        whole = exact(stored, Path(restored) / "metrics.jsonl")
+        done = stored.progress.step
+        told(restored=done, whole=whole)
+        shutil.copyfile(Path(restored) / "metrics.jsonl", metrics)
+    else:
+        told(restored=0, whole=True)
+    living = tensors_of(done)
+    writer = Writer()
+    snapshots = Snapshots(run, writer)
+    last = done + order.saves
+    for step in range(done + 1, last + 1):
+        snapshots.before_update()
+        _update(living, tensors_of(step))
+        with metrics.open("a") as file:
+            file.write(json.dumps({"step": step}) + "\n")
+        held = {group: parallel.held(tensors) for group, tensors in living.items()}
+        snapshots.begin(
+            Snapshot(
+                progress=Progress(step=step, samples=step),
+                held=held,
+                plan=snapshot.joined([snapshot.parts(held, writer)]),
+                metrics=metrics,
+                artifacts=_artifacts(order, run.root) if step == last else None,
+                complete=step == last,
+            )
+        )
+        if not order.hurry:
+            snapshots.join()
+            _wait(lambda: not any(run.snapshots.iterdir()))  # committed, and removed
+    snapshots.join()
+
+
+def _update(living: dict[str, Tensors], to: dict[str, Tensors]) -> None:
+    """In place, as an optimizer does it."""
+    for group, tensors in to.items():
+        for name, tensor in tensors.items():
+            living[group][name].copy_(tensor)
+
+
+def _artifacts(order: Order, root: Path) -> Path:
+    folder = root / "artifacts"
+    (folder / "adapter").mkdir(parents=True)
+    save_file({"a": torch.ones(LARGE if order.large else SMALL)}, folder / "adapter" / "adapter_model.safetensors")
+    return folder
+
+
+def _wait(fact: Callable[[], bool]) -> None:
+    while not fact():
+        time.sleep(LOOK_S)
+
+
+# --------------------------------------------------------------------------------------------------------------- agent
+
+
+async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
+    """Restores, uploads what the worker leaves, and whatever waits when it has ended: the agent's `_train`."""
+    env = Environment(
+        blobs=order.blobs, installation=order.installation, attempt=order.attempt, store_options=order.options,
+        workdir=Path(order.folder),
+    )  # fmt: skip
+    objects = Objects.open(env.blobs, env.store_options, env.installation)
+    state, origin = AttemptState(env=env, run=run), Origin(job=order.job, attempt=order.attempt, kind="train")
+    spec = AttemptSpec(
+        installation=order.installation, job=order.job, attempt=order.attempt, number=1,
+        resume_from=order.resume_from,
+    )  # fmt: skip
+    target = env.workdir / "restore"
+    found = await prepare.restore(objects, spec, origin, target, lambda line: told(passed_over=line))
+    replace(run.job, json.dumps({"restore": None if found is None else str(target)}))
+
+    def committed() -> None:
+        assert state.checkpoint is not None
+        told(committed=state.checkpoint.step)
+
+    uploads = Saver(objects, state, origin, keep=KEEP, say=lambda line: told(said=line), committed=committed)
+    uploading = asyncio.ensure_future(uploads.run())
+    ended = asyncio.ensure_future(asyncio.to_thread(os.waitpid, worker, 0))
+    await asyncio.wait({uploading, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if uploading.done():
+        uploading.result()
+    uploading.cancel()
+    await asyncio.gather(uploading, return_exceptions=True)
+    told(flushed=await uploads.flush())
+
+
+# ---------------------------------------------------------------------------------------------------------------- both
+
+
+def live(asked: dict[str, Any]) -> None:
+    """One life, to its end."""
+    order = Order(**asked)
+    folder = Path(order.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.setpgid(0, 0)
+    told, run = Told(folder), RunFolder(root=folder / "run")
+    run.make()
+    agent, worker = os.getpid(), os.fork()
+    role = "agent" if worker else "worker"
+    kill = Point(name=order.kill[0], number=order.kill[1], moment=order.kill[2]) if order.kill else None  # type: ignore[arg-type]
+
+    def end() -> None:
+        if order.worker_only:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker or os.getpid(), signal.SIGKILL)
+        else:
+            os.killpg(0, signal.SIGKILL)
+
+    gate = _Telling(end=end, kill_at=kill, told=told)
+    stand_at(gate, AGENT_STEPS if worker else WORKER_STEPS, role)
+    if worker:
+        saver.LOOK_S = LOOK_S
+        asyncio.run(attend(order, run, told, worker))
+        told(ended=True)
+        return
+    tie(agent)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    work(order, run, told)
+
+
+class _Telling(Gate):
+    """Says what passes, and where it killed."""
+
+    def __init__(self, *, told: Told, **what: Any) -> None:
+        super().__init__(**what)
+        self._told = told
+
+    def number(self, name: str) -> int:
+        number = super().number(name)
+        self._told(passed=name, number=number)
+        return number
+
+    def passes(self, name: str, number: int, moment: Any) -> bool:
+        if self.kill_at == Point(name=name, number=number, moment=moment):
+            self._told(killed=str(self.kill_at))
+        return super().passes(name, number, moment)
+
+
+if __name__ == "__main__":
+    keep(live)

@@ -1,0 +1,39 @@
+"""A broker's process: what the daemon runs, and what it calls a bug of its own."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from broker.controllers.fleet import Fleet
+from broker.controllers.house_clock import HouseClock
+from broker.controllers.loop import run_forever
+from broker.domain.errors import GpubrokerError, StoreUnavailable
+from broker.market.market import Market
+
+
+async def daemon(clock: HouseClock, market: Market, fleet: Fleet) -> None:
+    """Again until it could start."""
+    started = False
+    while not started:
+        try:
+            await clock.start()
+            started = True
+        except StoreUnavailable:
+            await clock.sleep(1.0)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_forever(clock, clock))
+        group.create_task(run_forever(market, clock))
+        group.create_task(fleet.run())
+
+
+class Errors(logging.Handler):
+    """Hears what no fault explains."""
+
+    def __init__(self, fail: Callable[[str, str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._fail = fail
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, GpubrokerError | TimeoutError):
+            self._fail("no_internal_error", f"{record.getMessage()}: {type(error).__name__}: {error}")

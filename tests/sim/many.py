@@ -1,0 +1,56 @@
+"""Many houses at a time, in processes of their own; what they come to does not depend on how many those are."""
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from tests.sim.outcome import Outcome
+from tests.sim.run import quiet, shrink, simulate
+
+CHUNK = 4
+"""Houses that a process takes at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One house. `story`: of a broken invariant, with the fewest faults that still break it; else empty."""
+
+    outcome: Outcome
+    story: str
+
+
+def houses(seeds: Iterable[int], *, hints: bool, processes: int | None = None) -> Iterator[Told]:
+    """In the order of the seeds. Without `processes`: one for each core."""
+    work = partial(house, hints=hints)
+    # Started anew, not forked: each process is alone with what it has imported.
+    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count(), quiet) as pool:
+        yield from pool.imap(work, seeds, CHUNK)
+
+
+def house(seed: int, *, hints: bool) -> Told:
+    outcome = simulate(seed, hints=hints)
+    story = "" if outcome.violation is None else tell(outcome, hints=hints)
+    return Told(outcome=outcome.without_trace(), story=story)
+
+
+def tell(outcome: Outcome, *, hints: bool) -> str:
+    """What broke, and the shortest way there."""
+    assert outcome.violation is not None
+    name, message = outcome.violation
+    best, plan = shrink(outcome.seed, name, hints=hints)
+    faults = f"  with {len(plan)} of {outcome.faults} faults: {', '.join(map(str, plan))}"
+    trace = (f"  {line}" for line in best.trace)
+    return "\n".join((f"seed {outcome.seed}: {name}: {message}", faults, *trace))
+
+
+def hashes(seeds: Iterable[int]) -> dict[int, str]:
+    return {seed: simulate(seed).hash for seed in seeds}
+
+
+def differing(seeds: range) -> list[int]:
+    """Seeds whose story was another one in a second process, which has simulated the others before, not the same."""
+    with multiprocessing.get_context("spawn").Pool(2, quiet) as pool:
+        once, again = pool.map(hashes, (seeds, seeds[::-1]), 1)
+    return [seed for seed in seeds if once[seed] != again[seed]]

@@ -1,0 +1,63 @@
+"""What became of one house, and of many."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.sim.measures import percentile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """`violation`: (name of the invariant, what happened); None: all held."""
+
+    seed: int
+    violation: tuple[str, str] | None
+    trace: tuple[str, ...]
+    steps: int
+    faults: int
+    """Of the plan."""
+    states: tuple[str, ...] = ()
+    """Of all jobs that were submitted."""
+    lives: tuple[int, ...] = ()
+    """Of each job that reached its end: the faults that it met. Those of brokers, cloud, database and blob store count
+    while it lived; those of a machine or of people where it was its own."""
+    leak_ages: tuple[float, ...] = ()
+    """Virtual seconds for which machines stood that should not: their attempt was on its way out, or unknown."""
+    detects: tuple[float, ...] = ()
+    """Virtual seconds from a death without notice until its attempt was on its way out."""
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256("\n".join((*self.trace, str(self.steps))).encode()).hexdigest()
+
+    @property
+    def lifetimes(self) -> int:
+        """Jobs that reached their end and met a fault."""
+        return sum(met > 0 for met in self.lives)
+
+    def without_trace(self) -> "Outcome":
+        """Ten thousand stories would fill the memory."""
+        return Outcome(**{**vars(self), "trace": ()})
+
+
+def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
+    """`leak_age_*`, `detect_*`: virtual seconds, see README.md; `lifetimes_per_s`: real ones."""
+    leaks = [age for outcome in done for age in outcome.leak_ages]
+    detects = [age for outcome in done for age in outcome.detects]
+    lives = [met for outcome in done for met in outcome.lives]
+    lifetimes = sum(outcome.lifetimes for outcome in done)
+    return {
+        "houses": len(done),
+        "jobs": sum(len(outcome.states) for outcome in done),
+        "lifetimes": lifetimes,
+        "faultless": len(lives) - lifetimes,
+        "faults_mean": round(sum(lives) / max(1, lifetimes), 2),
+        "violations": sum(outcome.violation is not None for outcome in done),
+        "leak_age_p50": round(percentile(leaks, 0.5), 1),
+        "leak_age_p99": round(percentile(leaks, 0.99), 1),
+        "leak_age_max": round(max(leaks, default=0.0), 1),
+        "detect_p95_s": round(percentile(detects, 0.95), 1),
+        "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
+    }

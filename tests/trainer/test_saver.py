@@ -1,0 +1,96 @@
+"""Snapshots on disk become checkpoints, whole or not at all, also where an upload is cut short."""
+
+import asyncio
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import checkpoint
+from trainer.agent.environment import Environment
+from trainer.agent.saver import Saver
+from trainer.agent.state import AttemptState
+from trainer.blobs import Objects
+from trainer.checkpoint import Origin
+from trainer.contract.rendezvous import Manifest
+from trainer.ipc import INFO, RunFolder, SnapshotInfo
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+ORIGIN = Origin(job="job", attempt="a", kind="train")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(root=tmp_path / "run")
+    run.make()
+    return run
+
+
+@pytest.fixture
+def saver(tmp_path: Path, run: RunFolder) -> Saver:
+    url = (tmp_path / "store").as_uri()
+    env = Environment(blobs=url, installation="inst", attempt="a", workdir=tmp_path)
+    state, objects = AttemptState(env=env, run=run), Objects.open(url, {}, "inst")
+    return Saver(objects, state, ORIGIN, keep=5, say=lambda line: None, committed=lambda: None)
+
+
+def snapshot(run: RunFolder, step: int) -> Path:
+    folder = run.snapshots / f"{step:010d}-000001"
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_text(f"{name} of step {step}")
+    (folder / INFO).write_text(SnapshotInfo(step=step, started=0.0, stall_s=0.0).model_dump_json())
+    return folder
+
+
+async def committed(saver: Saver) -> list[Manifest]:
+    manifests = [await saver._objects.read(key) for key in await checkpoint.own(saver._objects, ORIGIN)]
+    return [Manifest.model_validate_json(data) for data in manifests if data]
+
+
+class Slow:
+    """A removal that has removed one file, and goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._remove = shutil.rmtree
+
+    def __call__(self, folder: Path, *more: Any, **options: Any) -> None:
+        (folder / FILES[0]).unlink()
+        self.begun.set()
+        self.go_on.wait(60)
+        self._remove(folder, *more, **options)
+
+
+@pytest.mark.parametrize("steps", [(1,), (1, 2)], ids=["committed", "overtaken"])
+async def test_what_is_being_removed_is_not_saved_once_more(
+    saver: Saver, run: RunFolder, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training ends, and with it the upload that is under way, while a snapshot is removed in a thread."""
+    for step in steps:
+        snapshot(run, step)
+    slow = Slow()
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    saving = asyncio.create_task(saver.once())
+    assert await asyncio.to_thread(slow.begun.wait, 60)
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
+    monkeypatch.undo()
+    assert await saver.flush()
+    slow.go_on.set()
+    found = await committed(saver)
+    assert {manifest.step for manifest in found} == {steps[-1]}
+    assert all({file.path for file in manifest.files} == set(FILES) for manifest in found)
+
+
+async def test_an_upload_that_is_cut_short_is_made_again(saver: Saver, run: RunFolder) -> None:
+    snapshot(run, 1)
+    saving = asyncio.create_task(saver.once())
+    await asyncio.sleep(0)
+    saving.cancel()
+    await asyncio.gather(saving, return_exceptions=True)
+    assert await saver.flush()
+    assert [manifest.step for manifest in await committed(saver)] == [1]
+    assert not list(run.snapshots.iterdir())

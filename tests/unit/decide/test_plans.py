@@ -1,0 +1,165 @@
+"""The plan that is made for a machine: the fastest of those that fit, at the user's global batch."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.decide.fit import fit
+from broker.decide.hardware import TABLE, Hardware
+from broker.decide.plans import ABOUT, Planned, Planner, after_oom, devices_of, dividers, ways
+from broker.decide.throughput import step_seconds
+from broker.domain.offer import GIB, Drop, HostFacts, Parallelism, Plan, Workload
+from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
+from trainer.contract.train import PARALLELISMS
+
+FREE = replace(
+    WORK, free_micro_batch=True, free_checkpointing=True, gradient_checkpointing=False, global_batch=64
+)  # fmt: skip
+EVERY: tuple[Parallelism, ...] = ("single", "ddp", "fsdp", "hybrid")
+BIG = [h for h in TABLE.values() if h.gpu and h.memory_bytes > 30 * GIB]
+
+
+def best(work: Workload, name: str = "h100-sxm", there: int = 1, **more: Any) -> Planned:
+    hardware = TABLE[name]
+    has = more.pop("has", hardware.memory_bytes)
+    runs = more.pop("runs", PARALLELISMS)
+    return Planner(work, runs).best(hardware, has, there, computing=hardware, **more)
+
+
+def test_a_given_plan_is_kept() -> None:
+    found = best(replace(WORK, micro_batch=2, gradient_checkpointing=True, global_batch=8), there=2)
+    assert found.plan == Plan(
+        parallelism="ddp", devices=2, micro_batch=2, accumulation=2, gradient_checkpointing=True
+    )  # fmt: skip
+
+
+def test_activations_are_kept_where_they_fit_and_computed_again_where_they_do_not() -> None:
+    large, small = best(FREE, "h200-sxm"), best(FREE, "l40s", has=30 * GIB)
+    assert (large.plan.gradient_checkpointing, large.fits) == (False, True)
+    assert (small.plan.gradient_checkpointing, small.fits) == (True, True)
+
+
+def test_what_fits_nowhere_says_the_least_that_it_needs() -> None:
+    found = best(replace(FREE, method="full"), "l4")
+    assert not found.fits
+    assert (found.plan.micro_batch, found.plan.gradient_checkpointing) == (1, True)
+    assert found.memory.required > TABLE["l4"].memory_bytes
+
+
+def test_only_what_the_trainer_runs_is_planned() -> None:
+    full = replace(FREE, method="full")
+    assert not best(full, there=8).fits
+    found = best(full, there=8, runs=EVERY)
+    assert (found.fits, found.plan.parallelism) == (True, "fsdp")
+    assert best(full, there=8, runs=("single",)).plan.devices == 1
+
+
+def test_a_model_is_divided_within_machines_where_their_network_is_slow() -> None:
+    slow = replace(TABLE["h100-sxm"], network=1e9)
+    full = replace(FREE, method="full")
+    found = Planner(full, EVERY).best(slow, 80 * GIB, 16, computing=slow, nodes=2)
+    assert (found.plan.parallelism, found.plan.devices) == ("hybrid", 16)
+    assert ways(2, 2, EVERY) == ["ddp", "fsdp"]
+
+
+def test_a_cpu_gets_no_more_rows_than_the_trainer_would_take() -> None:
+    small = replace(FREE, shape=SMOLLM2_135M, micro_batch=4)
+    emulated = fit(small, offer(emulated_on="cpu", emulated_vcpus=2)).plan
+    real = fit(small, offer()).plan
+    assert emulated is not None
+    assert real is not None
+    assert emulated.micro_batch <= 4 < real.micro_batch
+
+
+def test_the_link_that_the_cloud_names_is_the_one_that_counts() -> None:
+    full = replace(FREE, shape=SMOLLM2_135M, method="full", global_batch=8, free_micro_batch=False, micro_batch=1)
+    said = [fit(full, offer(gpus=8, facts=HostFacts(interconnect=link))).pace for link in ("nvlink", "pcie", None)]
+    nvlink, pcie, unsaid = (pace.step_s for pace in said if pace is not None)
+    assert nvlink == unsaid < pcie
+
+
+def test_memory_that_ran_out_halves_the_rows_and_computes_again() -> None:
+    plan = Plan(micro_batch=12, accumulation=2)
+    assert after_oom(plan, 0) is plan
+    assert after_oom(plan, 1) == Plan(micro_batch=6, accumulation=4, gradient_checkpointing=True)
+    assert after_oom(plan, 9).micro_batch == 1
+    first, again = best(FREE, "h200-sxm"), best(replace(FREE, oom_changes=1), "h200-sxm")
+    assert again.plan == after_oom(first.plan, 1)
+    assert again.memory.required < first.memory.required
+
+
+def test_a_workload_without_a_shape_has_no_plan() -> None:
+    with pytest.raises(ValueError, match="cannot be planned"):
+        Planner(SCRIPT)
+    assert fit(SCRIPT, offer()).plan is None
+
+
+@pytest.mark.parametrize(
+    ("micro", "total", "gpus", "devices"),
+    [(4, 32, 8, 8), (4, 32, 3, 2), (4, 12, 8, 3), (8, 8, 8, 1), (1, 7, 4, 1), (1, 8, 0, 1)],
+)
+def test_devices_share_the_micro_batches_evenly(micro: int, total: int, gpus: int, devices: int) -> None:
+    assert devices_of(replace(WORK, micro_batch=micro, global_batch=total), gpus) == devices
+
+
+@given(st.integers(1, 5000), st.integers(1, 64))
+def test_dividers_divide_and_are_apart(rows: int, most: int) -> None:
+    found = dividers(rows, most)
+    assert found[0] == 1
+    assert all(rows % d == 0 and d <= most for d in found)
+    assert all(b >= 1.5 * a for a, b in zip(found, found[1:], strict=False))
+
+
+works = st.builds(
+    replace,
+    st.just(FREE),
+    shape=st.sampled_from([LLAMA_3_8B, SMOLLM2_135M]),
+    method=st.sampled_from(["full", "lora"]),
+    global_batch=st.sampled_from([1, 6, 8, 48, 64]),
+    sequence=st.sampled_from([256, 2048]),
+    tokens_per_row=st.floats(20, 256),
+    free_checkpointing=st.booleans(),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(works, st.sampled_from(BIG), st.sampled_from([1, 2, 5, 8]), st.sampled_from([PARALLELISMS, EVERY]))
+def test_no_plan_that_fits_is_faster_than_the_one_taken(
+    work: Workload, gpu: Hardware, there: int, runs: tuple[Parallelism, ...]
+) -> None:
+    planner = Planner(work, runs)
+    found = planner.best(gpu, gpu.memory_bytes, there, computing=gpu)
+    plan = found.plan
+    assert plan.micro_batch * plan.accumulation * plan.devices == work.global_batch
+    assert plan.parallelism in runs
+    assert found.fits == (found.memory.required <= gpu.memory_bytes)
+    for rows in dividers(work.global_batch // plan.devices, 64):
+        for again in (False, True) if work.free_checkpointing else (work.gradient_checkpointing,):
+            other = replace(
+                plan, micro_batch=rows, accumulation=work.global_batch // plan.devices // rows,
+                gradient_checkpointing=again,
+            )  # fmt: skip
+            if planner.need(other, gpu).required <= gpu.memory_bytes:
+                assert found.fits
+                assert found.step_s <= step_seconds(planner.run(other, gpu), gpu) * ABOUT
+
+
+@settings(max_examples=30, deadline=None)
+@given(works, st.sampled_from(BIG), st.sampled_from(["ddp", "fsdp"]), st.integers(1, 5))
+def test_more_shards_and_fewer_rows_never_need_more(
+    work: Workload, gpu: Hardware, way: Literal["ddp", "fsdp"], times: int
+) -> None:
+    planner = Planner(work, EVERY)
+    plan = Plan(parallelism=way, devices=2, micro_batch=2)
+    need = planner.need(plan, gpu).required
+    assert planner.need(replace(plan, micro_batch=1), gpu).required <= need
+    assert planner.need(replace(plan, devices=2 * 2**times), gpu).required <= need
+
+
+def test_too_little_memory_for_any_plan_is_a_reason() -> None:
+    found = fit(FREE, offer(accelerator="l4", gpu_memory_bytes=8 * GIB))
+    assert found.drop is Drop.MEMORY
+    assert "has 8.0" in found.reason
