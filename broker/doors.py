@@ -1,5 +1,6 @@
 """Where the daemon listens: HTTP, and gRPC beside it."""
 
+import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
+from broker.api.connections import Runner
 from broker.api.context import AUTH, CONTENT, METRICS, READINESS, SERVICE, STREAMS
 from broker.api.grpc.server import Parts, Taken, serving
 from broker.config import DaemonConfig
@@ -16,6 +18,7 @@ from broker.tls import Certificate
 
 DRAIN_S = 2.0
 """How long a stopping daemon lets its answers finish."""
+FILES = 16_384
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -38,6 +41,7 @@ class Addresses:
 async def listening(config: DaemonConfig, application: web.Application) -> AsyncIterator[Addresses]:
     """Raises CannotListen naming the address and the fix, InvalidInput for a certificate that cannot be used."""
     certificate = Certificate(config.tls.certificate, config.tls.key) if config.tls else None
+    _allow_files()
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(_http(config, application, certificate))
         scheme = "http" if certificate is None else "https"
@@ -51,11 +55,19 @@ async def listening(config: DaemonConfig, application: web.Application) -> Async
         yield Addresses(url=url, grpc=_address(config.grpc_host, bound), certificate=shown)
 
 
+def _allow_files() -> None:
+    """Most systems let a process open 1024 files and more on request; each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 @asynccontextmanager
 async def _http(
     config: DaemonConfig, application: web.Application, certificate: Certificate | None
 ) -> AsyncIterator[int]:
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=DRAIN_S, handler_cancellation=True)
+    runner = Runner(application, shutdown_timeout=DRAIN_S)
     await runner.setup()
     try:
         context = None if certificate is None else certificate.context()

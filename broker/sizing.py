@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from broker.decide.throughput import adapted_weights, spread_of
 from broker.domain.errors import InvalidInput
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
+from broker.models.defaults import filled
 from broker.models.shape import shape_of
 
 TRACE_PATIENCE_S = 300
@@ -200,6 +202,10 @@ def estimate(
         found = sizes.estimate(shape, ask)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+    lacking = filled(given)[1]
+    if lacking:
+        what = f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
+        found = replace(found, notes=(*found.notes, what))
     hardware = _hardware(gpu)
     return _document(
         name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None

@@ -84,18 +84,18 @@ async def commit_parts(
     complete: bool,
     started: float,
     part: Part,
-    overtaken: Callable[[], bool],
+    hopeless: Callable[[], bool],
 ) -> tuple[str, Manifest] | None:
     """Uploads the first machine's part, waits for the others' and commits the whole.
 
-    None when `overtaken` says so meanwhile: another machine may have gone on to a later one. Raises StoreError, also
+    None when that is `hopeless` meanwhile: another machine may have gone on to a later one. Raises StoreError, also
     when what was offered is not there.
     """
     target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
     files = await _send(objects, target, folder)
     for node in range(1, part.nodes):
         while (data := await objects.read(f"{target}{PART}{node}.json")) is None:
-            if overtaken():
+            if hopeless():
                 return None
             await asyncio.sleep(LOOK_S)
         files += Offered.model_validate_json(data).files

@@ -316,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("is not a JSON object")
         started = time.monotonic()
         peak = extrapolate(config, _ask(args))
-    except (OSError, ValueError, KeyError, RuntimeError, Fault) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2
     versions = {m.__name__: m.__version__ for m in (torch, transformers, peft)}

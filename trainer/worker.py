@@ -1,5 +1,6 @@
 """The process that trains: `python -m trainer.worker RUN_FOLDER`, started and tied to its life by the agent."""
 
+import errno
 import os
 import signal
 import sys
@@ -36,7 +37,7 @@ def _leave_word(run: RunFolder, ended: Ended) -> None:
 
 
 def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
-    """The exit code, and one line that says why it failed."""
+    """How it ended, with one line that says why it failed."""
     try:
         _train(job, run)
     except Drained:
@@ -44,14 +45,10 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
     except Fault as e:
         return Ended(code=e.code, message=str(e))
     except MemoryError:
-        message = "host memory is too small; take a larger machine or a lower micro_batch"
-        return Ended(code=ExitCode.OOM, message=message)
+        return _host_oom("no memory could be allocated")
     except Exception as e:
         traceback.print_exc()
-        if _is_device_oom(e):
-            message = f"GPU memory is too small: {_line(e)}; lower train.micro_batch"
-            return Ended(code=ExitCode.OOM, message=message)
-        return _unforeseen(e)
+        return _oom(e) or _unforeseen(e)
     return Ended(code=ExitCode.COMPLETED)
 
 
@@ -86,11 +83,22 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
     parallel.leave()
 
 
-def _is_device_oom(error: BaseException) -> bool:
+def _oom(error: BaseException) -> Ended | None:
+    """None: it is no lack of memory."""
     import torch
 
-    host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return host or isinstance(error, torch.cuda.OutOfMemoryError)
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        message = f"GPU memory is too small: {_line(error)}; lower train.micro_batch"
+        return Ended(code=ExitCode.OOM, message=message, ran_out="device")
+    cannot = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if cannot or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return _host_oom(_line(error))
+    return None
+
+
+def _host_oom(what: str) -> Ended:
+    message = f"host memory is too small: {what}; take a larger machine or a lower train.micro_batch"
+    return Ended(code=ExitCode.OOM, message=message, ran_out="host")
 
 
 def _rank(which: str) -> int | None:

@@ -1,5 +1,6 @@
 """The application: middlewares, operations and their description."""
 
+import asyncio
 import logging
 import math
 from time import perf_counter
@@ -82,6 +83,9 @@ def _observed(measured: Metrics) -> Middleware:
             response = await handler(request)
             status = response.status
             return response
+        except (asyncio.CancelledError, ConnectionError):
+            status = LEFT
+            raise
         finally:
             seconds = perf_counter() - started
             resource = request.match_info.route.resource
@@ -111,6 +115,8 @@ def _bounded(streams: Streams, requests: int) -> Middleware:
     return middleware
 
 
+LEFT = 499
+"""Counted where the client did not wait for its answer."""
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -125,6 +131,8 @@ async def _refused(request: web.Request, handler: Handler) -> web.StreamResponse
         return _of_http(error)
     except ConnectionError:
         raise
+    except web.RequestPayloadError:
+        return problem(400, "the body is not encoded as its headers say; correct Content-Encoding or Transfer-Encoding")
     except Exception:
         log.exception("%s %s failed", request.method, request.rel_url.raw_path)
         return problem(500, "a fault of the server; its log has the details")

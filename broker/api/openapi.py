@@ -4,6 +4,7 @@ A handler is `async def name(call: Call, [path parameters], [query], [body]) -> 
 hints say is what is checked and what is published.
 """
 
+import asyncio
 import inspect
 import re
 import typing
@@ -23,9 +24,11 @@ from broker.domain.errors import Problem as Fault
 from broker.domain.tenancy import Scope
 
 JSON = "application/json"
+BODY_S = 30.0
+"""How long a body of a few MB may take to come; uploads have their own patience."""
 ANONYMOUS = Caller(team="", owner="", scopes=frozenset(), token_id="")
 TEXT: dict[int, str] = {
-    400: "The body is not JSON.",
+    400: "The request cannot be read: its head is too long or malformed, or its body is not JSON.",
     401: "No valid bearer token.",
     403: "The token lacks the scope.",
     404: "It does not exist, or is another team's.",
@@ -166,7 +169,7 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
         if op.body is not None:
             if request.content_type != JSON:
                 return problems.problem(415, f"send {JSON}, not {request.content_type}")
-            raw = await request.read()
+            raw = await whole_body(request)
             try:
                 arguments["body"] = op.body.model_validate_json(raw, strict=True)
             except ValidationError as error:
@@ -181,6 +184,15 @@ def _serve(op: Operation, auth: Authenticator) -> Callable[[web.Request], Awaita
         return web.Response(status=op.status, body=body, content_type=JSON, headers=call.headers)
 
     return serve
+
+
+async def whole_body(request: web.Request) -> bytes:
+    """Raises InvalidInput when it does not come."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise InvalidInput(Fault(field="body", message=f"did not come within {BODY_S:g} s; send it again")) from None
 
 
 def _not_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> web.Response:
@@ -302,11 +314,11 @@ def _responses(o: Operation, refs: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _errors(o: Operation) -> set[int]:
-    found = {503, *o.errors}
+    found = {400, 503, *o.errors}
     if o.scope is not None:
         found |= {401, 403, 429}
     if o.body is not None or o.upload is not None:
-        found |= {400, 413, 415, 422}
+        found |= {413, 415, 422}
     if o.params or o.query is not None or o.headers:
         found.add(422)
     return found

@@ -81,11 +81,14 @@ def of_validation(error: ValidationError, model: type[BaseModel], given: Any, ro
     merged: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False, include_context=False):
         path = _path(detail, given)
+        place = ".".join(map(str, path)) or root
+        if place not in merged and len(merged) == MAX_ERRORS:
+            continue  # words take time, and a body has room for hundreds of thousands of errors
         text = _message(detail, path, model)
-        found = merged.setdefault(".".join(map(str, path)) or root, [])
+        found = merged.setdefault(place, [])
         if text not in found:
             found.append(text)
-    return InvalidInput(*(Problem(field=f, message=", or ".join(m)) for f, m in list(merged.items())[:MAX_ERRORS]))
+    return InvalidInput(*(Problem(field=f, message=", or ".join(m)) for f, m in merged.items()))
 
 
 def of_json(error: ValidationError, model: type[BaseModel], raw: bytes) -> InvalidInput | None:

@@ -4,7 +4,7 @@ from aiohttp import web
 
 from broker.api import models_slack as wire
 from broker.api import problems
-from broker.api.openapi import Api, Call
+from broker.api.openapi import Api, Call, whole_body
 from broker.api.usecases.slack import LinkWish, Slack
 
 api = Api()
@@ -20,7 +20,7 @@ async def slack_request(call: Call) -> web.Response:
         return problems.problem(415, f"send {FORM}, not {request.content_type}")
     headers = request.headers
     await request.app[SLACK].accept(
-        await request.read(), headers.get("X-Slack-Request-Timestamp"), headers.get("X-Slack-Signature")
+        await whole_body(request), headers.get("X-Slack-Request-Timestamp"), headers.get("X-Slack-Signature")
     )
     return web.Response()
 

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
 from broker.decide.plans import Planned, Planner
-from broker.decide.throughput import WEIGHT_BYTES, Pace, checkpoint_size, pace
+from broker.decide.throughput import Pace, corrected, pace
 from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Plan, Workload
-
-IMAGE_BYTES = 12 * GIB
-"""Of the trainer's image or packages, unpacked [assumed]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +32,24 @@ def computing(offer: Offer) -> Hardware | None:
 
 
 @lru_cache(maxsize=256)
-def _planner(workload: Workload) -> Planner:
-    return Planner(workload)
+def _planner(workload: Workload, learned: Experience) -> Planner:
+    return Planner(workload, corrected=learned.need)
 
 
-def planner(workload: Workload) -> Planner:
+def planner(workload: Workload, learned: Experience = NOTHING) -> Planner:
     """A job is quoted, submitted and placed again and again: what its steps take is worked out once."""
-    return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0))
+    return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0), learned)
 
 
-def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False) -> Fit:
+def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False, learned: Experience = NOTHING) -> Fit:
     """`nodes` of `offer` against `workload`; only hardware is looked at. `local`: the weights lie on this machine.
+    `learned`: what own runs say of such jobs.
 
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
+    if 0 < offer.gpu_memory_bytes <= workload.memory_above:
+        had, has = workload.memory_above / GIB, offer.gpu_memory_bytes / GIB
+        return Fit(drop=Drop.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
     if workload.shape is None:
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
         return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
@@ -59,29 +61,23 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
         return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
     there = max(1, offer.gpus if actual.gpu else 1) * nodes
     has = offer.gpu_memory_bytes or nominal.memory_bytes
-    plans = planner(workload)
+    plans = planner(workload, learned)
     found = plans.best(nominal, has, there, computing=actual, nodes=nodes)
     need = found.memory
     if not found.fits:
         what = "per GPU" if nominal.gpu else "of memory"
         reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
         return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
-    cores = offer.emulated_vcpus or offer.vcpus
+    cores = 1 if actual.gpu else offer.emulated_vcpus or offer.vcpus
+    at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
         drop=None,
         reason=_words(found, has, there),
         memory=need,
-        pace=pace(workload, plans.run(found.plan, actual, nodes), actual, cores=cores, local=local),
+        pace=pace(workload, at, local=local),
         plan=found.plan,
         devices=found.plan.devices,
     )
-
-
-def disk_bytes(workload: Workload) -> int:
-    """Image, weights, data, and the checkpoint that is being written beside the one before."""
-    assert workload.shape is not None
-    weights = WEIGHT_BYTES * workload.shape.parameters
-    return IMAGE_BYTES + weights + workload.data_bytes + 2 * checkpoint_size(workload, workload.shape)
 
 
 def _words(found: Planned, has: int, there: int) -> str:

@@ -39,6 +39,7 @@ BUILDS: Mapping[str, Build] = {
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": Build(names=SPLIT | GATED, head_norms=True),
+    "smollm3": LLAMA,
     "mixtral": Build(names=SPLIT | {"gate": "w1", "up": "w3", "down": "w2"}),
     "qwen3_moe": Build(names=SPLIT | GATED, head_norms=True),
     "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),

@@ -3,17 +3,17 @@
 What a kind of machine takes is worked out in `quote_kinds`; here prices, hazards and the spec's limits come to it.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import ceil, inf
 from operator import attrgetter
 from typing import overload
 
+from broker.decide.experience import NOTHING, Experience
 from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
 from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
@@ -26,6 +26,7 @@ from broker.domain.spec import JobSpec
 LIFETIME = timedelta(minutes=5)
 ASSUMED_PREEMPTIONS_PER_HOUR = 1 / 3.7
 """Where the cloud does not say: the median time between preemptions of 26 AWS pools was 3.7 h."""
+ASSUMED_PER_S = ASSUMED_PREEMPTIONS_PER_HOUR / 3600
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
 UNKNOWN_CAPS = Caps(spot=True)
 
@@ -48,12 +49,15 @@ class _Ask:
     """Until the deadline; the P90 must keep it."""
     duration_s: float
     """Of machine time; the P50 must keep it."""
+    timed: bool
+    """There is a deadline or a longest duration."""
     excluded: Mapping[str, str]
     hosts: bool
     """Whole hosts are excluded as well."""
     caps: Mapping[str, Caps]
     storage: float
     """Of the bucket, dollars a GiB and month."""
+    learned: Experience
     fits: dict[object, Fit] = field(default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
 
@@ -61,10 +65,11 @@ class _Ask:
 _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
 """All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
 _MACHINE = attrgetter(
-    "provider", "accelerator", "gpus", "gpu_memory_bytes", "spot", "emulated_on", "emulated_vcpus",
-    "billing_quantum_s", "billing_minimum_s", "reaches_local_files", "trust",
-)  # fmt: skip
-"""All that `_kind` looks at, with its lines and cores: two offers that agree in it are one kind of machine."""
+    "provider", "accelerator", "gpus", "gpu_memory_bytes", "spot", "trust", "billing_quantum_s", "billing_minimum_s"
+)
+_HERE = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
+"""With its lines, all that `_kind` looks at: two offers that agree in these are one kind of machine. Few have the
+second part, and the time of a quote is that of making keys."""
 TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
 
@@ -104,7 +109,8 @@ def _kind(ask: _Ask, offer: Offer) -> Kind:
     hardware = (_HARDWARE(offer), _cores(offer), facts.interconnect if facts else None)
     fits = ask.fits.get(hardware)
     if fits is None:
-        fits = ask.fits[hardware] = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files)
+        fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
+        ask.fits[hardware] = fits
     verdict = _policy(ask, offer, caps) or (fits.drop, fits.reason)
     return kind_of(
         ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
@@ -121,7 +127,7 @@ def preemptions_per_s(offer: Offer) -> float:
     if not offer.spot:
         return 0.0
     known = offer.preemptions_per_hour
-    return (ASSUMED_PREEMPTIONS_PER_HOUR if known is None else known) / 3600
+    return ASSUMED_PER_S if known is None else known / 3600
 
 
 def _dollars(micros: int) -> Decimal:
@@ -146,35 +152,35 @@ def _assess(ask: _Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
         return Drop.HOST, -1
     asked = offer.usd_per_hour
     price = float(asked) * ask.nodes
-    hours, traffic = kind.undisturbed
     if price <= 0 and (price < 0 or kind.caps.trust != "own"):
         # Zero means unknown in several catalogues, but a machine of one's own may be free.
         return Drop.PRICE, -1
     if price > ask.limit:
         return Drop.HOURLY_LIMIT, -1
     if offer.spot:
-        rate, on_demand = preemptions_per_s(offer), offer.on_demand_usd_per_hour
+        on_demand, known = offer.on_demand_usd_per_hour, offer.preemptions_per_hour
+        rate = ASSUMED_PER_S if known is None else known / 3600
         if on_demand is not None and asked > on_demand:
             return Drop.PRICE, -1
         if rate * kind.lost >= 1:
             return Drop.PREEMPTED_TOO_OFTEN, -1
-        hours, traffic = kind.billed(kind.p50(rate)), kind.traffic(rate)
+        hours, traffic = kind.bill(rate)
+    else:
+        hours, traffic = kind.undisturbed
     micros = ceil(((price + kind.aside_usd) * hours + traffic) * 1e6)
-    if _late_s(ask, offer, kind) > 0:
+    if ask.timed and _late_s(ask, offer, kind) > 0:
         return Drop.DEADLINE, micros
     if micros > ask.cap_micros:
         return Drop.CAP, micros
     if offer.available is False:
         return Drop.UNAVAILABLE, micros
-    if offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded):
+    if ask.excluded and (offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded)):
         return Drop.EXCLUDED, micros
     return None, micros
 
 
 def _late_s(ask: _Ask, offer: Offer, kind: Kind) -> float:
     """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
-    if ask.deadline_s == ask.duration_s == inf:
-        return 0.0
     rate, drained_s = preemptions_per_s(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
     return max(kind.p90(rate) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
@@ -246,8 +252,7 @@ class _Lines(Sequence[QuoteLine]):
 
 
 def _kept_line(offer: Offer, kind: Kind, nodes: int) -> QuoteLine:
-    reason = kind.reason + _notes(offer, kind)
-    pace = kind.fit.pace
+    reason, pace = kind.reason + _notes(offer, kind), kind.fit.pace
     if pace is None:
         return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
     rate = preemptions_per_s(offer)
@@ -262,6 +267,8 @@ def _kept_line(offer: Offer, kind: Kind, nodes: int) -> QuoteLine:
         usd_p50=_total(offer, kind, nodes, rate, p50),
         usd_p90=_total(offer, kind, nodes, rate, p90),
         step_s=pace.step_s,
+        evidence=pace.evidence,
+        runs=pace.runs,
         nodes=nodes,
         plan=kind.fit.plan,
         hours=kind.hours(rate),
@@ -279,8 +286,8 @@ def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Dr
         machine = _MACHINE(offer)
         if offer.facts is not None:
             machine = (machine, line_key(offer.facts))
-        if offer.emulated_on is not None or not offer.gpus:
-            machine = (machine, offer.vcpus)
+        if offer.emulated_on is not None or offer.reaches_local_files or not offer.gpus:
+            machine = (machine, _HERE(offer))
         kind = known.get(machine)
         if kind is None:
             kind = known[machine] = _kind(ask, offer)
@@ -295,9 +302,11 @@ def _rank(kept: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> li
     """Offer numbers by key, ties by offer id; sorting numbers first and the few ties after is the fast way."""
     ranked = sorted(kept, key=keys.__getitem__)
     costs = [keys[number] for number in ranked]
-    for tie in {a for a, b in pairwise(costs) if a == b}:
-        run = slice(bisect_left(costs, tie), bisect_right(costs, tie))
-        ranked[run] = sorted(ranked[run], key=lambda number: offers[number].id)
+    same = [place for place, (one, next_) in enumerate(pairwise(costs)) if one == next_]
+    for _, run in groupby(enumerate(same), key=lambda at: at[1] - at[0]):
+        places = [place for _, place in run]
+        tie = slice(places[0], places[-1] + 2)
+        ranked[tie] = sorted(ranked[tie], key=lambda number: offers[number].id)
     return ranked
 
 
@@ -358,16 +367,16 @@ def quote(
     machine_s: float = 0.0,
     lead_s: float = 0.0,
     storage_usd_per_gib_month: Decimal = ZERO,
+    learned: Experience = NOTHING,
 ) -> Quote:
     """Every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
 
     `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
-    `scoped_store`: what the blob store grants reaches no more than the attempt's own part.
-    `spent`, `cap_left`: dollars of this job. `excluded`: reasons by offer id or host
-    key, e.g. sold out a moment ago.
+    `scoped_store`: what the blob store grants reaches no more than the attempt's own part. `spent`, `cap_left`: dollars
+    of this job. `excluded`: reasons by offer id or host key, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
-    `storage_usd_per_gib_month`: of the blob store.
+    `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed and memory.
     """
     ask = _Ask(
         spec=spec,
@@ -381,9 +390,11 @@ def quote(
         limit=inf if spec.resources.max_usd_per_hour is None else float(spec.resources.max_usd_per_hour),
         deadline_s=inf if spec.deadline is None else (spec.deadline - now).total_seconds() - lead_s,
         duration_s=inf if spec.max_duration is None else spec.max_duration - machine_s - lead_s,
+        timed=spec.deadline is not None or spec.max_duration is not None,
         excluded=excluded,
         hosts=any(key.startswith(HOST) for key in excluded),
         caps=caps,
         storage=float(storage_usd_per_gib_month),
+        learned=learned,
     )
     return _quote(ask, offers, now, spent)

@@ -6,12 +6,11 @@ expected time is s + w / (1 - λ (τ/2 + s)) + f: Young's and Daly's form for a 
 machines are heavy-tailed, so on 26 real pools the prediction was 6 to 16 points of cost too low.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property
 from math import ceil, floor, log2, sqrt
 
-from broker.decide.fit import Fit, disk_bytes
+from broker.decide.fit import Fit
 from broker.decide.throughput import DOWNLOAD_BYTES_PER_S
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer, Workload
@@ -24,7 +23,10 @@ UPLOAD_BYTES_PER_S = 50e6
 """Of the last checkpoint, to a bucket [assumed]; the others go while training goes on."""
 IMAGE_PULL = 5 * GIB
 """The trainer's image as it travels [assumed]; providers' boot times hold its pull over the line assumed above."""
+IMAGE_DISK = 12 * GIB
+"""The same unpacked [assumed]."""
 KEPT_CHECKPOINTS = 2
+"""One is being written beside the one before."""
 REQUESTS_AN_HOUR = 720
 """A beat and a part of the log every 10 s."""
 USD_A_REQUEST = 5e-6
@@ -70,7 +72,7 @@ def lines_of(facts: HostFacts | None) -> Lines:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """What is common to all offers of one machine type at one provider; seconds, dollars for all nodes."""
 
@@ -88,6 +90,12 @@ class Kind:
     """The last upload."""
     lost: float
     """What a preemption costs."""
+    standing: float
+    """Billed seconds without work."""
+    undisturbed: tuple[float, float] = (0.0, 0.0)
+    """Billed hours and dollars of traffic without preemption."""
+    moves: bool
+    """Its traffic costs something."""
     entry_usd: float
     """Traffic of each set-up."""
     sent_usd: float
@@ -101,11 +109,6 @@ class Kind:
     ram: int
     disk: int
     """What a host must have."""
-
-    @cached_property
-    def undisturbed(self) -> tuple[float, float]:
-        """Billed hours without preemption, and dollars of traffic."""
-        return self.billed(self.p50(0.0)), self.traffic(0.0)
 
     def p50(self, rate: float) -> float:
         """Expected seconds at `rate` preemptions a second."""
@@ -121,10 +124,18 @@ class Kind:
         """Hours on the bill for `seconds` and the teardown, in whole quanta."""
         return ceil(max(seconds + self.teardown, self.least_billed) / self.quantum) * self.quantum / 3600
 
+    def bill(self, rate: float) -> tuple[float, float]:
+        """(billed hours, dollars of traffic) at `rate` preemptions a second; as `billed`, `p50` and `traffic` say, in
+        one call for each of tens of thousands of offers."""
+        work = self.work / (1 - rate * self.lost)
+        seconds = self.standing + work
+        if seconds < self.least_billed:
+            seconds = self.least_billed
+        hours = ceil(seconds / self.quantum) * self.quantum / 3600
+        return hours, self.entry_usd * (1 + rate * work) + self.sent_usd * work if self.moves else 0.0
+
     def traffic(self, rate: float) -> float:
         """Expected dollars."""
-        if not (self.entry_usd or self.sent_usd):
-            return 0.0
         work = self.work / (1 - rate * self.lost)
         return self.entry_usd * (1 + rate * work) + self.sent_usd * work
 
@@ -154,6 +165,8 @@ def short(offer: Offer, kind: Kind) -> str:
     """What its host has too little of."""
     if offer.vcpus < kind.cores:
         return f"{offer.vcpus} CPU cores for {kind.gpus} GPUs; {LEAST_CORES} for each are the least"
+    if LEAST_RAM * kind.gpus <= offer.ram_bytes < kind.ram:
+        return f"{offer.ram_bytes / GIB:.0f} GiB of RAM; the job ran out of {(kind.ram - 1) / GIB:.0f} before"
     if offer.ram_bytes < kind.ram:
         return f"{offer.ram_bytes / GIB:.0f} GiB of RAM for {kind.gpus} GPUs; {LEAST_RAM // GIB} for each are the least"
     return f"{offer.disk_bytes / GIB:.0f} GiB of disk; {kind.disk / GIB:.0f} for image, model, data and checkpoints"
@@ -184,9 +197,10 @@ def kind_of(
     slower = (image + fetched) * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
     setup = caps.boot_s + (pace.load_s if pace else 0.0) + slower
     gpus = 0 if offer.emulated_on or offer.gpus < 1 or pace is None else -(-fits.devices // nodes)
+    final = saved / lines.up
     space = KEPT_CHECKPOINTS * saved / GIB * storage_usd_per_gib_month / HOURS_A_MONTH
     requests = REQUESTS_AN_HOUR * USD_A_REQUEST * nodes if storage_usd_per_gib_month else 0.0
-    return Kind(
+    kind = Kind(
         fit=fits,
         drop=verdict[0],
         reason=verdict[1],
@@ -196,7 +210,9 @@ def kind_of(
         teardown=caps.teardown_s,
         setup=setup,
         work=pace.work_s if pace else 0.0,
-        final=saved / lines.up,
+        final=final,
+        standing=setup + final + caps.teardown_s,
+        moves=bool(lines.ingress or lines.egress),
         lost=workload.checkpoint_every_s / 2 + setup,
         entry_usd=lines.ingress * (image + fetched) / GIB * nodes,
         sent_usd=lines.egress * saved / GIB / workload.checkpoint_every_s,
@@ -204,6 +220,7 @@ def kind_of(
         aside_usd=space + requests,
         gpus=gpus,
         cores=LEAST_CORES * gpus,
-        ram=LEAST_RAM * gpus,
-        disk=disk_bytes(workload) if gpus else 0,
+        ram=max(LEAST_RAM * gpus, workload.ram_above + (workload.ram_above > 0)),
+        disk=IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
     )
+    return replace(kind, undisturbed=kind.bill(0.0))

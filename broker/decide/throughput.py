@@ -1,8 +1,9 @@
 """Time of a workload on one machine: the roofline's terms for the trainer's own step, and how far they may be off."""
 
 from dataclasses import dataclass, replace
+from math import exp, expm1
 
-from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
+from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED, Belief
 from broker.decide.hardware import Hardware
 from broker.decide.memory import numerics_of, trainable_parameters
 from broker.decide.memory_builds import Numerics
@@ -36,16 +37,15 @@ class Pace:
     """Trained weights and two moments in float32."""
     fetched_bytes: int
     """The model's weights and the data set."""
+    evidence: str = ""
+    """What the speed rests on."""
+    runs: int = 0
+    """Own runs on such hardware that it rests on."""
 
 
 def adapted_weights(shape: ModelShape, numerics: Numerics) -> int:
     """Weights that the optimizer holds states for."""
     return shape.parameters if numerics.full else adapter_parameters(shape, numerics.rank, numerics.adapted)
-
-
-def checkpoint_size(workload: Workload, shape: ModelShape) -> int:
-    """Of a checkpoint."""
-    return trainable_parameters(workload, shape) * STATE_BYTES
 
 
 def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
@@ -93,29 +93,76 @@ def step_seconds(run: Run, hardware: Hardware, *, cores: int = 1) -> float:
     return terms(ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))).total
 
 
-def _evaluation_s(run: Run, hardware: Hardware, cores: int, tokens: float) -> float:
-    """Forward passes over so many tokens: one product of two or three, one part of attention's 3.5, a pass of three."""
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What of the time depends on the hardware alone, so that it is worked out once for many jobs alike."""
+
+    step_s: float
+    evaluated_s: float
+    """For a token that is only looked at, with all devices."""
+    spread: float
+    evidence: str
+    trained: int
+    parameters: int
+    runs: int = 0
+    """Own ones that it was corrected by."""
+
+
+def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
+    """Of the workload that `run` is a step of. `cores`: of a CPU."""
+    cores = 1 if hardware.gpu else max(1, cores)
+    # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three.
     alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
     once = terms(ideal(alone, hardware, cores=cores))
     products = once.matmul / (3 if run.numerics.full else 2)
-    return (products + once.attention / 3.5 + (once.elementwise + once.host) / 3) * tokens / run.tokens
+    forward = products + once.attention / 3.5 + (once.elementwise + once.host) / 3
+    spread, evidence = spread_of(run, hardware)
+    return Timing(
+        step_s=step_seconds(run, hardware, cores=cores),
+        evaluated_s=forward / run.tokens / run.devices,
+        spread=spread,
+        evidence=evidence,
+        trained=run.trained,
+        parameters=run.shape.parameters,
+    )
 
 
-def pace(workload: Workload, run: Run, hardware: Hardware, *, cores: int = 1, local: bool = False) -> Pace:
-    """Time of the whole workload, of which `run` is a step. `local`: the weights lie on this machine."""
-    cores = 1 if hardware.gpu else max(1, cores)
-    step = step_seconds(run, hardware, cores=cores)
-    evaluation = _evaluation_s(run, hardware, cores, workload.eval_rows * workload.tokens_per_row) / run.devices
-    states = checkpoint_size(workload, run.shape)
+def observed_runs(runs: int) -> str:
+    """So many, in words."""
+    return f"{runs} observed run{'' if runs == 1 else 's'}"
+
+
+def corrected(at: Timing, known: Belief) -> Timing:
+    """By what own runs on such hardware have shown; both the time and its interval."""
+    if not known.runs:
+        return at
+    slower, spread = exp(-known.shift), at.spread**known.scale
+    moved = f"{100 * expm1(known.shift):+.0f} % tokens/s by {observed_runs(known.runs)} on such hardware"
+    return replace(
+        at,
+        step_s=at.step_s * slower,
+        evaluated_s=at.evaluated_s * slower,
+        spread=spread,
+        evidence=f"{at.evidence}; {moved}, so within / and x {spread:.2f}",
+        runs=known.runs,
+    )
+
+
+def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
+    """Time of the whole workload. `local`: the weights lie on this machine."""
+    states, fetched = at.trained * STATE_BYTES, WEIGHT_BYTES * at.parameters + workload.data_bytes
+    training, evaluation = workload.steps * at.step_s, workload.eval_rows * workload.tokens_per_row * at.evaluated_s
     stall = states / SNAPSHOT_BYTES_PER_S / workload.checkpoint_every_s
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
     return Pace(
-        step_s=step,
-        work_s=(workload.steps * step + evaluation) * (1 + stall),
-        training_s=workload.steps * step,
+        step_s=at.step_s,
+        work_s=(training + evaluation) * (1 + stall),
+        training_s=training,
         evaluation_s=evaluation,
-        load_s=START_S + (WEIGHT_BYTES * run.shape.parameters + workload.data_bytes) / rate,
-        spread=spread_of(run, hardware)[0],
+        load_s=START_S + fetched / rate,
+        spread=at.spread,
         checkpoint_bytes=states,
-        fetched_bytes=WEIGHT_BYTES * run.shape.parameters + workload.data_bytes,
+        fetched_bytes=fetched,
+        evidence=at.evidence,
+        runs=at.runs,
     )

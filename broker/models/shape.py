@@ -7,6 +7,7 @@ from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import count
+from broker.models.defaults import filled
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
@@ -24,7 +25,8 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
     it may be a mixture of experts."""
-    config = config.get("text_config") or config
+    text = config.get("text_config")
+    config, _ = filled(text if isinstance(text, Mapping) and text else config)
     if config.get("is_encoder_decoder"):
         raise _invalid(
             f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
@@ -39,6 +41,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
         raise _invalid(f"{name!r} is an encoder ({family}), which is not estimated; causal_lm takes a decoder")
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     try:
+        _divisible(config)
         return ModelShape(
             name=name,
             family=family,
@@ -62,6 +65,16 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
         )
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}; only decoder-only transformers can be trained") from None
+
+
+def _divisible(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for heads that no model can have."""
+    hidden, heads = count.number(config, "hidden_size", "n_embd"), count.number(config, "num_attention_heads", "n_head")
+    shared = count.kv_heads(config)
+    if "head_dim" not in config and hidden % heads:
+        raise ValueError(f"a hidden_size of {hidden}, which {heads} heads do not divide")
+    if heads % shared:
+        raise ValueError(f"{heads} heads, which {shared} heads of keys do not divide")
 
 
 def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:

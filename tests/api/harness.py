@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from broker.api.auth import Authenticator, hashed, mint
+from broker.api.connections import MOST, Runner
 from broker.api.context import AUTH
 from broker.api.http import REQUESTS, build_app
 from broker.api.service import Service, Settings
@@ -134,12 +135,14 @@ async def serving(
     settings: Settings = SETTINGS,
     limits: StreamLimits = LIMITS,
     requests: int = REQUESTS,
+    connections: int = MOST,
     port: int = 0,
+    webhooks: type[WebhookNotifier] = WebhookNotifier,
 ) -> AsyncIterator[Running]:
     clock = clock or SystemClock()
     market = FixedMarket()
     box = SecretBox(b"test-only master key, 32 bytes !")
-    webhooks = WebhookNotifier(box, clock, insecure_hosts=["127.0.0.1"])
+    posts = webhooks(box, clock, insecure_hosts=["127.0.0.1"])
     service = Service(
         store=store,
         blobs=blobs,
@@ -149,11 +152,11 @@ async def serving(
         clock=clock,
         entropy=os.urandom,
         settings=settings,
-        notifiers=[LogNotifier(), webhooks],
+        notifiers=[LogNotifier(), posts],
     )
     await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1).model_dump_json().encode())
     app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits, requests=requests)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)  # as the daemon does
+    runner = Runner(app, most=connections)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
@@ -163,4 +166,4 @@ async def serving(
             yield Running(f"http://127.0.0.1:{address[1]}", service, http, market, app)
     finally:
         await runner.cleanup()
-        await webhooks.close()
+        await posts.close()

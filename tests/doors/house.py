@@ -12,6 +12,7 @@ from broker.api.grpc.server import Parts, serving
 from broker.api.service import Settings
 from broker.api.streams import StreamLimits
 from broker.domain.tenancy import Scope
+from broker.notify.webhook import WebhookNotifier
 from broker.ports import Clock, Store
 from tests.api.harness import LIMITS, SETTINGS, Running, memory_blobs
 from tests.api.harness import serving as serving_http
@@ -60,10 +61,11 @@ async def standing(
     limits: StreamLimits = LIMITS,
     clock: Clock | None = None,
     reflects: bool = False,
+    webhooks: type[WebhookNotifier] = WebhookNotifier,
 ) -> AsyncIterator[House]:
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(
-            serving_http(store, memory_blobs(), settings=settings, limits=limits, clock=clock)
+            serving_http(store, memory_blobs(), settings=settings, limits=limits, clock=clock, webhooks=webhooks)
         )
         port = await stack.enter_async_context(serving(parts(api), "127.0.0.1", 0, reflects=reflects, grace_s=0.1))
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))

@@ -263,3 +263,16 @@ async def test_a_download_that_nobody_reads_ends_with_its_token(kind: Kind) -> N
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 _ = [message async for message in call]
             assert refused(error.value).kind == "unauthenticated"
+
+
+async def test_a_download_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with narrow("grpc", LIMITS) as (house, job):
+        await put_checkpoint(house.api, job, await admitted(house.api, job), 1, {"big": bytes(BIG)})
+        eve = (await house.api.token("eve", "read"))["Authorization"]
+        request = pb.DownloadArtifactRequest(job_id=job, path="big")
+        call = stubs.ArtifactServiceStub(house.channel).DownloadArtifact(request, metadata=(("authorization", eve),))
+        messages = aiter(call)
+        await anext(messages)
+        monkeypatch.setattr(MemoryStore, "token", away)
+        house.api.app[AUTH].forget()  # as after a while
+        assert sum([len(message.data) async for message in messages]) == BIG

@@ -331,3 +331,18 @@ async def test_a_port_that_is_taken_is_not_shared(house: House) -> None:
 
 def _channel(port: int) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+
+
+async def test_beyond_the_bound_a_connection_is_dropped_and_the_others_are_served(house: House) -> None:
+    async with serving(parts(house.api), "127.0.0.1", 0, connections=4, grace_s=0.1) as port, _channel(port) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        await health.Check(health_pb2.HealthCheckRequest())
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        heard = [asyncio.create_task(reader.read(1)) for reader, _ in idle]
+        async with asyncio.timeout(PATIENCE_S):
+            done, _ = await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
+        assert done.pop().result() == b""
+        await health.Check(health_pb2.HealthCheckRequest())
+        for task, (_, writer) in zip(heard, idle, strict=True):
+            task.cancel()
+            writer.close()

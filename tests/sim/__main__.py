@@ -1,7 +1,7 @@
 """Simulates houses from their seeds, or plants mutants into the product; the last line is one JSON object.
 
 python -m tests.sim --seeds 0:10000
-python -m tests.sim --seeds 0:10000 --lifetimes 1000 --hints dropped
+python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 python -m tests.sim --hashes 100
 python -m tests.sim --replay 17
 python -m tests.sim --mutants
@@ -10,6 +10,7 @@ python -m tests.sim --mutants
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from tests.sim.outcome import Outcome, summary
 from tests.sim.run import quiet, simulate
 
 PROGRESS_S = 10.0
+SPACE = 10_000
+"""A commit's seeds begin at one of these, and are as many."""
 
 
 def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int | None) -> int:
@@ -81,14 +84,20 @@ def mutants(seeds: Sequence[int], only: str | None) -> int:
 
 
 def seeds_of(text: str) -> range:
-    """`FROM:TO`, without TO itself."""
+    """`FROM:TO`, without TO itself; of `commit`: others for every commit, the same ones for the same commit."""
+    if text == "commit":
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
+        start = int(found.stdout.strip() or "0", 16) % SPACE
+        return range(start, start + SPACE)
     first, _, last = text.partition(":")
     return range(int(first), int(last))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=seeds_of, default=range(200), help="FROM:TO, without TO (default 0:200)")
+    parser.add_argument(
+        "--seeds", type=seeds_of, default=range(200), help="FROM:TO, without TO (default 0:200), or commit"
+    )
     parser.add_argument("--lifetimes", type=int, metavar="N", help="no more seeds than N lifetimes take")
     parser.add_argument(
         "--hints", choices=("kept", "dropped"), default="kept", help="dropped: no NOTIFY, and no notice of a preemption"
@@ -105,7 +114,7 @@ def main() -> int:
     if asked.mutants:
         return mutants(asked.seeds, asked.only)
     if asked.hashes is not None:
-        return same(asked.seeds[: asked.hashes])
+        return same(range(asked.seeds.start, asked.seeds.start + asked.hashes))
     if asked.replay is not None:
         return replay(asked.replay, hints=hints)
     return houses(asked.seeds, lifetimes=asked.lifetimes, hints=hints, processes=asked.processes)

@@ -2,6 +2,7 @@
 broker's own door to it, at which calls get lost, late, doubled and refused."""
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -84,9 +85,12 @@ class Body(VirtualBody):
     async def _wake(self, name: str) -> None:
         one = self._instances.get(name)
         if name in self.silent and one is not None and not one.over:
-            one.over = self._clock.monotonic() >= one.dies_at
-            return
-        await super()._wake(name)
+            now = self._clock.monotonic()
+            one.over = now >= one.dies_at
+            if not one.over:
+                heapq.heappush(self._due, (min(now + self._config.beat_s, one.dies_at), name))
+        else:
+            await super()._wake(name)
         if one is not None and one.over:
             self.world.over(name)
 

@@ -1,6 +1,7 @@
 """Each broker's own doors to the database and to the blob store, at which calls fail before or after their effect."""
 
 import inspect
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,33 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
+LAST = chr(0x10FFFF)
+"""Sorts behind every character of a key."""
+
+
 class Objects:
     """The blob store itself."""
 
     def __init__(self) -> None:
         self.data: dict[str, tuple[bytes, int]] = {}
         self.writes = 0
+        self._keys: list[str] = []
+        """In order."""
+
+    def below(self, prefix: str) -> list[str]:
+        """Keys that begin with it, in order."""
+        first = bisect_left(self._keys, prefix)
+        return self._keys[first : bisect_left(self._keys, prefix + LAST, first)]
+
+    def put(self, key: str, data: bytes) -> None:
+        if key not in self.data:
+            insort(self._keys, key)
+        self.writes += 1
+        self.data[key] = (data, self.writes)
+
+    def delete(self, key: str) -> None:
+        if self.data.pop(key, None) is not None:
+            self._keys.remove(key)
 
 
 class BlobDoor:
@@ -39,8 +61,7 @@ class BlobDoor:
         if if_absent and key in self._objects.data:
             raise AlreadyExists(f"{key} exists already")
         self._world.watch.before_put(key, data, by_broker=self._broker is not None)
-        self._objects.writes += 1
-        self._objects.data[key] = (data, self._objects.writes)
+        self._objects.put(key, data)
         self._lose()
         return str(self._objects.writes)
 
@@ -51,13 +72,13 @@ class BlobDoor:
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         await self._reach()
-        found = [(key, kept) for key, kept in self._objects.data.items() if key.startswith(prefix)]
-        return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, (data, number) in sorted(found)]
+        found = [(key, *self._objects.data[key]) for key in self._objects.below(prefix)]
+        return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, data, number in found]
 
     async def delete(self, key: str) -> None:
         await self._reach()
         self._world.watch.before_delete(key)
-        self._objects.data.pop(key, None)
+        self._objects.delete(key)
         self._lose()
 
     async def copy(self, source: str, target: str) -> None:

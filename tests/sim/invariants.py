@@ -194,7 +194,7 @@ class Watch:
             self._fail("resume_furthest", f"{new.id} from step {found}, {self._furthest[new.job_id]} was saved")
 
     def _saved(self, job_id: JobId) -> int:
-        found = furthest_first([key for key in self._world.objects.data if key.startswith(keys.checkpoints(job_id))])
+        found = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))
         return step_of(found[0]) if found else 0
 
     def job_adds_up(self, job_id: JobId) -> None:
@@ -276,6 +276,16 @@ class Watch:
         for stand in self.stands:
             if stand.name == name and stand.ended is None:
                 stand.ended = at
+
+    def able(self) -> None:
+        """Something has changed of who could destroy a machine: a broker that reaches its database, if the cloud's API
+        is not down for everybody."""
+        world = self._world
+        acts = any(
+            not (slot.process.dead or slot.process.frozen or world.weather.hits("store.down", slot.number))
+            for slot in world.slots
+        )
+        self.measures.able(acts and not world.weather.hits("cloud.down"), world.loop.time())
 
     # ----------------------------------------------------------------------------------------------------- the objects
 

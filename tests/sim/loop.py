@@ -66,16 +66,16 @@ class _Task(asyncio.Task[Any]):
         return self.number
 
 
-class Due:
-    """A callback that waits for its turn, or for its time. What `asyncio` asks of a handle, and no more."""
+class Due(float):
+    """A callback that waits for its turn, or for its time, which it is: so a heap compares it as quickly as a number.
 
-    __slots__ = ("args", "at", "callback", "context")
+    What `asyncio` asks of a handle, and no more.
+    """
 
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context, at: float = 0.0) -> None:
-        self.callback: Callable[..., Any] | None = callback
-        self.args = args
-        self.context = context
-        self.at = at
+    __slots__ = ("args", "callback", "context")
+    args: tuple[Any, ...]
+    callback: Callable[..., Any] | None
+    context: Context
 
     def cancel(self) -> None:
         self.callback, self.args = None, ()
@@ -84,44 +84,35 @@ class Due:
         return self.callback is None
 
     def when(self) -> float:
-        return self.at
-
-
-class _Moment(float):
-    """When something is due: the heap compares it as the number that it is."""
-
-    __slots__ = ("due",)
-    due: Due
+        return float(self)
 
 
 class Sleep:
     """A span of virtual time. When it is over the task goes on at once: a future would take a second callback."""
 
     __slots__ = ("_asyncio_future_blocking", "_cancelled", "_due", "_loop", "_wake", "_when")
+    _wake: Callable[["Sleep"], None]
 
     def __init__(self, loop: "SimLoop", seconds: float) -> None:
-        self._asyncio_future_blocking = False
         self._cancelled = False
         self._loop = loop
-        self._when = loop.time() + seconds
+        self._when = loop._now + seconds
 
     def __await__(self) -> Generator["Sleep", None, None]:
         self._asyncio_future_blocking = True
         yield self
 
-    def get_loop(self) -> "SimLoop":
-        return self._loop
-
     def add_done_callback(self, wake: Callable[["Sleep"], None], *, context: Context) -> None:
         self._wake = wake
-        self._due = self._loop.call_at(self._when, wake, self, context=context)
+        self._due = due = Due(self._when)
+        due.callback, due.args, due.context = wake, (self,), context
+        heapq.heappush(self._loop._later, due)
 
     def cancel(self, msg: object = None) -> bool:
         if not self._cancelled:
             self._cancelled = True
-            context = self._due.context
             self._due.cancel()
-            self._loop.call_soon(self._wake, self, context=context)
+            self._loop.call_soon(self._wake, self, context=self._due.context)
         return True
 
     def result(self) -> None:
@@ -138,8 +129,9 @@ class SimLoop(base_events.BaseEventLoop):
         self._draw = random.Random(f"{seed}/order").random
         self._numbers = 0
         self._waiting: list[Due] = []
-        self._later: list[_Moment] = []
-        self._still = 0
+        self._later: list[Due] = []
+        self._most = LIVELOCK
+        """Callbacks that may have run when this moment ends."""
         self._ended = False
         self.tasks: list[asyncio.Task[Any]] = []
         self.ran = 0
@@ -189,16 +181,17 @@ class SimLoop(base_events.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
-        due = Due(callback, args, context or copy_context(), self._now)
+        due = Due(self._now)
+        due.callback, due.args, due.context = callback, args, context or copy_context()
         self._waiting.append(due)
         return due
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Due:
-        moment = _Moment(when)
-        moment.due = due = Due(callback, args, context or copy_context(), when)
-        heapq.heappush(self._later, moment)
+        due = Due(when)
+        due.callback, due.args, due.context = callback, args, context or copy_context()
+        heapq.heappush(self._later, due)
         return due
 
     def call_later(  # type: ignore[override]
@@ -215,34 +208,29 @@ class SimLoop(base_events.BaseEventLoop):
     def run_forever(self) -> None:
         """Until `stop`."""
         self._ended = False
+        waiting, draw = self._waiting, self._draw
         events._set_running_loop(self)
         try:
             while not self._ended:
-                self._run_one()
+                if not waiting:
+                    self._advance()
+                if len(waiting) > 1:
+                    place = int(draw() * len(waiting))
+                    waiting[place], waiting[-1] = waiting[-1], waiting[place]
+                due = waiting.pop()
+                callback, context = due.callback, due.context
+                process = context.get(WHO)
+                if callback is None or (process is not None and not self._may_run(process, due)):
+                    continue
+                self.ran += 1
+                if self.ran > self._most:
+                    raise Livelock(f"at {self._now:.3f}: {callback!r}")
+                try:
+                    context.run(callback, *due.args)
+                except Exception as e:
+                    self.call_exception_handler({"exception": e})
         finally:
             events._set_running_loop(None)
-
-    def _run_one(self) -> None:
-        waiting = self._waiting
-        if not waiting:
-            self._advance()
-        if len(waiting) > 1:
-            place = int(self._draw() * len(waiting))
-            waiting[place], waiting[-1] = waiting[-1], waiting[place]
-        due = waiting.pop()
-        if due.callback is None:
-            return
-        process = due.context.get(WHO)
-        if process is not None and not self._may_run(process, due):
-            return
-        self.ran += 1
-        self._still += 1
-        if self._still > LIVELOCK:
-            raise Livelock(f"at {self._now:.3f}: {due.callback!r}")
-        try:
-            due.context.run(due.callback, *due.args)
-        except Exception as e:
-            self.call_exception_handler({"exception": e})
 
     def _may_run(self, process: Process, due: Due) -> bool:
         if process.dead:
@@ -264,14 +252,15 @@ class SimLoop(base_events.BaseEventLoop):
     def _advance(self) -> None:
         """To the next moment for which something waits that is not cancelled."""
         later, waiting, pop = self._later, self._waiting, heapq.heappop
-        moment = pop(later)
-        while moment.due.callback is None:
-            moment = pop(later)
-        if moment > self._now:
-            self._now, self._still = float(moment), 0
-        waiting.append(moment.due)
-        while later and later[0] <= self._now:
-            waiting.append(pop(later).due)
+        due = pop(later)
+        while due.callback is None:
+            due = pop(later)
+        if due > self._now:
+            self._now, self._most = float(due), self.ran + LIVELOCK
+        waiting.append(due)
+        now = self._now
+        while later and later[0] <= now:
+            waiting.append(pop(later))
 
 
 class SimClock:

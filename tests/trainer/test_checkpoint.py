@@ -164,14 +164,14 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
     other, second = part(tmp_path, "b", 1)
     waits = asyncio.Event()
 
-    def overtaken() -> bool:
+    def hopeless() -> bool:
         waits.set()
         assert not list(store.rglob("manifest.json"))
         return False
 
     committing = asyncio.ensure_future(
         checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, overtaken=overtaken
+            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=hopeless
         )
     )
     await waits.wait()
@@ -185,7 +185,7 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
 async def test_a_part_that_never_comes_is_not_waited_for(objects: Objects, store: Path, tmp_path: Path) -> None:
     mine, first = part(tmp_path, "a", 0)
     committed = await checkpoint.commit_parts(
-        objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, overtaken=lambda: True
+        objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=lambda: True
     )
     assert committed is None
     assert not list(store.rglob("manifest.json"))
@@ -200,6 +200,6 @@ async def test_a_part_that_was_offered_and_is_gone_stops_the_commit(
     next(store.rglob("b.json")).unlink()
     with pytest.raises(StoreError, match=r"b\.json was offered and is absent"):
         await checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, overtaken=lambda: False
+            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=lambda: False
         )
     assert not list(store.rglob("manifest.json"))

@@ -85,10 +85,15 @@ def test_people_are_shown_a_table_and_what_it_rests_on() -> None:
     [
         (["--config", "/no/such/config.json"], "/no/such/config.json: No such file"),
         (["--config", "{"], "--config: is not JSON"),
-        (["--config", '{"model_type": "llama"}'], "no positive num_hidden_layers"),
+        (["--config", '{"model_type": "own"}'], "no positive hidden_size"),
         (["--config", json.dumps(TINY | {"hidden_size": -256})], "no positive hidden_size"),
         (["--config", json.dumps(TINY | {"vocab_size": 0})], "no positive vocab_size"),
         (["--config", json.dumps(TINY | {"num_experts": 8})], "mixture of experts"),
+        (
+            ["--config", json.dumps(TINY | {"num_attention_heads": 7})],
+            "hidden_size of 256, which 7 heads do not divide",
+        ),
+        (["--config", json.dumps(TINY | {"num_key_value_heads": 3})], "8 heads, which 3 heads of keys do not divide"),
         (["--config", json.dumps(TINY), "--seq", "513"], "--seq 513: the model has 512 positions"),
         (["--config", json.dumps(TINY), "--seq", "-1"], "--seq -1: must be at least 1"),
         (["--config", json.dumps(TINY), "--seq", "9", "--micro-batch", "0"], "--micro-batch 0"),
@@ -106,6 +111,16 @@ def test_bad_input_is_one_line_that_names_it(words: list[str], told: str) -> Non
     assert ran.exit_code == 2
     assert told in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
+
+
+def test_what_a_config_leaves_out_is_the_architectures_default_and_is_said() -> None:
+    """transformers writes only what differs from its class: MistralConfig() is a Mistral-7B."""
+    found = estimate(config={"model_type": "mistral", "max_position_embeddings": 32768}, seq=512)
+    assert found["parameters"] == 7_241_732_096
+    assert "lacks num_hidden_layers, hidden_size" in found["notes"][0]
+    assert "mistral's defaults" in found["notes"][0]
+    few = estimate(config={"model_type": "mistral", "num_attention_heads": 4, "hidden_size": 256}, seq=512)
+    assert "num_key_value_heads" not in few["notes"][0]
 
 
 def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path: Path) -> None:

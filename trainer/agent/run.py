@@ -205,15 +205,20 @@ class Agent:
 
     async def _conclude(self, child: Child, code: int, saver: Saver, *, script: bool) -> tuple[Outcome, str, int]:
         ending, ended = self._state.ending, self._ended()
-        killed = code == 128 + signal.SIGKILL and ended is not None and ended.pulled
-        if ended is not None and not child.stopped and not killed:
+        if ended is not None and ended.pulled and code == 128 + signal.SIGKILL:
+            ended = None  # one of this machine's own processes was killed, and that is the reason
+        if ended is not None and not child.stopped:
             code, self._pulled = ended.code, ended.pulled
         outcome = child.outcome(code, script=script, drained=ending is not None)
+        killed = outcome is Outcome.OOM and ended is None and child.killed_for_memory
+        if outcome is Outcome.OOM:
+            self._state.ran_out = "host" if killed else ended.ran_out if ended is not None else None
         if child.stopped and ending is not None:
             outcome = Outcome.DRAINED
         self._state.phase = "saving"
         self._beater.now()
-        safe = await saver.flush() if ending is None or ending.save else True
+        failed = outcome not in (Outcome.COMPLETED, Outcome.DRAINED)
+        safe = await saver.flush(failed=failed) if ending is None or ending.save else True
         if outcome is Outcome.COMPLETED:
             if not safe:
                 return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
@@ -223,6 +228,8 @@ class Agent:
         if outcome is Outcome.DRAINED:
             return outcome, "another machine of this job is to end, so all of them do", code
         reason = ended.message if ended is not None else ""
+        if killed:
+            reason = "the kernel killed it for memory: the machine's own is too small"
         if not reason:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             reason = f"the {'program' if script else 'worker'} ended with {how}" + (
@@ -248,6 +255,7 @@ class Agent:
             outcome=outcome,
             message=message,
             exit_code=code,
+            ran_out=self._state.ran_out,
             step=status.step,
             total_steps=status.total_steps,
             resumed_from=self._state.resumed_from,

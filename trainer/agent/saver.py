@@ -1,6 +1,7 @@
 """Snapshots on this machine's disk become committed checkpoints; a store outage only makes them wait."""
 
 import asyncio
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from trainer.ipc import INFO, SnapshotInfo
 
 LOOK_S = 0.2
 RETRY_S = 5.0
+PARTS_S = 30.0
+"""How long parts of other machines are waited for after a failure."""
 
 
 class Saver:
@@ -34,6 +37,7 @@ class Saver:
         self._objects, self._state, self._origin, self._keep = objects, state, origin, keep
         self._say, self._committed = say, committed
         self._busy = asyncio.Lock()
+        self._parts_until = math.inf
 
     async def run(self) -> None:
         """Uploads whatever appears until cancelled."""
@@ -45,9 +49,14 @@ class Saver:
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(LOOK_S)
 
-    async def flush(self) -> bool:
-        """Uploads what waits; False when time ran out, or the store stayed away too long."""
+    async def flush(self, *, failed: bool = False) -> bool:
+        """Uploads what waits; False when time ran out, or the store stayed away too long.
+
+        `failed`: other machines may have gone, with parts of it.
+        """
         started = time.monotonic()
+        if failed:
+            self._parts_until = started + PARTS_S
         while left := self._patience(started):
             try:
                 async with asyncio.timeout(left):
@@ -105,12 +114,14 @@ class Saver:
             sent = await checkpoint.offer(objects, origin, folder, step=info.step, part=part)
             self._say(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {sent / 1e6:.1f} MB")
             return None
-        committed = await checkpoint.commit_parts(
-            objects, origin, folder, **known, part=part, overtaken=lambda: len(self._state.run.waiting()) > 1
-        )
+        committed = await checkpoint.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
         if committed is None:
-            self._say(f"the checkpoint of step {info.step} is left: other machines have a later one")
+            self._say(f"the checkpoint of step {info.step} is left: another machine did not send its part")
         return committed
+
+    def _hopeless(self) -> bool:
+        """Whether parts of other machines need not be waited for: there is a later snapshot, or they have gone."""
+        return len(self._state.run.waiting()) > 1 or time.monotonic() > self._parts_until
 
 
 def _aside(folder: Path) -> Path:

@@ -16,8 +16,8 @@ from broker.api.auth import Authenticator, Caller
 from broker.api.grpc.guests import OPEN, Guests
 from broker.api.grpc.refusals import DETAILS, fault, status_of
 from broker.api.metrics import Metrics
-from broker.api.streams import Streams
-from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.api.streams import ANSWER_S, Streams
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem, StoreUnavailable
 from broker.domain.tenancy import Scope
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ MARK = "__gpubroker_scope__"
 MALFORMED = object()
 MESSAGE_S = 30.0
 """How long a call may be open without its first message."""
+OUTAGE_S = 5.0
+"""How long the database is not asked again for a token once it did not answer."""
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -95,9 +97,10 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                         self._entered(method, given, requests, context) as (request, call),
                         aclosing(method.behaviour(request, call)) as answers,
                     ):
+                        look_at = 0.0
                         async for answer in answers:
-                            if not method.open:
-                                await self._auth.still(given)
+                            if not method.open and perf_counter() >= look_at:
+                                look_at = await self._look(given)
                             await _tell(context, answer)
                 except _Left:
                     measure.left()
@@ -105,6 +108,16 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
                     await measure.refuse(context, error)
 
         return serve
+
+    async def _look(self, given: str | None) -> float:
+        """When to look at the token again. What needs the database no more goes on without it, yet not past the expiry:
+        that is known, and `Streams` ends it. Raises Unauthenticated."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._auth.still(given)
+        except (StoreUnavailable, TimeoutError):
+            return perf_counter() + OUTAGE_S
+        return 0.0
 
     @asynccontextmanager
     async def _entered(

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from broker.api.auth import Authenticator
+from broker.api.connections import MOST, bounded
 from broker.api.content import Content
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
@@ -58,6 +59,7 @@ OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.server_handshake_timeout_ms", 20_000),  # to say that it speaks HTTP/2
 )
 CALLS_AT_ONCE = 4096
 """Of all connections, followers included; more are refused with RESOURCE_EXHAUSTED."""
@@ -87,6 +89,7 @@ async def serving(
     *,
     reflects: bool = False,
     credentials: grpc.ServerCredentials | None = None,
+    connections: int = MOST,
     grace_s: float = 2.0,
 ) -> AsyncIterator[int]:
     """Listens until it is left, then lets calls finish for `grace_s`; gives the port, also where 0 took a free one.
@@ -94,7 +97,8 @@ async def serving(
     Raises Taken.
     """
     doorkeeper = Doorkeeper(parts.auth, parts.streams, parts.metrics)
-    server = grpc.aio.server(interceptors=[doorkeeper], options=OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE)
+    options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", bounded(connections)))
+    server = grpc.aio.server(interceptors=[doorkeeper], options=options, maximum_concurrent_rpcs=CALLS_AT_ONCE)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(Jobs(parts.service, parts.content), server)
     quote_service_pb2_grpc.add_QuoteServiceServicer_to_server(Quotes(parts.service), server)
     offer_service_pb2_grpc.add_OfferServiceServicer_to_server(Offers(parts.service), server)

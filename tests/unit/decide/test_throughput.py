@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker.decide.calibration import SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
 from broker.decide.hardware import TABLE, Hardware, matches
 from broker.decide.roofline import ideal, terms
-from broker.decide.throughput import Pace, pace, run_of, spread_of
+from broker.decide.throughput import Pace, pace, run_of, spread_of, timing
 from broker.domain.offer import ModelShape, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SMOLLM2_135M, WORK
 
@@ -25,7 +25,7 @@ def step_s(
 
 def paced(work: Workload, hardware: Hardware, *, cores: int = 1, local: bool = False) -> Pace:
     assert work.shape is not None
-    return pace(work, run_of(work, work.shape, hardware), hardware, cores=cores, local=local)
+    return pace(work, timing(run_of(work, work.shape, hardware), hardware, cores=cores), local=local)
 
 
 def test_the_demo_model_on_two_cores() -> None:

@@ -60,7 +60,7 @@ def test_older_families_have_names_of_their_own(name: str, intermediate: int, kv
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"model_type": "bert"}, "is an encoder"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
-        ({"hidden_size": None}, "no positive hidden_size"),
+        ({"hidden_size": 0}, "no positive hidden_size"),
         ({"num_hidden_layers": 0}, "no positive num_hidden_layers"),
         ({"vocab_size": "many"}, "no positive vocab_size"),
         ({"num_attention_heads": True}, "no positive num_attention_heads"),

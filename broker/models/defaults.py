@@ -1,0 +1,71 @@
+"""What a config.json leaves out: transformers writes only what differs from the defaults of the architecture's class.
+
+The values are those of transformers 5.17's config classes. Rotary positions have no default here: they have no end.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+
+def _of(layers: int, hidden: int, inner: int, heads: int, vocabulary: int, **more: Any) -> Fields:
+    return {
+        "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads,
+        "vocab_size": vocabulary, **more,
+    }  # fmt: skip
+
+
+GPT = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+DEFAULTS: Mapping[str, Fields] = {
+    "llama": _of(32, 4096, 11008, 32, 32000),
+    "mistral": _of(32, 4096, 14336, 32, 32000, num_key_value_heads=8),
+    "qwen2": _of(32, 4096, 22016, 32, 151936, num_key_value_heads=32),
+    "qwen3": _of(32, 4096, 22016, 32, 151936, num_key_value_heads=32, head_dim=128),
+    "mixtral": _of(
+        32, 4096, 14336, 32, 32000, num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2
+    ),
+    "qwen3_moe": _of(
+        24, 2048, 6144, 32, 151936, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
+    "granite": _of(32, 4096, 11008, 32, 32000),
+    "phi3": _of(32, 3072, 8192, 32, 32064),
+    "gemma": _of(
+        28, 3072, 24576, 16, 256000, num_key_value_heads=16, head_dim=256, hidden_act="gelu_pytorch_tanh"
+    ),
+    "gemma2": _of(26, 2304, 9216, 8, 256000, num_key_value_heads=4, head_dim=256),
+    "gemma3_text": _of(26, 2304, 9216, 8, 262208, num_key_value_heads=4, head_dim=256),
+    "falcon": {
+        "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
+        "activation": "gelu",
+    },
+    "gpt_neox": _of(44, 6144, 24576, 64, 50432, hidden_act="gelu"),
+    "gpt2": GPT,
+    "gpt_bigcode": GPT,
+    "phi": _of(24, 2048, 8192, 32, 51200),
+    "starcoder2": _of(
+        30, 3072, 12288, 24, 49152, num_key_value_heads=2, hidden_act="gelu_pytorch_tanh"
+    ),
+}  # fmt: skip
+SAME = (
+    ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"),
+    ("intermediate_size", "n_inner", "ffn_hidden_size"), ("max_position_embeddings", "n_positions"),
+    ("hidden_act", "hidden_activation", "activation", "activation_function"),
+    ("num_local_experts", "num_experts", "n_routed_experts"), ("num_key_value_heads", "num_kv_heads"),
+)  # fmt: skip
+"""Names of one thing."""
+
+
+def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
+    """(the config with its architecture's defaults, the fields that were left out)."""
+    known = DEFAULTS.get(str(config.get("model_type", "")), {})
+    lacking = []
+    for field in known:
+        names = next((names for names in SAME if field in names), (field,))
+        if not any(config.get(name) is not None for name in names):
+            lacking.append(field)
+    heads = config.get("num_attention_heads", known.get("num_attention_heads"))
+    if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
+        lacking.remove("num_key_value_heads")  # no such model could be built: as many as queries
+    return {**config, **{field: known[field] for field in lacking}}, tuple(lacking)

@@ -1,0 +1,122 @@
+"""A house with both doors over PostgreSQL, and in it what hostile calls may happen to meet."""
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from broker.api.proto.gpubroker.v1.spec_pb2 import JobSpec
+from broker.domain.channel import Channel, Delivery, Snapshot
+from broker.domain.errors import NotDelivered
+from broker.domain.ids import JobId
+from broker.domain.job import AttemptState, Event, JobState, Reason
+from broker.domain.tenancy import Scope
+from broker.notify.webhook import WebhookNotifier
+from broker.ports import Change, State
+from broker.store.embedded import EmbeddedPostgres
+from broker.store.migrate import migrate
+from broker.store.postgres import PostgresStore
+from tests.api.harness import CSV, SEEN, Running
+from tests.api.test_files import admitted, put_checkpoint
+from tests.doors.grpc_door import GrpcDoor
+from tests.doors.house import House, standing
+from tests.doors.message import write
+from tests.doors.test_jobs import good
+from trainer.contract import keys
+
+ROLES: tuple[tuple[Scope, ...], ...] = (("admin",), ("read", "submit", "manage"), ("admin",), ("read",))
+"""Who calls, in turn. Most is open to admins, and closed doors are soon tried."""
+
+
+class Nowhere(WebhookNotifier):
+    """Takes any address, and nothing leaves the machine."""
+
+    async def deliver(
+        self, channel: Channel, delivery: Delivery, snapshot: Snapshot | None, state: State | None
+    ) -> State | None:
+        raise NotDelivered("the receiver is not there")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Three jobs of ada: one at rest, one that runs and has results, one that waits; and a channel of hers."""
+
+    house: House
+    ended: str
+    running: str
+    queued: str
+    channel: str
+    known: dict[str, list[Any]]
+    """Good values of gRPC's fields, by name."""
+
+    async def authorization(self, seed: int) -> str:
+        """Of a new token with the scopes that are this seed's turn."""
+        return (await self.house.api.token("ada", *ROLES[seed // 2 % len(ROLES)]))["Authorization"]
+
+
+@asynccontextmanager
+async def world(dsn: str) -> AsyncIterator[World]:
+    """Over a migrated database of its own."""
+    store = await PostgresStore.connect(dsn)
+    try:
+        async with standing(store, "grpc", reflects=True, webhooks=Nowhere) as house:
+            yield await furnished(house)
+    finally:
+        await store.close()
+
+
+async def furnished(house: House) -> World:
+    api, me = house.api, await house.api.token("ada")
+    spec = await good(door := GrpcDoor(house.channel, me["Authorization"]))
+    ended = (await door.submit(spec))[0].id
+    await succeed(api, ended)
+    running = (await door.submit(spec))[0].id
+    attempt = await admitted(api, running)
+    await put_checkpoint(api, running, attempt, 1, {"a": b"123"})
+    queued = (await door.submit(spec))[0].id
+    wish = {"kind": "webhook", "name": "hook", "secrets": {"url": "https://hooks.example/x"}, "events": ["*"]}
+    manager = await api.token("ada", "admin")
+    channel = (await api.call("POST", "/v1/channels", manager, 201, json=wish))["id"]
+    message = write(JobSpec(), spec)
+    known = {
+        "job_id": [ended, running, queued],
+        "spec": [message],
+        "train": [message.train],
+        "name": ["good-name", "words.csv"],
+        "cap_usd": ["5.00", "1000000"],
+        "path": ["a", message.train.data.path],
+        "model": [message.train.model],
+        "completion": ["{definition}"],
+        "init_from": [f"job/{running}"],
+        "data": [CSV.encode(), message.train.data],
+    }
+    return World(house=house, ended=ended, running=running, queued=queued, channel=channel, known=known)
+
+
+async def succeed(api: Running, job: str) -> None:
+    """The queued job of that id, as the controllers do it: with an attempt, a log and results."""
+    attempt = await admitted(api, job)
+    await put_checkpoint(api, job, attempt, 5, {"adapter.safetensors": b"good"}, complete=True)
+    await api.service.blobs.put(keys.log_chunk(attempt, 0, "boot", 0), b"hello\n")
+    store = api.service.store
+    row, live = await store.job(JobId(job)), (await store.live_attempts())[0].attempt
+    assert row is not None
+    ended = replace(live, state=AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=SEEN)
+    after = replace(row, state=JobState.SUCCEEDED, finished_at=SEEN)
+    event = Event(job_id=row.id, kind="job.succeeded", message="done", data={"steps": 5})
+    assert all(await store.apply([Change(attempt=(live, ended), job=(row, after), events=(event,))]))
+
+
+@asynccontextmanager
+async def database() -> AsyncIterator[str]:
+    """The dsn of a migrated database on a server of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="gb-"))  # short: a socket's path has at most 107 bytes
+    try:
+        async with await EmbeddedPostgres.start(folder, durable=False) as server:
+            await migrate(server.dsn)
+            yield server.dsn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,136 @@
+"""What is no request, or only half of one: answered in the API's own words, bounded, and never repeated in a log."""
+
+import asyncio
+import gzip
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.api.connections import LINE_BYTES
+from broker.clock import SystemClock
+from broker.store.memory import MemoryStore
+from tests.api.harness import Running, memory_blobs, serving
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Running]:
+    async with serving(MemoryStore(SystemClock()), memory_blobs()) as running:
+        yield running
+
+
+async def told(api: Running, sent: bytes, *, end: bool = False, until: bytes | None = None) -> str:
+    """What the server says until it closes the connection, or until it has said that."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
+    writer.write(sent)
+    if end:
+        writer.write_eof()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await (reader.readuntil(until) if until else reader.read())).decode()
+    except ConnectionError:
+        return ""
+    finally:
+        writer.close()
+
+
+def post(path: str, authorization: str, body: bytes, *more: str, kind: str = "application/json") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close", f"Authorization: {authorization}",
+             f"Content-Type: {kind}", *more]  # fmt: skip
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/uploads?name=a.csv", "/v1/slack"])
+async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(
+    api: Running, path: str, encoding: str
+) -> None:
+    kind = {"/v1/jobs": "application/json", "/v1/slack": "application/x-www-form-urlencoded"}.get(
+        path, "application/octet-stream"
+    )
+    me = (await api.token("ada"))["Authorization"]
+    answer = await told(api, post(path, me, b"hello", f"Content-Encoding: {encoding}", kind=kind))
+    assert answer.startswith("HTTP/1.1 400 ")
+    assert "application/problem+json" in answer
+    assert "Content-Encoding" in answer
+
+
+async def test_a_bomb_is_refused_while_it_unfolds(api: Running) -> None:
+    me = (await api.token("ada"))["Authorization"]
+    bomb = gzip.compress(b"a" * 50_000_000, 1)
+    for path, kind in (("/v1/jobs", "application/json"), ("/v1/uploads?name=a.csv", "application/octet-stream")):
+        answer = await told(api, post(path, me, bomb, "Content-Encoding: gzip", kind=kind))
+        assert answer.startswith("HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (f"GET /v1/jobs?label={'a' * LINE_BYTES} HTTP/1.1\r\nHost: x", "more than"),
+        ("GET / HTTP/9.9", "first line"),
+        ("GET /v1/jobs?team=\xff HTTP/1.1\r\nHost: x", "percent-encode"),
+        ("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2", "malformed"),
+        ("POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", "malformed"),
+        ("GET /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer gb_secret\0", "malformed"),
+    ],
+)
+async def test_what_is_no_request_gets_a_problem_document_and_is_not_logged(
+    api: Running, caplog: pytest.LogCaptureFixture, head: str, words: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    answer = await told(api, head.encode("latin-1") + b"\r\n\r\n")
+    assert " 400 " in answer.split("\r\n", 1)[0]
+    assert "application/problem+json" in answer
+    assert words in answer
+    assert "gb_secret" not in answer + caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_body_that_stops_coming_is_not_waited_for(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.openapi.BODY_S", 0.05)
+    me = (await api.token("ada"))["Authorization"]
+    answer = await told(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), until=b"}")
+    assert answer.startswith("HTTP/1.1 422 ")
+    assert "did not come within" in answer
+
+
+async def test_a_client_that_leaves_is_not_counted_as_a_fault(api: Running) -> None:
+    me = (await api.token("ada", "admin"))["Authorization"]
+    await told(api, post("/v1/jobs", me, b"{}").replace(b"Length: 2", b"Length: 9"), end=True)
+    async with api.http.get(f"{api.url}/metrics", headers={"Authorization": me}) as response:
+        counted = [line for line in (await response.text()).splitlines() if "http_requests_total{" in line]
+    assert [line for line in counted if 'status="499"' in line]
+    assert not [line for line in counted if 'status="5' in line]
+
+
+async def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.api.connections.IDLE_S", 0.05)
+    async with serving(MemoryStore(SystemClock()), memory_blobs()) as api:
+        assert await told(api, b"GET /v1/me HTTP/1.1\r\nHost:") == ""
+
+
+async def test_beyond_the_bound_a_connection_is_dropped_and_the_others_are_served() -> None:
+    async with serving(MemoryStore(SystemClock()), memory_blobs(), connections=3) as api:
+        port = int(api.url.rsplit(":", 1)[1])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b""
+        writer.close()
+        for reader, writer in held:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while not await told(api, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
+                pass  # the server has not seen yet that they are closed
+
+
+async def test_a_hundred_thousand_wrong_keys_get_as_many_words_as_anybody_reads(api: Running) -> None:
+    body = b"{" + b",".join(b'"k%d":1' % i for i in range(100_000)) + b"}"
+    answer = await told(api, post("/v1/teams", (await api.token("ada", "admin"))["Authorization"], body))
+    assert answer.startswith("HTTP/1.1 422 ")
+    assert len(answer) < 10_000

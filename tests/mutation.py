@@ -1,0 +1,64 @@
+"""How sharp the tests of the rules are: mutmut changes the rules one place at a time, and a test should fail each time.
+
+    .venv/bin/python -m tests.mutation                     # all of it; the last line is one JSON object
+    .venv/bin/mutmut results; .venv/bin/mutmut show NAME   # afterwards: what survived, and how it differs
+
+What is changed and by which tests it is tried is told in pyproject.toml, [tool.mutmut]; its copy lies in mutants/.
+Exit status 1 where a group has a score below `LEAST_PCT`.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "lifecycle": ("lifecycle", "step", "launch", "liveness", "signals"),
+    "caps": ("billing", "budgets"),
+    "recovery": ("recovery",),
+    "sweep": ("sweep",),
+}
+"""Modules of broker/decide."""
+LEAST_PCT = 90.0
+PACKAGE = "broker.decide."
+MUTMUT = str(Path(sys.executable).with_name("mutmut"))
+
+
+def score(statuses: Iterable[str]) -> dict[str, Any]:
+    """Of one group. A mutant that never ends is found out as surely as one that fails; one without a test is not."""
+    found = Counter(statuses)
+    killed, timeout, total = found["killed"], found["timeout"], found.total()
+    pct = round(100 * (killed + timeout) / total, 1) if total else 0.0
+    survived = total - killed - timeout
+    return {"mutants": total, "killed": killed, "survived": survived, "timeout": timeout, "score_pct": pct}
+
+
+def tally(results: str) -> dict[str, dict[str, Any]]:
+    """By group, from the lines `broker.decide.MODULE.FUNCTION__mutmut_N: STATUS` of `mutmut results`."""
+    by_module: dict[str, list[str]] = {}
+    for line in results.splitlines():
+        name, _, status = line.strip().rpartition(": ")
+        if name.startswith(PACKAGE):
+            by_module.setdefault(name.removeprefix(PACKAGE).split(".", 1)[0], []).append(status)
+    return {
+        group: score(status for module in modules for status in by_module.get(module, ()))
+        for group, modules in GROUPS.items()
+    }
+
+
+def main() -> int:
+    shutil.rmtree("mutants", ignore_errors=True)  # else what was copied before is tried
+    subprocess.run([MUTMUT, "run"], check=True)
+    results = subprocess.run([MUTMUT, "results", "--all", "true"], check=True, capture_output=True, text=True).stdout
+    print("\n".join(line for line in results.splitlines() if not line.endswith(": killed")))
+    scores = tally(results)
+    print(json.dumps(scores))
+    return 0 if all(group["score_pct"] >= LEAST_PCT for group in scores.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
