@@ -5,13 +5,16 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from broker.cli import whatifview
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
 from broker.cli.shell import Json, command
-from broker.decide.estimate import ATTENTIONS, METHODS, OPTIMIZERS, PRECISIONS, SHARDINGS
+from broker.cli.whatifview import PlotFile, WhatIf
+from broker.decide.estimate import ATTENTIONS, METHODS, OPTIMIZERS, PRECISIONS, SHARDINGS, Ask
 from broker.domain.offer import GIB
 from broker.sizing import BadAsk
 from broker.sizing import estimate as estimated
+from broker.whatif import what_if as scaling_table
 
 
 def _of(words: tuple[str, ...]) -> str:
@@ -65,10 +68,37 @@ async def estimate(
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="For tokens/s and whether it fits: A100-80GB, L40S, RTX4090.")
     ] = None,
+    what_if: WhatIf = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Of --what-if: rows a step. By default --micro-batch for each of the most GPUs.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Of --what-if: the data set's, for hours and dollars.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Of --what-if: price of one GPU.")] = None,
+    plot: PlotFile = None,
     as_json: Json = False,
 ) -> None:
     """Say what a fine-tune takes of a GPU, by category and with the evidence. Offline: no daemon, GPU or weights."""
     out = Output(as_json=as_json)
+    if what_if is not None:
+        ask = Ask(
+            method=method,  # type: ignore[arg-type]  # checked with one line that names the choices
+            optimizer=optimizer,
+            precision=precision,  # type: ignore[arg-type]
+            length=seq,
+            rows=micro_batch,
+            rank=lora_r,
+            targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
+            dropout=lora_dropout,
+            attention=attention,  # type: ignore[arg-type]
+        )
+        try:
+            scaled = scaling_table(
+                what_if, model=model, config=config, gpu=gpu, ask=ask, global_batch=global_batch, rows=rows,
+                usd_per_gpu_hour=usd_per_gpu_hour,
+            )  # fmt: skip
+        except BadAsk as e:
+            raise BadInput(str(e)) from None
+        return whatifview.show(out, scaled, plot)
     try:
         found = estimated(
             model,

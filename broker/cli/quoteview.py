@@ -77,6 +77,39 @@ def offers(lines: list[LineView], *, why: bool) -> Table:
     return table
 
 
+EXPLAINED = 3
+
+
+def explain(out: Output, quote: QuoteView) -> None:
+    """The parts of the best offers' time and dollars, and every offer with the reason why it was kept or dropped."""
+    for line in [line for line in quote.lines if line.verdict is Verdict.KEPT][:EXPLAINED]:
+        for text in explained(line):
+            out.say(text)
+    table = Table(title="Every offer", title_justify="left")
+    for name in ("offer", "verdict", "reason"):
+        table.add_column(name, overflow="fold")
+    for line in quote.lines:
+        table.add_row(line.offer.id, line.drop or "kept", line.reason)
+    out.say(table)
+    left = quote.kept + sum(quote.drops.values()) - len(quote.lines)
+    if left:
+        out.say(f"and {left} more; ask for fewer with resources.accelerators or resources.providers")
+
+
+def explained(line: LineView) -> list[str]:
+    """`cloud gpu: boot 2 min, …` and `… $0.41 machines, …` of a kept line; nothing where its time is not known."""
+    if line.hours is None or line.costs is None or line.plan is None:
+        return []
+    plan, hours, costs = line.plan, line.hours.model_dump(), line.costs.model_dump()
+    again = "recomputing" if plan.gradient_checkpointing else "activations kept"
+    each = f"{plan.micro_batch} rows at once, {plan.accumulation} times a step, {again}"
+    return [
+        f"{words.cloud(line.offer)} {words.gpu(line.offer, line.nodes)}: {plan.parallelism} on {plan.devices}, {each}",
+        "  time  " + ", ".join(f"{name} {words.hours(value, None)}" for name, value in hours.items() if value),
+        "  $     " + ", ".join(f"{name} {words.money(value)}" for name, value in costs.items() if value),
+    ]
+
+
 def dropped(quote: QuoteView) -> list[str]:
     """`dropped 12 offers: need more memory, e.g. rtx4090: needs 31 GiB of 24`, most frequent first."""
     examples: dict[Drop, LineView] = {}

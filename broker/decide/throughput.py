@@ -55,8 +55,8 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     worst = "interval as wide as the worst of 237 runs on unseen GPUs"
     if hardware.name not in FITTED.matmul:
         return SPREAD_UNMEASURED, f"nothing fitted on the {hardware.name}: shares of other GPUs' runs; {worst}"
-    if run.sharding == "ddp":
-        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with DDP; {worst}"
+    if run.sharding in ("ddp", "hybrid"):
+        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with {run.sharding.upper()}; {worst}"
     return SPREAD_MEASURED, f"fitted on runs on the {hardware.name}; 90 % interval"
 
 
@@ -84,7 +84,7 @@ def run_of(
         devices=devices,
         nodes=min(nodes, devices),
         sharding="none" if devices == 1 or parallelism == "single" else parallelism,
-        reduced=numerics.trained,
+        reduced=numerics.compute,
     )
 
 
