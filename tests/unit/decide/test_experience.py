@@ -203,7 +203,7 @@ def test_a_peak_larger_than_the_device_is_not_believed() -> None:
 
 def test_a_process_on_a_cpu_is_measured_with_its_own_context() -> None:
     need = Planner(WORK).need(PLAN, TABLE["cpu"])
-    base = {"hardware": "cpu", "device_bytes": 256 * GIB}
+    base: dict[str, Any] = {"hardware": "cpu", "device_bytes": 256 * GIB}
     learned = knows(seen(**base, peak_bytes=need.peak + need.context))
     assert [y for _, y in learned.peaks] == [pytest.approx(0.0)]
     assert knows(seen(**base, peak_bytes=need.context)).peaks == []
