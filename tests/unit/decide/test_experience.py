@@ -243,3 +243,12 @@ def test_alike_is_what_needs_the_same_memory() -> None:
     same = replace(WORK, steps=1, eval_rows=9, tokens_per_row=3.0, shape=replace(SHAPE, name="other", bundled=True))
     assert like(same) == like(WORK)
     assert like(replace(WORK, micro_batch=2)) != like(WORK)
+
+
+def test_of_what_is_divided_between_gpus_only_the_speed_is_learned() -> None:
+    plan = Plan(parallelism="fsdp", devices=8, micro_batch=1, accumulation=3)
+    learned = knows(seen(plan=plan, peak_bytes=GIB, tokens_per_s=1000.0))
+    assert len(learned.speeds["l40s"]) == 1
+    assert (learned.floors, learned.peaks) == ({}, [])
+    sharded = knows(seen(peak_bytes=GIB)).need(replace(WORK, memory_scale=1.5), estimated_need(), True, True)
+    assert (sharded.correction, sharded.floor) == (1.5, 0)
