@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trainer.contract.base import Document
 from trainer.contract.rendezvous import Phase
@@ -62,6 +63,8 @@ class Ended(Document):
     code: int
     message: str = ""
     """One line: what, where and the fix."""
+    ran_out: Literal["device", "host"] | None = None
+    """Whose memory, where the code is `OOM`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The process that trains: `python -m trainer.worker RUN_FOLDER`, started and tied to its life by the agent."""
 
+import errno
 import os
 import signal
 import sys
@@ -15,32 +16,33 @@ from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 def main(root: Path) -> ExitCode:
     """Runs the job in the folder and leaves there how it ended."""
     run = RunFolder(root=root)
-    code, message = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
-    if message:
-        print(f"failed: {message}", flush=True)
-    if not _rank("LOCAL_RANK") or (message and not run.ended.exists()):
-        replace(run.ended, Ended(code=code, message=message).model_dump_json())
+    ended = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
+    code = ExitCode(ended.code)
+    if ended.message:
+        print(f"failed: {ended.message}", flush=True)
+    if not _rank("LOCAL_RANK") or (ended.message and not run.ended.exists()):
+        replace(run.ended, ended.model_dump_json())
     # A launcher takes any other code for a failure and kills the processes that are still saving.
     return ExitCode.COMPLETED if _rank("RANK") is not None and code is ExitCode.DRAINED else code
 
 
-def _attempt(job: WorkerJob, run: RunFolder) -> tuple[ExitCode, str]:
-    """(exit code, one line that says why it failed)."""
+def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
+    """How it ended, with one line that says why it failed."""
     try:
         _train(job, run)
     except Drained:
-        return ExitCode.DRAINED, ""
+        return Ended(code=ExitCode.DRAINED)
     except Fault as e:
-        return e.code, str(e)
+        return Ended(code=e.code, message=str(e))
     except MemoryError:
-        return ExitCode.OOM, "host memory is too small; take a larger machine or a lower micro_batch"
+        return _host_oom("no memory could be allocated")
     except Exception as e:
         traceback.print_exc()
-        if _is_device_oom(e):
-            return ExitCode.OOM, f"GPU memory is too small: {_line(e)}; lower train.micro_batch"
+        if (end := _oom(e)) is not None:
+            return end
         code = ExitCode.INFRASTRUCTURE if isinstance(e, (OSError, RuntimeError)) else ExitCode.USER_ERROR
-        return code, f"{type(e).__name__}: {_line(e)}"
-    return ExitCode.COMPLETED, ""
+        return Ended(code=code, message=f"{type(e).__name__}: {_line(e)}")
+    return Ended(code=ExitCode.COMPLETED)
 
 
 def _train(job: WorkerJob, run: RunFolder) -> None:
@@ -58,11 +60,22 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
     Loop(job, run).run()
 
 
-def _is_device_oom(error: BaseException) -> bool:
+def _oom(error: BaseException) -> Ended | None:
+    """None: it is no lack of memory."""
     import torch
 
-    host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return host or isinstance(error, torch.cuda.OutOfMemoryError)
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        message = f"GPU memory is too small: {_line(error)}; lower train.micro_batch"
+        return Ended(code=ExitCode.OOM, message=message, ran_out="device")
+    cannot = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if cannot or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return _host_oom(_line(error))
+    return None
+
+
+def _host_oom(what: str) -> Ended:
+    message = f"host memory is too small: {what}; take a larger machine or a lower train.micro_batch"
+    return Ended(code=ExitCode.OOM, message=message, ran_out="host")
 
 
 def _rank(which: str) -> int | None:

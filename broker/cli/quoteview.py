@@ -28,6 +28,8 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say(offers(shown, why=len(reasons) > 1))
         if len(reasons) == 1:
             out.say(f"kept: {reasons.pop()}")
+    if shown and shown[0].runs:
+        out.say(f"speed of the first: {shown[0].evidence}")
     if quote.kept > len(shown):
         out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
     for line in dropped(quote):

@@ -31,6 +31,8 @@ class Rhythm:
     market_s: float = 30.0
     grants_s: float = 15.0
     """Between two looks for credentials that are to be renewed."""
+    lessons_s: float = 30.0
+    """Between two looks at what ended attempts have shown."""
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200

@@ -19,6 +19,7 @@ from broker.controllers.interruption import Interruption
 from broker.controllers.inventory import Inventory
 from broker.controllers.launch import Launch
 from broker.controllers.launchers import Launchers
+from broker.controllers.lessons import Lessons
 from broker.controllers.liveness import LivenessController
 from broker.controllers.look import Looker
 from broker.controllers.loop import Controller, run_forever
@@ -29,6 +30,7 @@ from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
 from broker.controllers.through import Through
 from broker.decide.digest import DigestPlan
+from broker.decide.experience import Learned
 from broker.domain.offer import Offer
 from broker.ports import Notifier
 from broker.secrets import SecretBox
@@ -43,6 +45,7 @@ class Fleet:
     launch: Launch
     destroys: Destroys
     outbox: Outbox
+    learned: Learned
 
     @classmethod
     def build(
@@ -60,7 +63,7 @@ class Fleet:
     ) -> "Fleet":
         context = replace(context, patience=replace(context.patience, beat_s=context.limits.beat_s))
         inventory, launchers, destroys = Inventory(context), Launchers(context), Destroys(context)
-        beats = Beats(context)
+        beats, lessons = Beats(context), Lessons(context)
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
@@ -70,8 +73,9 @@ class Fleet:
             launch=launch,
             destroys=destroys,
             outbox=outbox,
+            learned=lessons,
             controllers=(
-                Placement(context, offers, troubles),
+                Placement(context, offers, troubles, lessons),
                 launch,
                 LivenessController(context, looker),
                 interruption,
@@ -81,6 +85,7 @@ class Fleet:
                 Guard(context),
                 Retention(context),
                 Budgets(context),
+                lessons,
                 Sweep(context, inventory, destroys, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),

@@ -12,9 +12,11 @@ from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.decide.billing import owed, traffic_owed
+from broker.decide.experience import observed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY
+from broker.decide.recovery import told
 from broker.decide.step import after_attempt, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
@@ -173,9 +175,17 @@ class Termination:
                 attempt=ended,
                 data={"reason": reason.value, "usd": str(spent)},
             ),
+            *_replanned(one.job, job, ended),
             _job_event(job),
         )
-        return Change(attempt=(one.attempt, ended), job=(one.job, job), charge=charge, ledger=(left,), events=events)
+        return Change(
+            attempt=(one.attempt, ended),
+            job=(one.job, job),
+            charge=charge,
+            ledger=(left,),
+            events=events,
+            observation=observed(one.job, ended),
+        )
 
     async def _judge_host(self, ended: Attempt) -> None:
         """Before the job is quoted again: a host that did us wrong is left alone for a while. Never one of our own."""
@@ -212,6 +222,19 @@ def _last_charge(attempt: Attempt, until: datetime) -> Charge:
         usd=owed(attempt, until),
         traffic_usd=traffic_owed(attempt, until),
     )
+
+
+def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:
+    """Told when memory ran out and the next attempt is to need less."""
+    if after.remedy is None or after.remedy == before.remedy:
+        return ()
+    changed = after.remedy
+    data = {
+        "micro_batch": changed.micro_batch,
+        "gradient_checkpointing": changed.gradient_checkpointing,
+        "tried": list(changed.tried),
+    }
+    return (event(before, "job.replanned", told(before, ended.line, changed), data=data),)
 
 
 def _job_event(job: Job) -> Event:

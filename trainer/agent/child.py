@@ -128,9 +128,16 @@ class Child:
         self.stopped = True
         kill_descendants()
 
+    @property
+    def killed_for_memory(self) -> bool:
+        """True when the kernel has killed in this control group for memory since the start: the child, or one of its
+        own, whose death a shell reports as 137 and a launcher as 1. Without such a mark a SIGKILL is no lack of
+        memory."""
+        return oom_kills() > self._oom_before
+
     def outcome(self, code: int, *, script: bool, drained: bool) -> Outcome:
         """What an exit code means; a script that ends by itself during a drain has obeyed."""
-        if code < 0 and oom_kills() > self._oom_before:
+        if code not in OUTCOMES and self.killed_for_memory:
             return Outcome.OOM
         if script and drained and code in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
             return Outcome.DRAINED

@@ -205,6 +205,9 @@ class Agent:
         if ended is not None and not child.stopped:
             code = ended.code
         outcome = child.outcome(code, script=script, drained=ending is not None)
+        killed = outcome is Outcome.OOM and ended is None and child.killed_for_memory
+        if outcome is Outcome.OOM:
+            self._state.ran_out = "host" if killed else ended.ran_out if ended is not None else None
         if child.stopped and ending is not None:
             outcome = Outcome.DRAINED
         self._state.phase = "saving"
@@ -219,6 +222,8 @@ class Agent:
         if outcome is Outcome.DRAINED:
             return outcome, "another machine of this job is to end, so all of them do", code
         reason = ended.message if ended is not None else ""
+        if killed:
+            reason = "the kernel killed it for memory: the machine's own is too small"
         if not reason:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             reason = f"the {'program' if script else 'worker'} ended with {how}" + (
@@ -244,6 +249,7 @@ class Agent:
             outcome=outcome,
             message=message,
             exit_code=code,
+            ran_out=self._state.ran_out,
             step=status.step,
             total_steps=status.total_steps,
             resumed_from=self._state.resumed_from,

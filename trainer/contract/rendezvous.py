@@ -195,6 +195,8 @@ class Final(Document):
     message: str = ""
     """One line: what, where and the fix."""
     exit_code: int | None = None
+    ran_out: Literal["device", "host"] | None = None
+    """Whose memory it was, where the outcome is `oom`."""
     step: int = 0
     total_steps: int = 0
     resumed_from: int | None = None
