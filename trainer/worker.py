@@ -17,13 +17,23 @@ def main(root: Path) -> ExitCode:
     """Runs the job in the folder and leaves there how it ended."""
     run = RunFolder(root=root)
     ended = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
-    code = ExitCode(ended.code)
     if ended.message:
         print(f"failed: {ended.message}", flush=True)
-    if not _rank("LOCAL_RANK") or (ended.message and not run.ended.exists()):
-        replace(run.ended, ended.model_dump_json())
+    if ended.message or not _rank("LOCAL_RANK"):
+        _leave_word(run, ended)
     # A launcher takes any other code for a failure and kills the processes that are still saving.
-    return ExitCode.COMPLETED if _rank("RANK") is not None and code is ExitCode.DRAINED else code
+    drained = _rank("RANK") is not None and ended.code is ExitCode.DRAINED
+    return ExitCode.COMPLETED if drained else ExitCode(ended.code)
+
+
+def _leave_word(run: RunFolder, ended: Ended) -> None:
+    """The first failure of this machine stands; one that only followed from another gives way to it."""
+    try:
+        before = Ended.model_validate_json(run.ended.read_bytes())
+    except FileNotFoundError:
+        before = None
+    if before is None or before.pulled or not before.message:
+        replace(run.ended, ended.model_dump_json())
 
 
 def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
@@ -38,16 +48,24 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
         return _host_oom("no memory could be allocated")
     except Exception as e:
         traceback.print_exc()
-        if (end := _oom(e)) is not None:
-            return end
-        code = ExitCode.INFRASTRUCTURE if isinstance(e, (OSError, RuntimeError)) else ExitCode.USER_ERROR
-        return Ended(code=code, message=f"{type(e).__name__}: {_line(e)}")
+        return _oom(e) or _unforeseen(e)
     return Ended(code=ExitCode.COMPLETED)
+
+
+def _unforeseen(error: Exception) -> Ended:
+    from trainer import parallel
+
+    if parallel.is_lost_peer(error):
+        message = f"another process of this job has gone: {_line(error)}"
+        return Ended(code=ExitCode.INFRASTRUCTURE, message=message, pulled=True)
+    code = ExitCode.INFRASTRUCTURE if isinstance(error, (OSError, RuntimeError)) else ExitCode.USER_ERROR
+    return Ended(code=code, message=f"{type(error).__name__}: {_line(error)}")
 
 
 def _train(job: WorkerJob, run: RunFolder) -> None:
     import torch
 
+    from trainer import parallel
     from trainer.loop import Loop
 
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -57,7 +75,12 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
     if torch.cuda.is_available():
         # Without this a resumed run may differ from an uninterrupted one in the last bits.
         torch.use_deterministic_algorithms(True, warn_only=True)
-    Loop(job, run).run()
+    try:
+        Loop(job, run).run()
+    except Drained:
+        parallel.leave()
+        raise
+    parallel.leave()
 
 
 def _oom(error: BaseException) -> Ended | None:

@@ -42,7 +42,9 @@ async def estimate(
     seq: Annotated[int, typer.Option(help="Tokens of every row.")] = 2048,
     micro_batch: Annotated[int, typer.Option(help="Rows of one GPU at a time.")] = 1,
     accumulate: Annotated[bool, typer.Option(help="A step has several micro-batches.")] = False,
-    gpus: Annotated[int, typer.Option()] = 1,
+    gpus: Annotated[int, typer.Option(help="Of all machines together.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Machines that these GPUs are in.")] = 1,
+    offload: Annotated[bool, typer.Option("--offload", help="FSDP keeps its shards in the host's memory.")] = False,
     sharding: Annotated[
         str | None, typer.Option(metavar=_of(SHARDINGS), help="By default none on one GPU, ddp on several.")
     ] = None,
@@ -110,6 +112,8 @@ async def estimate(
             micro_batch=micro_batch,
             accumulate=accumulate,
             gpus=gpus,
+            nodes=nodes,
+            offload=offload,
             sharding=sharding,
             gradient_checkpointing=gradient_checkpointing,
             lora_r=lora_r,

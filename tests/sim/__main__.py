@@ -44,8 +44,11 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
             print(f"seed {one.outcome.seed}: {json.dumps(summary(done, told - begun))}", flush=True)
+    short = lifetimes is not None and lived < lifetimes
+    if short:
+        print(f"{len(seeds)} seeds have {lived} lifetimes, {lifetimes} were asked for; give more seeds")
     print(json.dumps(summary(done, time.monotonic() - begun)))
-    return 1 if any(outcome.violation for outcome in done) else 0
+    return 1 if short or any(outcome.violation for outcome in done) else 0
 
 
 def replay(seed: int, *, hints: bool) -> int:
