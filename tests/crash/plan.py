@@ -74,7 +74,7 @@ async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
     """What happens at a place that is known: each in a house of its own."""
     found = await enumerate_points(rig)
     if plan.points:
-        chosen = found if plan.points == 1 else sampled(found, commit(), plan.points)
+        chosen = found if plan.points == 1 else sampled(found, commit(), plan.points, plan.seed)
         say(f"{len(found)} points of one life, {len(chosen)} of them now")
         await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
     effects = list(enumerate(await hardships.home_effects(rig))) if plan.homes else []

@@ -99,9 +99,10 @@ async def kill_at(rig: Rig, point: Point, totals: Totals) -> None:
         totals.missed += not gate.killed
 
 
-def sampled(points: Sequence[Point], commit: str, share: int) -> list[Point]:
-    """Every `share`-th point, beginning where the commit says: over the commits, all of them."""
-    return list(points[int(commit, 16) % share :: share])
+def sampled(points: Sequence[Point], commit: str, share: int, seed: int = 0) -> list[Point]:
+    """Every `share`-th point, beginning where the commit says, or as far after it as the seed: over the commits, or the
+    seeds, all of them."""
+    return list(points[(int(commit, 16) + seed) % share :: share])
 
 
 def commit() -> str:
