@@ -41,6 +41,8 @@ class Row:
     name: str
     gpu: str
     group: str
+    method: str
+    family: str
     tokens: float
     rate: float
     at_best: tuple[Ideal, ...]
@@ -65,6 +67,8 @@ def _row(source: str, name: str, group: str, run: Run, hardware: Hardware, rate:
         name=name,
         gpu=hardware.name,
         group=group,
+        method=f"{run.numerics.bits}-bit" if run.numerics.bits else "full" if run.numerics.full else "lora",
+        family=run.shape.family,
         tokens=run.tokens * run.micro_batches,
         rate=rate,
         at_best=tuple(ideal(r, hardware) for r in (run, *others)),
@@ -135,7 +139,7 @@ def _asked(shape: ModelShape, ask: sizes.Ask) -> Run:
         trained=adapted_weights(shape, numerics),
         optimizer=ask.optimizer,
         devices=ask.gpus,
-        sharding=ask.sharding,
+        sharding="fsdp" if ask.gpus > 1 else "none",
     )
 
 

@@ -7,17 +7,18 @@ JSON line. `--fit` prints the shares that `broker.decide.calibration` has, fitte
 import argparse
 import json
 import math
+import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 from benchmarks.throughput_fit import fit, fitted, quantile, surprise
 from benchmarks.throughput_rows import Row, everything
-from broker.decide.calibration import FITTED
+from broker.decide.calibration import FITTED, GPU_PRIOR, SPREAD_UNMEASURED, Belief, believe
 from broker.decide.hardware import TABLE
 
+DRAWS = 20
 HELD_OUT = "peft"
 """The source that nothing was ever fitted on."""
 ARCHITECTURES: Mapping[str, frozenset[str]] = {
@@ -25,9 +26,6 @@ ARCHITECTURES: Mapping[str, frozenset[str]] = {
     "Ampere": frozenset({"a100-80gb-sxm", "a100-40gb"}),
     "Ada": frozenset({"l40s"}),
 }
-BIAS, NOISE = 0.05, 0.04
-"""Standard deviations of logarithms [assumed], of a GPU's own deviation and of one run's: how far a run is believed."""
-BELIEF = BIAS**2 / (BIAS**2 + NOISE**2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +54,37 @@ def unseen(rows: Sequence[Row], held: Sequence[Row]) -> list[Left]:
     ]
 
 
-def after_one_run(left: Iterable[Left]) -> list[float]:
-    """Surprises about every row once any one other run of that GPU and library is known and is believed as far as
-    `BELIEF`."""
-    return [x - BELIEF * y for same in grouped(left).values() for x, y in permutations(same, 2)]
+def path_of(row: Row) -> tuple[str, str, str]:
+    """Where it belongs, as the broker's own runs do; what another library reaches is another GPU's matter."""
+    return f"{row.source} on {row.gpu}", row.method, row.family
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrected:
+    """What is left of a surprise after other runs, and the half width of the interval then, as logarithms."""
+
+    surprise: float
+    width: float
+
+
+def after_runs(left: Sequence[Left], runs: int) -> list[Corrected]:
+    """Every row once so many other ones of that GPU and library are known, by what the broker learns by: each other one
+    alone, or, of several, `DRAWS` random choices."""
+    found, draw = [], random.Random(runs)
+    learned: dict[tuple[object, ...], Belief] = {}
+    for one in left:
+        path = path_of(one.row)
+        others = [o for o in left if o is not one and path_of(o.row)[0] == path[0]]
+        if len(others) < runs:
+            continue
+        for chosen in [[o] for o in others] if runs == 1 else [draw.sample(others, runs) for _ in range(DRAWS)]:
+            known = tuple(sorted((path_of(o.row), -o.surprise) for o in chosen))
+            belief = learned.get((path, known))
+            if belief is None:
+                belief = learned[path, known] = believe(known, path, GPU_PRIOR)
+            width = math.log(SPREAD_UNMEASURED) * belief.scale
+            found.append(Corrected(surprise=one.surprise + belief.shift, width=width))
+    return found
 
 
 def covered(left: Sequence[Left], key: Callable[[Row], str], coverage: float = 0.9) -> float:
@@ -144,8 +169,15 @@ def main() -> None:
     table("architecture left out, no run on it", grouped(strange))
     measured = {r.gpu for r in rows}
     print(", ".join(name for name, h in TABLE.items() if h.gpu and name not in measured) + ": no measurement yet")
-    run = after_one_run(strange)
-    table("architecture left out, one other run of that GPU and library known", {"all": run})
+    after = {runs: after_runs(strange, runs) for runs in (1, 3, 10)}
+    table(
+        "architecture left out, other runs of that GPU and library known",
+        {f"{runs} known": [one.surprise for one in known_so] for runs, known_so in after.items()},
+    )
+    for runs, known_so in after.items():
+        inside = sum(abs(one.surprise) <= one.width for one in known_so) / len(known_so)
+        factor = math.exp(statistics.median(one.width for one in known_so))
+        print(f"{runs:3} known: interval / and x {factor:.3f} (median) holds {100 * inside:.1f} %")
     print("\nnot estimated:", "; ".join(f"{n} {why}" for why, n in Counter(r.reason for r in refused).items()))
     print("intervals:", intervals(known, strange))
     eager = [one for one in known if one.row.at_best[0].modules]
@@ -155,7 +187,7 @@ def main() -> None:
         "lomo_median_pct": _percent(one.surprise for one in sizes),
         "lomo_p90_pct": _percent((one.surprise for one in sizes), _p90),
         "unseen_gpu_no_run_median_pct": _percent(one.surprise for one in strange),
-        "unseen_gpu_one_run_median_pct": _percent(run),
+        "unseen_gpu_one_run_median_pct": _percent(one.surprise for one in after[1]),
         "coverage_90": round(covered(sizes, lambda r: r.group), 3),
     }
     print(json.dumps(summary))

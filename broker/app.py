@@ -34,6 +34,7 @@ from broker.controllers.house_clock import HouseClock
 from broker.controllers.loop import run_forever
 from broker.controllers.outbox import Keep
 from broker.decide.digest import DigestPlan
+from broker.decide.experience import Learned
 from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
@@ -46,13 +47,14 @@ from broker.notify.slack_socket import SlackSockets
 from broker.notify.webhook import WebhookNotifier
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.models import HubClient
-from broker.private import check_blobs, make_home
+from broker.private import check_blobs, holding, make_home, with_room
 from broker.secrets import SecretBox, master_key
 from broker.slacks import Slacks
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
 from broker.trainer_source import TrainerSource, image_of
+from providers.private import write_private
 from providers.registry import build
 from trainer.contract.rendezvous import Limits
 
@@ -60,6 +62,7 @@ log = logging.getLogger("gpubroker")
 
 LOCAL_OWNER = "local"
 """Whose token client.json holds: the operator of this machine."""
+INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
 FIRST_MIGRATION = "0001_first.sql"
 CHECK_S = 30.0
@@ -95,9 +98,10 @@ async def run(config: DaemonConfig, *, ready: Callable[[Addresses], None] = lamb
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(building(config))
-        at = await stack.enter_async_context(listening(config, house.application))
-        await write_client_file(house, at)
+        with with_room(config.home):
+            house = await stack.enter_async_context(building(config))
+            at = await stack.enter_async_context(listening(config, house.application))
+            await write_client_file(house, at)
         work = asyncio.create_task(_work(house))
         stack.push_async_callback(_cancel, work)
         calm_garbage_collector()
@@ -154,6 +158,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
     check_blobs(folder_of(config.blobs_url), config.home)
     image = image_of(config.trainer, os.environ)
     async with AsyncExitStack() as stack:
+        stack.enter_context(holding(config.home))
         context, clock, report_only = await _context(stack, config)
         box = SecretBox(master_key(config.home / "master.key", os.environ))
         market = await _market(context, config)
@@ -167,7 +172,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             report_only=report_only, troubles=market.troubles, keep=keep_of(config),
             digest=DigestPlan(**config.notify.digest.model_dump()),
         )  # fmt: skip
-        service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s)
+        service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s, learned=fleet.learned)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, Rate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
@@ -186,13 +191,13 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
 async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, HouseClock, bool]:
     """What the controllers are given, its clock, and whether the sweep only reports."""
     dsn = config.database_url or await _embedded(stack, config.home)
-    new_database = FIRST_MIGRATION in await migrate(dsn)
+    await migrate(dsn, before=partial(_mark_new, config.home))
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
     clock = HouseClock(store, SystemClock())
     await clock.start()
-    installation, was_here = await _installation(store, config.home)
-    report_only = _only_report(config.home, new=new_database and was_here)
+    installation = await _installation(store, config.home)
+    report_only = _only_report(config.home)
     grants = replace(grants_of(config), now=clock.now)
     blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants)
     providers = build(
@@ -231,15 +236,14 @@ async def _embedded(stack: AsyncExitStack, home: Path) -> str:
     return server.dsn
 
 
-async def _installation(store: Store, home: Path) -> tuple[Installation, bool]:
-    """(the id that names our machines, whether this home knew it): the database's, or on a new one the home's."""
-    file = home / "installation"
+async def _installation(store: Store, home: Path) -> Installation:
+    """The id that names our machines: the database's, or on a new one the home's."""
+    file = home / INSTALLATION_FILE
     known = file.read_text().strip() if file.exists() else None
-    proposed = Installation(known or base32(os.urandom(5), INSTALLATION_LENGTH))
-    installation = await store.installation(proposed)
+    installation = await store.installation(Installation(known or base32(os.urandom(5), INSTALLATION_LENGTH)))
     if installation != known:
-        file.write_text(installation + "\n")
-    return installation, known is not None
+        write_private(file, f"{installation}\n".encode(), durable=True)
+    return installation
 
 
 async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
@@ -253,14 +257,19 @@ async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
             )
 
 
-def _only_report(home: Path, *, new: bool) -> bool:
+def _mark_new(home: Path, migrations: Sequence[str]) -> None:
     """On a new database under an old home, machines may stand that this database never knew: look, do not touch.
 
-    Lasts over restarts, until a person has looked and removes the mark.
+    Written before the first migration, after which the database looks like any other. Lasts over restarts, until a
+    person has looked and removes the mark.
     """
+    if FIRST_MIGRATION in migrations and (home / INSTALLATION_FILE).exists():
+        text = "The sweep only reports orphans (see the log) until this file is removed.\n"
+        write_private(home / REPORT_ONLY, text.encode(), durable=True)
+
+
+def _only_report(home: Path) -> bool:
     mark = home / REPORT_ONLY
-    if new:
-        mark.write_text("The sweep only reports orphans (see the log) until this file is removed.\n")
     if mark.exists():
         log.warning("the database is new to this home: the sweep only reports orphans until you remove %s", mark)
     return mark.exists()
@@ -300,7 +309,7 @@ def keep_of(config: DaemonConfig) -> Keep:
 
 def _service(
     config: DaemonConfig, context: Context, market: Market, box: SecretBox, notifiers: Sequence[Notifier], *,
-    skew: Callable[[], float],
+    skew: Callable[[], float], learned: Learned,
 ) -> Service:  # fmt: skip
     return Service(
         store=context.store,
@@ -310,6 +319,7 @@ def _service(
         box=box,
         clock=context.clock,
         skew=skew,
+        learned=learned,
         entropy=os.urandom,
         notifiers=notifiers,
         check_providers=partial(_check_providers, context.providers),
@@ -344,10 +354,8 @@ async def write_client_file(house: House, at: Addresses) -> None:
     """How this user's CLI finds the daemon; a token that still works is kept, so that clients survive a restart."""
     file = house.config.home / CLIENT_FILE
     text = await _known_token(house.store, file) or await _new_token(house)
-    draft = file.with_suffix(f".{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        json.dump({"url": at.url, "grpc": at.grpc, "certificate": at.certificate, "token": text}, out)
-    draft.replace(file)
+    told = {"url": at.url, "grpc": at.grpc, "certificate": at.certificate, "token": text}
+    write_private(file, json.dumps(told).encode())
 
 
 async def _known_token(store: Store, file: Path) -> str | None:

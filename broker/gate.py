@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 BURST_S = 4.0
 """So many seconds' worth of calls may come at once."""
+URGENT_S = 15.0
+"""Longest back-off of our own for listings and destroys, beyond what the cloud asks for: machines bill meanwhile."""
 GRAIN_S = 0.001
 """Least wait for a turn: by less, a clock may not move."""
 _FULL_JITTER = wait_random_exponential(multiplier=1.0, max=60.0)
@@ -40,6 +42,11 @@ def full_jitter_s(failures: int) -> float:
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = failures
     return _FULL_JITTER(state)
+
+
+Silence = tuple[type[BaseException], ...]
+_UNHEARD: Silence = (OutcomeUnknown, TimeoutError)
+"""A call that is cut is not among them: its caller's time was over, which may have begun long before the call."""
 
 
 class Rank(IntEnum):
@@ -123,17 +130,19 @@ class Gate:
                 self._queue[0].first.set()
 
     @asynccontextmanager
-    async def _asking(self, rank: Rank, *, launch: bool = False) -> AsyncIterator[None]:
-        """One call, and what its end says of the cloud. A launch's silence may be its launcher's."""
+    async def _asking(self, rank: Rank, silence: Silence = _UNHEARD) -> AsyncIterator[None]:
+        """One call, and what its end says of the cloud. `silence`: the ends that mean it does not answer."""
         try:
             yield
         except Throttled as e:
             now, jitter_s = self._clock.monotonic(), self._back_off_s(self._paces[rank.kind].throttled + 1)
+            if rank is not Rank.ELSE:
+                jitter_s = min(URGENT_S, jitter_s)
             for kind in {rank.kind, Rank.ELSE}:
                 self._paces[kind] = after_throttled(self._paces[kind], now, asked_s=e.after_s, jitter_s=jitter_s)
             raise
-        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError):
-            if not launch:
+        except (OutcomeUnknown, TimeoutError, asyncio.CancelledError) as e:
+            if isinstance(e, silence):
                 self._fell_silent()
             raise
         except ProviderError:
@@ -162,7 +171,7 @@ class Gate:
         while self._broken:
             tries += 1
             pause_s = self._paces[Rank.LIST].wait_s(self._clock.monotonic())
-            await self._clock.sleep(max(1.0, self._back_off_s(tries), pause_s))
+            await self._clock.sleep(max(1.0, min(URGENT_S, self._back_off_s(tries)), pause_s))
             try:
                 async with asyncio.timeout(self._limits.probe_s), self._asking(Rank.LIST):
                     await self._provider.list()
@@ -172,11 +181,11 @@ class Gate:
                 log.exception("%s: trying whether it is back", self.name)
         log.warning("%s answers again", self.name)
 
-    async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, launch: bool = False) -> T:
+    async def _ask(self, call: Callable[[], Awaitable[T]], *, rank: Rank = Rank.ELSE, silence: Silence = _UNHEARD) -> T:
         if self._broken:
             raise Throttled(f"{self.name} does not answer; it is tried in the background", after_s=5.0)
         await self._turn(rank)
-        async with self._asking(rank, launch=launch):
+        async with self._asking(rank, silence):
             return await call()
 
     # ------------------------------------------------------------------------------------------------- ports.Provider
@@ -203,8 +212,8 @@ class Gate:
         return await self._provider.launcher(launched_by, name)
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
-        """Where the cloud cannot be watched, nothing is bought."""
-        return await self._ask(lambda: self._provider.create(name, offer, boot), launch=True)
+        """Where the cloud cannot be watched, nothing is bought. Its silence may be its launcher's."""
+        return await self._ask(lambda: self._provider.create(name, offer, boot), silence=())
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         await self._ask(lambda: self._provider.confirm(handles, offer, boot))
@@ -213,7 +222,8 @@ class Gate:
         await self._provider.cancel(name)
 
     async def list(self) -> Sequence[Observed]:
-        return await self._ask(self._provider.list, rank=Rank.LIST)
+        """Whoever cuts this has waited for it, and for nothing else."""
+        return await self._ask(self._provider.list, rank=Rank.LIST, silence=(*_UNHEARD, asyncio.CancelledError))
 
     async def destroy(self, handle: Handle) -> None:
         """Asked for also of a cloud that does not answer: it ends a bill."""

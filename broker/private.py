@@ -1,22 +1,53 @@
 """The daemon's folders, which hold keys, the database and what people trained on: who else can look into them."""
 
+import errno
+import fcntl
 import logging
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker.config import CONFIG_FILE
-from broker.domain.errors import InvalidInput, Problem
+from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 
 log = logging.getLogger(__name__)
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ANYBODY_WRITES = stat.S_IWOTH
 """What a group may write is closed instead: under the umask 002 of many systems it is the user's own."""
+LOCK = "lock"
+WRITTEN = ("client.json", "installation", "master.key", "sweep-report-only")
+DRAFT = "[0-9a-f]" * 8
+"""How `providers.private` and `broker.secrets` name what is not yet in its place."""
 MARKS = (CONFIG_FILE, "installation", "master.key")
 """What tells that a folder is a daemon's home, and not one that somebody has named by mistake."""
 NOTHING = {"lost+found"}
 """In the top folder of a new volume."""
+
+
+class HomeInUse(GpubrokerError):
+    """Another daemon works in this home."""
+
+
+class HomeFull(GpubrokerError):
+    """The disk takes no more."""
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+
+
+@contextmanager
+def with_room(home: Path) -> Iterator[None]:
+    """Says in one line that the disk is full. Raises HomeFull in place of such an OSError."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        where = e.filename or home
+        raise HomeFull(f"home {home}: cannot write {where}: {e.strerror}; make room there, and start again") from e
 
 
 def make_home(home: Path) -> None:
@@ -40,6 +71,31 @@ def make_home(home: Path) -> None:
     except OSError as e:
         raise _unusable(home, e.strerror) from None
     log.warning("home %s had mode %04o, open to others: keys, database and blobs; it is closed now", home, mode)
+
+
+@contextmanager
+def holding(home: Path) -> Iterator[None]:
+    """While inside, no other daemon works in this home: it would take this one's address, launchers and SkyPilot server
+    for its own. The kernel lets go of a dead one's. What a killed one left half written, keys and tokens among it, is
+    removed. Raises HomeInUse."""
+    lock = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise HomeInUse(
+                f"home {home} is in use by another gpubroker daemon (process {holder}): stop that one, or choose "
+                "another home"
+            ) from None
+        os.truncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        for name in WRITTEN:
+            for draft in home.glob(f"{name}.{DRAFT}"):
+                draft.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(lock)
 
 
 def check_blobs(folder: Path | None, home: Path) -> None:

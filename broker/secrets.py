@@ -93,8 +93,8 @@ def master_key(path: Path, environ: Mapping[str, str]) -> bytes:
 def _create(path: Path) -> bytes:
     """Written aside and linked into place: a crash leaves no half key, and of two starters one wins."""
     key = os.urandom(KEY_BYTES)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    draft = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(base64.urlsafe_b64encode(key) + b"\n")
         file.flush()
         os.fsync(file.fileno())

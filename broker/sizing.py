@@ -16,10 +16,11 @@ from typing import Any
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware, matches
 from broker.decide.memory_builds import build_of
-from broker.decide.roofline import Run, ideal, terms
-from broker.decide.throughput import adapted_weights, spread_of
+from broker.decide.roofline import ideal, terms
+from broker.decide.scaling import run_of, unmeasured
+from broker.decide.throughput import spread_of
 from broker.domain.errors import InvalidInput
-from broker.domain.offer import ModelShape
+from broker.domain.offer import ModelShape, Parallelism, Plan
 from broker.models import catalogue
 from broker.models.defaults import filled
 from broker.models.shape import shape_of
@@ -67,14 +68,14 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
     return where, parsed
 
 
-def _shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
         return shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
 
-def _hardware(gpu: str | None) -> Hardware | None:
+def hardware_of(gpu: str | None) -> Hardware | None:
     if gpu is None:
         return None
     asked = gpu.strip().lower().replace("_", "-").replace(" ", "-")
@@ -91,23 +92,15 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if shape.experts:
-        return None, None, "no basis: no run of a mixture of experts was measured"
-    if ask.method in ("lora8", "adapter"):
-        what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
-        return None, None, f"no basis: no run {what} was measured, and its kernels are not counted"
-    numerics = sizes.numerics(shape, ask)[0]
-    run = Run(
-        shape=shape,
-        numerics=numerics,
-        tokens=ask.rows * ask.length,
-        length=ask.length,
-        trained=adapted_weights(shape, numerics),
-        recompute="early" if ask.checkpointing else "none",
-        optimizer=ask.optimizer,
-        devices=ask.gpus,
-        sharding=ask.sharding,
+    if (why := unmeasured(shape, ask)) is not None:
+        return None, None, why
+    if ask.sharding in ("hybrid", "tensor") or ask.offload or ask.nodes > 1:
+        return None, None, "no basis: several machines, hybrid and tensor sharding and offload are not timed here"
+    way: Mapping[sizes.Sharding, Parallelism] = {"none": "single", "ddp": "ddp", "fsdp": "fsdp"}
+    plan = Plan(
+        parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
+    run = run_of(shape, ask, plan, ask.length)
     rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"
@@ -160,6 +153,8 @@ def estimate(
     micro_batch: int = 1,
     accumulate: bool = False,
     gpus: int = 1,
+    nodes: int = 1,
+    offload: bool = False,
     sharding: str | None = None,
     gradient_checkpointing: bool = False,
     lora_r: int = 16,
@@ -177,7 +172,7 @@ def estimate(
     for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs.
     """
     name, given = config_of(model, config)
-    shape = _shape(name, given)
+    shape = model_shape(name, given)
     package, _, version = (stack or "").partition("=")
     if stack is not None and (package != "transformers" or not version):
         raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
@@ -189,6 +184,8 @@ def estimate(
         rows=micro_batch,
         accumulated=accumulate,
         gpus=gpus,
+        nodes=nodes,
+        offload=offload,
         sharding=sharding or ("ddp" if gpus > 1 else "none"),  # type: ignore[arg-type]
         checkpointing=gradient_checkpointing,
         rank=lora_r,
@@ -206,7 +203,7 @@ def estimate(
     if lacking:
         what = f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
         found = replace(found, notes=(*found.notes, what))
-    hardware = _hardware(gpu)
+    hardware = hardware_of(gpu)
     return _document(
         name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None
     )

@@ -5,15 +5,22 @@ from pathlib import Path
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Mode 0600, by renaming; folders that are missing get 0700. `durable`: it outlasts a power cut."""
+    """Mode 0600, by renaming; folders that are missing get 0700. `durable`: it outlasts a power cut.
+
+    Raises OSError, and then leaves nothing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-    with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -17,11 +17,24 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from trainer.blobs import BadContent, Objects
+from trainer import checkpoint_plan
+from trainer.blobs import BadContent, Objects, StoreError
+from trainer.checkpoint_plan import BadFormat
 from trainer.contract import keys
-from trainer.contract.rendezvous import Manifest, ManifestFile
+from trainer.contract.base import Document
+from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest, ManifestFile
+from trainer.ipc import Part
 
 PARALLEL = 4
+LOOK_S = 0.5
+PART = "part-"
+"""Begins the name of what another machine says of its part; it is no file of the checkpoint."""
+
+
+class Offered(Document):
+    """What a machine has uploaded."""
+
+    files: tuple[ManifestFile, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +60,53 @@ async def commit(
     stays uncommitted and is never used.
     """
     target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4))
+    files = await _send(objects, target, folder)
+    return await _seal(objects, origin, target, files, step=step, complete=complete, started=started)
+
+
+async def offer(objects: Objects, origin: Origin, folder: Path, *, step: int, part: Part) -> int:
+    """Uploads another machine's part of a checkpoint, for the first machine to commit; the bytes of it.
+
+    Raises StoreError.
+    """
+    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
+    offered = Offered(files=tuple(await _send(objects, target, folder)))
+    await objects.write(f"{target}{PART}{part.node}.json", offered.model_dump_json().encode())
+    return sum(f.bytes for f in offered.files)
+
+
+async def commit_parts(
+    objects: Objects,
+    origin: Origin,
+    folder: Path,
+    *,
+    step: int,
+    complete: bool,
+    started: float,
+    part: Part,
+    hopeless: Callable[[], bool],
+) -> tuple[str, Manifest] | None:
+    """Uploads the first machine's part, waits for the others' and commits the whole.
+
+    None when that is `hopeless` meanwhile: another machine may have gone on to a later one. Raises StoreError, also
+    when what was offered is not there.
+    """
+    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
+    files = await _send(objects, target, folder)
+    for node in range(1, part.nodes):
+        while (data := await objects.read(f"{target}{PART}{node}.json")) is None:
+            if hopeless():
+                return None
+            await asyncio.sleep(LOOK_S)
+        files += Offered.model_validate_json(data).files
+    there = set(await objects.keys(target))
+    if gone := [f.path for f in files if target + f.path not in there]:
+        raise StoreError(f"{target}{gone[0]} was offered and is absent")
+    return await _seal(objects, origin, target, files, step=step, complete=complete, started=started)
+
+
+async def _send(objects: Objects, target: str, folder: Path) -> list[ManifestFile]:
+    """Uploads every file of the folder."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
     gate = asyncio.Semaphore(PARALLEL)
 
@@ -57,7 +117,20 @@ async def commit(
             await objects.upload(target + name, path)
         return ManifestFile(path=name, bytes=path.stat().st_size, sha256=sha256)
 
-    files = await asyncio.gather(*(send(p) for p in paths))
+    return await asyncio.gather(*(send(p) for p in paths))
+
+
+async def _seal(
+    objects: Objects,
+    origin: Origin,
+    target: str,
+    files: Sequence[ManifestFile],
+    *,
+    step: int,
+    complete: bool,
+    started: float,
+) -> tuple[str, Manifest]:
+    """The manifest, by which the checkpoint comes to be."""
     manifest = Manifest(
         job=origin.job,
         attempt=origin.attempt,
@@ -107,6 +180,8 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
         manifest = Manifest.model_validate_json(data)
     except ValidationError:
         raise BadContent("its manifest cannot be read") from None
+    if manifest.version > CONTRACT_VERSION:
+        raise BadContent(f"its version is {manifest.version}, this trainer knows {CONTRACT_VERSION}; take a newer one")
     if manifest.kind != kind:
         raise BadContent(f"it is a {manifest.kind} checkpoint, and this is a {kind} job")
     source = key.removesuffix(keys.MANIFEST)
@@ -126,6 +201,11 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    if kind == "train":
+        try:
+            await asyncio.to_thread(checkpoint_plan.verify, folder)
+        except BadFormat as e:
+            raise BadContent(str(e)) from None
     return manifest
 
 

@@ -46,11 +46,19 @@ def without_adapter(model: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def write_artifacts(
-    folder: Path, task: Task[Any], model: Any, samples: list[dict[str, str]], scores: dict[str, Any]
+    folder: Path,
+    task: Task[Any],
+    model: Any,
+    state: dict[str, torch.Tensor] | None,
+    samples: list[dict[str, str]],
+    scores: dict[str, Any],
 ) -> None:
-    """`adapter/` (peft's format) or `model/` (a whole folder), `samples.json`, `eval.json`."""
+    """`adapter/` (peft's format) or `model/` (a whole folder), `samples.json`, `eval.json`.
+
+    `state`: tensors in place of the model's own.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    task.save(folder, model)
+    task.save(folder, model, state)
     (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
     (folder / "eval.json").write_text(json.dumps(scores, indent=1))

@@ -8,9 +8,10 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from trainer.contract.base import Document
-from trainer.contract.rendezvous import Phase
+from trainer.contract.rendezvous import Parallelism, Phase
 from trainer.contract.train import TrainConfig
 
 
@@ -26,6 +27,7 @@ class WorkerJob(Document):
     save_every_s: float
     gpus: int = 0
     """GPUs that this machine was bought with; 0: it trains on the CPU."""
+    parallelism: Parallelism = Parallelism()
     restore: str | None = None
     """Folder of a verified checkpoint."""
 
@@ -46,6 +48,16 @@ class Status(Document):
     peak_memory_bytes: int | None = None
 
 
+class Part(Document):
+    """What of a snapshot lies on this machine, where it is divided between several."""
+
+    node: int
+    nodes: int
+    """Machines that hold a part; they are the first ones."""
+    nonce: str
+    """Of the checkpoint's folder, the same for all parts."""
+
+
 class SnapshotInfo(Document):
     """`snapshot.json` of a snapshot folder; it stays on this machine."""
 
@@ -54,6 +66,8 @@ class SnapshotInfo(Document):
     started: float
     """CLOCK_MONOTONIC seconds, which all processes of a machine share."""
     stall_s: float
+    part: Part | None = None
+    """None: this machine holds all of it."""
 
 
 class Ended(Document):
@@ -62,6 +76,10 @@ class Ended(Document):
     code: int
     message: str = ""
     """One line: what, where and the fix."""
+    ran_out: Literal["device", "host"] | None = None
+    """Whose memory, where the code is `OOM`."""
+    pulled: bool = False
+    """Only another process's end was seen; the reason lies there."""
 
 
 @dataclass(frozen=True, kw_only=True)

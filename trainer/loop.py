@@ -13,15 +13,18 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 
-from trainer import evaluate, model, order, schedule, snapshot, tasks
+from trainer import evaluate, model, order, parallel, schedule, snapshot, tasks
+from trainer.checkpoint_plan import METRICS, BadFormat, Progress
 from trainer.contract.train import LoraConfig
 from trainer.faults import Drained, Fault
 from trainer.ipc import RunFolder, Status, WorkerJob, replace
-from trainer.snapshot import Progress, State
+from trainer.snapshot import Snapshot, Stored
 
 RATE_STEPS = 20
+EVALUATION = 2**31
+"""In place of a step's number, where evaluations draw at random: each draws the same."""
 
 
 class Loop:
@@ -31,11 +34,13 @@ class Loop:
         self._job, self._run, self._config = job, run, job.train
         config = job.train
         cpu = not torch.cuda.is_available()
+        parallel.join(cpu=cpu)
         self._device = accelerate.PartialState(cpu=cpu).device
         self._precision = model.precision_of(config, self._device)
         mixed = "no" if self._precision == "fp32" else self._precision
         self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
-        self._world, self._rank = self._accelerator.num_processes, self._accelerator.process_index
+        self._parallel = parallel.of(job.parallelism, self._accelerator, self._precision)
+        self._world, self._rank = self._parallel.world, self._parallel.rank
         self._status = Status(phase="loading", message=f"loading {config.model}")
         self._tell()
         set_seed(config.seed)
@@ -45,15 +50,14 @@ class Loop:
         self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
-        wrapped = self._task.model(self._precision)
-        self._parameters = model.trainable(wrapped)
+        self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
+        self._parameters = model.trainable(self._bare)
         optimizer = model.optimizer_of(self._parameters, config.optim)
-        self._bare = wrapped.to(self._device)
         self._task.check(self._bare, self._device)
-        self._model, self._optimizer = self._accelerator.prepare(self._bare, optimizer)
-        self._snapshots = snapshot.Snapshots(run)
-        self._metrics = run.root / "metrics.jsonl"
-        self._progress = Progress(world=self._world)
+        self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
+        self._snapshots = snapshot.Snapshots(run, self._parallel.writer())
+        self._metrics = run.root / METRICS
+        self._progress = Progress()
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
         self._report_start(dropped)
 
@@ -61,7 +65,7 @@ class Loop:
         count = sum(p.numel() for p in self._parameters.values())
         self._say(
             f"{self._config.model}: {count:,} of {sum(p.numel() for p in self._bare.parameters()):,} weights are "
-            f"trained, {self._precision} on {self._world} x {self._device.type}; {len(self._train)} rows, "
+            f"trained, {self._precision} on {self._parallel.told()}; {len(self._train)} rows, "
             f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
         )
         if dropped:
@@ -118,7 +122,8 @@ class Loop:
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
         for number in range(self._progress.micro, len(batches)):
             last = number == len(batches) - 1
-            with contextlib.nullcontext() if last else self._accelerator.no_sync(self._model):
+            set_seed(order.noise(self._config.seed, self._progress.step, number * self._world + self._rank))
+            with contextlib.nullcontext() if last else self._parallel.collecting(self._model):
                 part = self._forward(batches[number])
                 self._accelerator.backward(part * (self._world / targets))
             loss += part.detach()
@@ -126,7 +131,7 @@ class Loop:
                 halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
                 self._progress = self._progress.model_copy(update=halfway)
                 raise Drained
-        norm = self._accelerator.clip_grad_norm_(self._parameters.values(), self._config.optim.clip_norm)
+        norm = self._clip()
         rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -135,9 +140,14 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
         if self._world > 1:
             loss = self._accelerator.reduce(loss, reduction="sum")
-        row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": float(norm)}
+        row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
         tokens = sum(self._task.size(e) for b in batches for e in b) * self._world
         self._record(row, tokens, time.monotonic() - started)
+
+    def _clip(self) -> float:
+        """Scales the gradients down where their norm is above the limit; their norm before that."""
+        limit = self._config.optim.clip_norm
+        return parallel.number(self._accelerator.clip_grad_norm_(self._parameters.values(), limit))
 
     def _forward(self, batch: list[Any]) -> torch.Tensor:
         if batch:
@@ -170,6 +180,7 @@ class Loop:
 
     def _after_step(self) -> None:
         step = self._progress.step
+        self._snapshots.check()
         due = time.monotonic() - self._saved_at >= self._job.save_every_s and not self._snapshots.busy
         drain, save = self._agree(self._run.drain.exists(), due and self._accelerator.is_main_process)
         if drain:
@@ -195,6 +206,7 @@ class Loop:
             if self._world == 1 and self._run.drain.exists():
                 raise Drained
 
+        set_seed(order.noise(self._config.seed, EVALUATION, 0))
         loss, metrics = evaluate.heldout(
             self._task, self._bare, self._held, size=self._micro * 2, device=self._device, between=between
         )
@@ -219,13 +231,16 @@ class Loop:
             scores |= {"metrics_before": self._progress.metrics_before, "metrics_after": dict(metrics)}
         self._set(phase="saving", message="saving the results")
         folder = self._run.root / "artifacts"
+        lora = isinstance(self._config.method, LoraConfig)
+        whole = self._parallel.whole(self._bare, self._parameters if lora else None)
         if self._accelerator.is_main_process:
-            evaluate.write_artifacts(folder, self._task, self._bare, samples, scores)
+            evaluate.write_artifacts(folder, self._task, self._bare, whole, samples, scores)
         self._save(artifacts=folder)
         self._snapshots.join()
 
     def _samples(self) -> list[dict[str, str]]:
-        if not self._config.samples.prompts or not self._accelerator.is_main_process:
+        """All processes write them where none has all of the model."""
+        if not self._config.samples.prompts or not (self._accelerator.is_main_process or self._parallel.divided):
             return []
         tuned = self._task.write(self._bare, self._device)
         if self._progress.base_samples is not None:
@@ -237,70 +252,84 @@ class Loop:
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
     def _save(self, artifacts: Path | None = None) -> None:
-        own = snapshot.random_state()
-        states = gather_object([own]) if self._world > 1 else [own]
-        if not self._accelerator.is_main_process:
-            return
-        plain, tensors = snapshot.split_random(states)
+        """Begins a snapshot; entered by all processes after the same micro-batch."""
         scaler = self._accelerator.scaler
         progress = self._progress.model_copy(
-            update={"rng": plain, "scaler": scaler.state_dict() if scaler is not None else None}
+            update={
+                "made_on": self._parallel.told(),
+                "scaler": scaler.state_dict() if scaler is not None else None,
+            }
         )
-        optimizer = self._optimizer.optimizer
-        state = State(
-            progress=progress,
-            model={n: p.data for n, p in self._parameters.items()},
-            optimizer=snapshot.optimizer_tensors(optimizer, self._parameters),
-            rng=tensors,
-            gradients={n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {},
+        grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
+        held = {
+            "model": parallel.held(self._parameters),
+            "optimizer": parallel.held(snapshot.optimizer_tensors(self._optimizer.optimizer, self._parameters)),
+            "gradients": parallel.held(grown),
+        }
+        writer = self._snapshots.writer
+        plan = self._parallel.plan(held, writer)
+        if writer is None:
+            return
+        mine = artifacts if self._accelerator.is_main_process else None
+        self._snapshots.begin(
+            Snapshot(
+                progress=progress,
+                held=writer.own(held),
+                plan=plan,
+                metrics=self._metrics,
+                artifacts=mine,
+                complete=artifacts is not None,
+            )
         )
-        self._snapshots.begin(state, self._metrics, artifacts=artifacts)
 
     def _restore(self) -> None:
         """Puts back everything that the next step depends on; fresh seeds where there is nothing to put back."""
-        set_seed(self._config.seed + self._rank)
         if self._job.restore is None:
             self._metrics.touch()
             return self._set(phase="evaluating", message="", total_steps=self._total)
         folder = Path(self._job.restore)
         try:
-            state = snapshot.load(folder)
-            self._put_back(state)
+            stored = Stored(folder)
+            self._put_back(stored)
             if self._accelerator.is_local_main_process:
-                shutil.copyfile(folder / "metrics.jsonl", self._metrics)
-        except (OSError, KeyError, ValueError, RuntimeError) as e:
+                shutil.copyfile(folder / METRICS, self._metrics)
+        except (OSError, KeyError, ValueError, RuntimeError, BadFormat) as e:
             raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
-        self._say(f"resumed at step {state.progress.step}")
+        self._say(f"resumed at step {self._progress.step}")
+        if self._progress.made_on != self._parallel.told():
+            self._say(
+                f"the checkpoint was made on {self._progress.made_on}, this is {self._parallel.told()}: the data goes "
+                "on exactly, the numbers within rounding"
+            )
         return self._set(
             phase="training",
             message="",
             total_steps=self._total,
-            heldout_loss_before=state.progress.heldout_loss_before,
-            heldout_loss=state.progress.heldout[-1][1] if state.progress.heldout else None,
+            heldout_loss_before=self._progress.heldout_loss_before,
+            heldout_loss=self._progress.heldout[-1][1] if self._progress.heldout else None,
         )
 
-    def _put_back(self, state: State) -> None:
-        progress = state.progress
-        for name, parameter in self._parameters.items():
-            parameter.data.copy_(state.model[name])
-        snapshot.load_optimizer(self._optimizer.optimizer, self._parameters, state.optimizer)
+    def _put_back(self, stored: Stored) -> None:
+        """Raises KeyError, ValueError when the tensors are not those of this job."""
+        self._parallel.settle(self._bare)
+        parallel.load_model(self._parameters, stored)
+        parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
+        progress = stored.progress
         if progress.micro and self._world == 1 and progress.micro_rows == self._micro:
-            for name, gradient in state.gradients.items():
-                self._parameters[name].grad = gradient.to(self._device)
-        elif progress.micro:
+            for name in stored.names("gradients"):
+                self._parameters[name].grad = stored.read("gradients", name).to(self._device)
+        elif progress.micro:  # the step is cut otherwise now, so it begins anew
             progress = progress.model_copy(update={"micro": 0, "micro_loss": 0.0})
         if progress.scaler is not None and self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(progress.scaler)
-        if self._rank < len(progress.rng):
-            snapshot.set_random_state(progress.rng[self._rank], state.rng, self._rank)
-        self._progress = progress.model_copy(update={"world": self._world, "rng": (), "scaler": None})
+        self._progress = progress.model_copy(update={"scaler": None})
 
     def _set(self, **changes: Any) -> None:
         peak = (
-            torch.cuda.max_memory_reserved()
+            torch.cuda.max_memory_allocated()
             if self._device.type == "cuda"
             else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         )

@@ -23,13 +23,13 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer import model as models
-from trainer import tasks
+from trainer import parallel, tasks
 from trainer.asif import BLOCK, AsIf, allowed
+from trainer.checkpoint_plan import Progress
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
 from trainer.dataset import Example
 from trainer.faults import Fault
 from trainer.loop import Loop
-from trainer.snapshot import Progress
 from trainer.storages import Storages, in_backward
 
 TRACED = 3, 4
@@ -92,7 +92,8 @@ class _Probe(Loop):
                 group.update(fused=None, foreach=True)
         self._bare = model
         self._device = next(model.parameters()).device
-        self._model, self._optimizer = self._accelerator.prepare(model, optimizer)
+        self._parallel = parallel.Copies(self._accelerator)
+        self._model, self._optimizer = self._parallel.prepare(model, optimizer)
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._task = Progress(), 1, tasks.of(config)
         self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.rows_at_once

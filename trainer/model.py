@@ -73,8 +73,12 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
         raise _unloadable(config, e) from None
 
 
-def load(config: TrainConfig, precision: str, architecture: str, **options: Any) -> tuple[Any, list[str]]:
+def load(
+    config: TrainConfig, precision: str, architecture: str, *, hollow: bool = False, **options: Any
+) -> tuple[Any, list[str]]:
     """(model, modules with weights that are new) from a Hub id or a folder; safetensors only. Raises UserFault.
+
+    `hollow`: without its weights, which another process reads.
 
     A LoRA base is kept in the compute precision, since it takes no updates; full weights stay float32 and are
     computed in it by autocast.
@@ -84,6 +88,8 @@ def load(config: TrainConfig, precision: str, architecture: str, **options: Any)
     kept = torch.float32
     if isinstance(config.method, LoraConfig):
         kept = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    if hollow:
+        options["device_map"] = {"": "meta"}
     try:
         model, report = getattr(transformers, architecture).from_pretrained(
             config.model, dtype=kept, use_safetensors=True, output_loading_info=True, **options
@@ -170,13 +176,13 @@ def optimizer_of(parameters: dict[str, torch.nn.Parameter], optim: OptimConfig) 
     return torch.optim.AdamW(kept, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
 
 
-def save_adapter(folder: Path, model: Any) -> None:
-    """The adapters, and what was trained whole beside them, in peft's format."""
+def save_adapter(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
+    """The adapters, and what was trained whole beside them, in peft's format. `state`: in place of the model's own."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
     folder.mkdir()
-    adapter = get_peft_model_state_dict(model, save_embedding_layers=False)
+    adapter = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
     tensors = {n: t.detach().cpu().contiguous() for n, t in adapter.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings = model.peft_config["default"]

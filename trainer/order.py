@@ -17,6 +17,15 @@ def window(seed: int, start: int, count: int, rows: int) -> list[int]:
     return taken
 
 
+def noise(seed: int, step: int, number: int) -> int:
+    """What seeds the generators for micro-batch `number` of a step, counted over all processes.
+
+    So dropout does not depend on how many processes there are or on when a run was resumed, and no generator is saved.
+    32 bits, as torch's generator of the CPU and NumPy's take no more.
+    """
+    return int(np.random.SeedSequence([seed, step, number]).generate_state(1)[0])
+
+
 def split(seed: int, rows: int, eval_share: float) -> tuple[list[int], list[int]]:
     """(training, held-out) row numbers. A positive share holds out one row at least and leaves one for training."""
     held = 0 if eval_share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * eval_share)))

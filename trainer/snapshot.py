@@ -2,130 +2,182 @@
 
 Weights and moments change only in the optimizer's update, so a thread copies them to host memory while the next
 forward and backward run; the loop waits only if the copy is not over by the next update. Writing follows in the same
-thread, into a folder that is renamed into place when whole.
+thread, into a folder that is renamed into place when whole. Processes that hold parts of the state write side by side;
+one of each machine waits for the others of that machine.
 """
 
+import contextlib
 import json
-import random
+import math
 import shutil
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from pydantic import Field
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from trainer.contract.base import Document
-from trainer.ipc import INFO, RunFolder, SnapshotInfo
+from trainer.checkpoint_plan import (
+    GROUPS,
+    METRICS,
+    PLAN,
+    STATE,
+    Piece,
+    Plan,
+    Progress,
+    Whole,
+    Window,
+    file_name,
+    overlap,
+    read_plan,
+)
+from trainer.ipc import INFO, Part, RunFolder, SnapshotInfo
 
 Tensors = dict[str, torch.Tensor]
-
-
-class Progress(Document):
-    """`state.json`: where the training stands, without tensors."""
-
-    step: int = 0
-    """Optimizer steps done."""
-    samples: int = 0
-    """The data cursor."""
-    micro: int = 0
-    """Micro-batches of the next step whose gradients are already accumulated (in gradients.safetensors)."""
-    micro_rows: int = 0
-    """Rows of each of these; a plan with others begins the step again."""
-    micro_loss: float = 0.0
-    """Their summed loss."""
-    world: int = 1
-    rng: tuple[dict[str, Any], ...] = ()
-    """Python's and NumPy's generators, for each process."""
-    scaler: dict[str, Any] | None = None
-    heldout_loss_before: float | None = None
-    metrics_before: dict[str, float] = Field(default_factory=dict)
-    """The task's own, measured with the loss before the first step."""
-    heldout: tuple[tuple[int, float], ...] = ()
-    """(step, held-out loss) measured so far."""
-    base_samples: tuple[str, ...] | None = None
+PEERS_S = 1800.0
+"""How long one process waits for the files of the others of its machine."""
+LOOK_S = 0.01
+TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """A whole training state; the tensors may still be the living ones."""
+class Local:
+    """What this process holds of a tensor, which may still be the living one."""
+
+    tensor: torch.Tensor
+    start: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    divided: bool = False
+    """Whether other processes hold other parts."""
+
+
+Held = Mapping[str, Mapping[str, Local]]
+"""By group and name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """Which of the writing processes this is."""
+
+    number: int = 0
+    of: int = 1
+    beside: tuple[int, ...] = (0,)
+    """Numbers of the writers on this machine; the first of them makes the snapshot whole."""
+    part: Part | None = None
+    """None where they are all on one machine."""
+
+    @property
+    def first(self) -> bool:
+        """Of this machine."""
+        return self.number == self.beside[0]
+
+    def own(self, held: "Held") -> "Held":
+        """What this one writes: what all hold alike is the first one's."""
+        if self.number == 0:
+            return held
+        return {g: {n: t for n, t in tensors.items() if t.divided} for g, tensors in held.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What one writer puts into a snapshot."""
 
     progress: Progress
-    model: Tensors
-    optimizer: Tensors
-    rng: Tensors
-    gradients: Tensors = field(default_factory=dict)
-
-    def groups(self) -> dict[str, Tensors]:
-        """The tensors by file name."""
-        return {n: getattr(self, n) for n in ("model", "optimizer", "rng", "gradients")}
-
-
-def random_state() -> dict[str, Any]:
-    """This process's generators as JSON types and tensors."""
-    version, key, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {
-        "python": [version, list(key), gauss],
-        "numpy": [kind, [int(k) for k in np.asarray(keys)], *rest],
-        "torch": torch.get_rng_state(),
-        "cuda": devices[torch.cuda.current_device()] if devices else None,
-    }
+    held: Held
+    plan: Plan | None
+    """Of the first writer of all only."""
+    metrics: Path
+    artifacts: Path | None = None
+    """A folder to be part of it, which makes it the complete one."""
+    complete: bool = False
 
 
-def set_random_state(plain: dict[str, Any], tensors: Tensors, rank: int) -> None:
-    """Puts the generators of process `rank` back."""
-    version, key, gauss = plain["python"]
-    random.setstate((version, tuple(key), gauss))
-    kind, keys, *rest = plain["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(tensors[f"{rank}.torch"])
-    if f"{rank}.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors[f"{rank}.cuda"])
+def parts(held: Held, writer: Writer) -> dict[str, dict[str, Whole]]:
+    """This writer's part of the plan."""
+    found: dict[str, dict[str, Whole]] = {}
+    for group, tensors in writer.own(held).items():
+        file = file_name(group, writer.number, writer.of)
+        found[group] = {
+            name: Whole(
+                shape=local.whole,
+                dtype=TYPES[local.tensor.dtype],
+                pieces=(Piece(file=file, start=local.start, shape=tuple(local.tensor.shape)),)
+                if local.tensor.numel()
+                else (),
+            )
+            for name, local in tensors.items()
+        }
+    return found
 
 
-def split_random(states: list[dict[str, Any]]) -> tuple[tuple[dict[str, Any], ...], Tensors]:
-    """The generators of all processes as (JSON part, tensors)."""
-    tensors = {f"{r}.{n}": s[n] for r, s in enumerate(states) for n in ("torch", "cuda") if s[n] is not None}
-    return tuple({n: s[n] for n in ("python", "numpy")} for s in states), tensors
+def joined(all_parts: list[dict[str, dict[str, Whole]]]) -> Plan:
+    """The plan of all writers."""
+    tensors: dict[str, dict[str, Whole]] = {group: {} for group in GROUPS}
+    for one in all_parts:
+        for group, wholes in one.items():
+            for name, whole in wholes.items():
+                before = tensors[group][name].pieces if name in tensors[group] else ()
+                tensors[group][name] = whole.model_copy(update={"pieces": (*before, *whole.pieces)})
+    return Plan(tensors=tensors)
 
 
-def optimizer_tensors(optimizer: Any, names: dict[str, torch.nn.Parameter]) -> Tensors:
-    """The moments and step counts as `<parameter>/<kind>`."""
-    return {f"{name}/{kind}": value for name, p in names.items() for kind, value in optimizer.state.get(p, {}).items()}
+class Stored:
+    """The tensors of a verified checkpoint folder, of which any window can be read."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises BadFormat, OSError."""
+        self.folder = folder
+        self.plan = read_plan(folder)
+        self.progress = Progress.model_validate_json((folder / STATE).read_bytes())
+        self._open: dict[str, Any] = {}
+
+    def names(self, group: str) -> list[str]:
+        return list(self.plan.tensors[group])
+
+    def shape(self, group: str, name: str) -> tuple[int, ...]:
+        return self.plan.tensors[group][name].shape
+
+    def read(self, group: str, name: str, window: Window | None = None) -> torch.Tensor:
+        """A window of a tensor, all of it by default. Raises KeyError, ValueError when that is not there."""
+        whole = self.plan.tensors[group][name]
+        wanted = window or ((0,) * len(whole.shape), whole.shape)
+        if math.prod(wanted[1]) and overlap(((0,) * len(whole.shape), whole.shape), wanted) != wanted:
+            raise ValueError(f"{name} has the shape {whole.shape}")
+        found = torch.empty(wanted[1], dtype=_TYPE_OF[whole.dtype])
+        for piece in whole.pieces:
+            if common := overlap((piece.start, piece.shape), wanted):
+                inner = self._file(piece.file).get_slice(name)[_slices(common, piece.start)]
+                found[_slices(common, wanted[0])] = inner if common[0] else self._file(piece.file).get_tensor(name)
+        return found
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            self._open[name] = safe_open(self.folder / name, framework="pt")
+        return self._open[name]
 
 
-def load_optimizer(optimizer: Any, names: dict[str, torch.nn.Parameter], tensors: Tensors) -> None:
-    """The opposite of `optimizer_tensors`; torch itself moves each tensor to where it belongs."""
-    by_id = {id(p): name for name, p in names.items()}
-    order = [by_id[id(p)] for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    number = {name: i for i, name in enumerate(order)}
-    for key, value in tensors.items():
-        name, kind = key.rsplit("/", 1)
-        state.setdefault(number[name], {})[kind] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+_TYPE_OF = {name: kind for kind, name in TYPES.items()}
 
 
-def load(folder: Path) -> State:
-    """The state in a verified checkpoint folder."""
-    progress = Progress.model_validate_json((folder / "state.json").read_bytes())
-    return State(progress=progress, **{n: load_file(folder / f"{n}.safetensors") for n in FILES})
-
-
-FILES = ("model", "optimizer", "rng", "gradients")
+def _slices(window: Window, base: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(at - b, at - b + size) for at, size, b in zip(*window, base, strict=True))
 
 
 class Snapshots:
     """Takes snapshots one at a time; `stall_s` of the newest is how long the loop stood still for it."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, writer: Writer | None) -> None:
+        """`writer`: None for a process that writes nothing."""
         self._run = run
+        self.writer = writer
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._error: BaseException | None = None
@@ -137,22 +189,18 @@ class Snapshots:
         """True while one is being copied or written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, state: State, metrics: Path, *, artifacts: Path | None = None) -> None:
-        """Starts a snapshot. The model, optimizer and gradient tensors may not change before `before_update` returns.
-
-        `artifacts`: a folder to be part of it, which makes it the complete one.
-        """
+    def begin(self, snapshot: Snapshot) -> None:
+        """Starts to take it, where there is a writer. Its tensors may not change before `before_update` returns."""
         started = time.monotonic()
         self.join()
         self._copied.clear()
         self.stall_s = 0.0
         self._count += 1
-        size = metrics.stat().st_size if metrics.exists() else 0
+        size = snapshot.metrics.stat().st_size if snapshot.metrics.exists() else 0
         stream = torch.cuda.Stream() if torch.cuda.is_available() else None
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())
-        arguments = (state, metrics, size, artifacts, started, stream)
-        self._thread = threading.Thread(target=self._take, args=arguments, name="snapshot")
+        self._thread = threading.Thread(target=self._take, args=(snapshot, size, started, stream), name="snapshot")
         self._thread.start()
         self.stall_s += time.monotonic() - started
 
@@ -168,54 +216,74 @@ class Snapshots:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._error is not None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises what went wrong with the last snapshot, if it is over."""
+        if self._error is not None and not self.busy:
             error, self._error = self._error, None
             raise error
 
-    def _take(
-        self, state: State, metrics: Path, size: int, artifacts: Path | None, started: float, stream: Any
-    ) -> None:
+    def _take(self, snapshot: Snapshot, size: int, started: float, stream: Any) -> None:
         try:
             try:
-                with torch.cuda.stream(stream) if stream is not None else _nothing():
-                    copies = {n: _to_host(tensors) for n, tensors in state.groups().items()}
+                with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+                    copies = {group: _to_host(tensors) for group, tensors in snapshot.held.items()}
             finally:
                 self._copied.set()
-            self._write(copies, state.progress, metrics, size, artifacts, started)
+            assert self.writer is not None
+            self._write(copies, snapshot, self.writer, size, started)
         except BaseException as e:
             self._error = e
 
-    def _write(
-        self,
-        copies: dict[str, Tensors],
-        progress: Progress,
-        metrics: Path,
-        size: int,
-        artifacts: Path | None,
-        started: float,
-    ) -> None:
-        name = f"{progress.step:010d}-{self._count:06d}"
-        temporary = self._run.snapshots / f".{name}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+    def _write(self, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int, started: float) -> None:
+        name = f"{snapshot.progress.step:010d}-{self._count:06d}"
+        folder = self._run.snapshots / f".{name}"
+        folder.mkdir(exist_ok=True)
         for group, tensors in copies.items():
-            save_file(tensors, temporary / f"{group}.safetensors")
-        (temporary / "state.json").write_text(progress.model_dump_json())
-        with metrics.open("rb") as source, (temporary / "metrics.jsonl").open("wb") as target:
-            target.write(source.read(size))
-        if artifacts is not None:
-            shutil.copytree(artifacts, temporary, dirs_exist_ok=True)
-            shutil.rmtree(artifacts)
-        info = SnapshotInfo(step=progress.step, complete=artifacts is not None, started=started, stall_s=self.stall_s)
-        (temporary / INFO).write_text(json.dumps(info.model_dump()))
-        temporary.rename(self._run.snapshots / name)
+            if tensors or writer.number == 0:
+                save_file(tensors, folder / file_name(group, writer.number, writer.of))
+        if snapshot.plan is not None:
+            (folder / PLAN).write_text(snapshot.plan.model_dump_json())
+            (folder / STATE).write_text(snapshot.progress.model_dump_json())
+            with snapshot.metrics.open("rb") as source, (folder / METRICS).open("wb") as target:
+                target.write(source.read(size))
+        if snapshot.artifacts is not None:
+            shutil.copytree(snapshot.artifacts, folder, dirs_exist_ok=True)
+            shutil.rmtree(snapshot.artifacts)
+        if not writer.first:
+            self._mark(name, writer.number).touch()
+            return
+        self._await(name, writer.beside[1:])
+        info = SnapshotInfo(
+            step=snapshot.progress.step,
+            complete=snapshot.complete,
+            started=started,
+            stall_s=self.stall_s,
+            part=writer.part and writer.part.model_copy(update={"nonce": f"{writer.part.nonce}{self._count:04x}"}),
+        )
+        (folder / INFO).write_text(json.dumps(info.model_dump()))
+        folder.rename(self._run.snapshots / name)
+
+    def _mark(self, name: str, number: int) -> Path:
+        """The file by which a writer says that its part lies in the folder."""
+        return self._run.snapshots / f".{name}.{number}"
+
+    def _await(self, name: str, peers: tuple[int, ...]) -> None:
+        deadline = time.monotonic() + PEERS_S
+        for number in peers:
+            mark = self._mark(name, number)
+            while not mark.exists():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"process {number} did not write its part of the checkpoint")
+                time.sleep(LOOK_S)
+            mark.unlink()
 
 
-def _to_host(tensors: Tensors) -> Tensors:
-    return {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}
+def optimizer_tensors(optimizer: Any, names: Mapping[str, torch.nn.Parameter]) -> Tensors:
+    """The moments and step counts as `<parameter>/<kind>`."""
+    return {f"{name}/{kind}": value for name, p in names.items() for kind, value in optimizer.state.get(p, {}).items()}
 
 
-def _nothing() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
+def _to_host(tensors: Mapping[str, Local]) -> Tensors:
+    return {n: t.tensor.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items() if t.tensor.numel()}

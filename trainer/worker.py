@@ -1,5 +1,6 @@
 """The process that trains: `python -m trainer.worker RUN_FOLDER`, started and tied to its life by the agent."""
 
+import errno
 import os
 import signal
 import sys
@@ -15,37 +16,56 @@ from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 def main(root: Path) -> ExitCode:
     """Runs the job in the folder and leaves there how it ended."""
     run = RunFolder(root=root)
-    code, message = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
-    if message:
-        print(f"failed: {message}", flush=True)
-    if not _rank("LOCAL_RANK") or (message and not run.ended.exists()):
-        replace(run.ended, Ended(code=code, message=message).model_dump_json())
+    ended = _attempt(WorkerJob.model_validate_json(run.job.read_bytes()), run)
+    if ended.message:
+        print(f"failed: {ended.message}", flush=True)
+    if ended.message or not _rank("LOCAL_RANK"):
+        _leave_word(run, ended)
     # A launcher takes any other code for a failure and kills the processes that are still saving.
-    return ExitCode.COMPLETED if _rank("RANK") is not None and code is ExitCode.DRAINED else code
+    drained = _rank("RANK") is not None and ended.code is ExitCode.DRAINED
+    return ExitCode.COMPLETED if drained else ExitCode(ended.code)
 
 
-def _attempt(job: WorkerJob, run: RunFolder) -> tuple[ExitCode, str]:
-    """(exit code, one line that says why it failed)."""
+def _leave_word(run: RunFolder, ended: Ended) -> None:
+    """The first failure of this machine stands; one that only followed from another gives way to it."""
+    try:
+        before = Ended.model_validate_json(run.ended.read_bytes())
+    except FileNotFoundError:
+        before = None
+    if before is None or before.pulled or not before.message:
+        replace(run.ended, ended.model_dump_json())
+
+
+def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
+    """How it ended, with one line that says why it failed."""
     try:
         _train(job, run)
     except Drained:
-        return ExitCode.DRAINED, ""
+        return Ended(code=ExitCode.DRAINED)
     except Fault as e:
-        return e.code, str(e)
+        return Ended(code=e.code, message=str(e))
     except MemoryError:
-        return ExitCode.OOM, "host memory is too small; take a larger machine or a lower micro_batch"
+        return _host_oom("no memory could be allocated")
     except Exception as e:
         traceback.print_exc()
-        if _is_device_oom(e):
-            return ExitCode.OOM, f"GPU memory is too small: {_line(e)}; lower train.micro_batch"
-        code = ExitCode.INFRASTRUCTURE if isinstance(e, (OSError, RuntimeError)) else ExitCode.USER_ERROR
-        return code, f"{type(e).__name__}: {_line(e)}"
-    return ExitCode.COMPLETED, ""
+        return _oom(e) or _unforeseen(e)
+    return Ended(code=ExitCode.COMPLETED)
+
+
+def _unforeseen(error: Exception) -> Ended:
+    from trainer import parallel
+
+    if parallel.is_lost_peer(error):
+        message = f"another process of this job has gone: {_line(error)}"
+        return Ended(code=ExitCode.INFRASTRUCTURE, message=message, pulled=True)
+    code = ExitCode.INFRASTRUCTURE if isinstance(error, (OSError, RuntimeError)) else ExitCode.USER_ERROR
+    return Ended(code=code, message=f"{type(error).__name__}: {_line(error)}")
 
 
 def _train(job: WorkerJob, run: RunFolder) -> None:
     import torch
 
+    from trainer import parallel
     from trainer.loop import Loop
 
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -55,14 +75,30 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
     if torch.cuda.is_available():
         # Without this a resumed run may differ from an uninterrupted one in the last bits.
         torch.use_deterministic_algorithms(True, warn_only=True)
-    Loop(job, run).run()
+    try:
+        Loop(job, run).run()
+    except Drained:
+        parallel.leave()
+        raise
+    parallel.leave()
 
 
-def _is_device_oom(error: BaseException) -> bool:
+def _oom(error: BaseException) -> Ended | None:
+    """None: it is no lack of memory."""
     import torch
 
-    host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return host or isinstance(error, torch.cuda.OutOfMemoryError)
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        message = f"GPU memory is too small: {_line(error)}; lower train.micro_batch"
+        return Ended(code=ExitCode.OOM, message=message, ran_out="device")
+    cannot = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if cannot or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return _host_oom(_line(error))
+    return None
+
+
+def _host_oom(what: str) -> Ended:
+    message = f"host memory is too small: {what}; take a larger machine or a lower train.micro_batch"
+    return Ended(code=ExitCode.OOM, message=message, ran_out="host")
 
 
 def _rank(which: str) -> int | None:

@@ -142,6 +142,10 @@ class MemoryView(Wire):
     """Peak and context with the margin."""
     margin: float
     source: str
+    correction: float = 1.0
+    """What own runs make of the sum of the categories."""
+    runs: int = 0
+    """Own runs that this rests on."""
 
 
 class PlanView(Wire):
@@ -195,6 +199,10 @@ class LineView(Wire):
     """Expected dollars to finish."""
     usd_p90: Decimal | None = None
     step_s: float | None = None
+    evidence: str = ""
+    """What the speed rests on."""
+    runs: int = 0
+    """Own runs on such a GPU that it rests on."""
     nodes: int = 1
     """Machines of this kind that are bought together; `hours` and dollars to finish are of all, `offer` is of one."""
     plan: PlanView | None = None
@@ -275,6 +283,10 @@ class AttemptView(Wire):
     """Machines of this kind that were bought together."""
     hours_p50: float | None
     usd_p50: Decimal | None
+    evidence: str = ""
+    """What the speed of the estimate rested on."""
+    observed_runs: int = 0
+    """Own runs on such a GPU that it rested on."""
     created_at: datetime
     create_sent_at: datetime | None
     first_beat_at: datetime | None
@@ -303,6 +315,8 @@ class JobDetail(JobView):
     """Still held for the live attempt."""
     storage: StorageView | None = None
     """null: nobody has looked yet."""
+    ran_out_of_memory: tuple[str, ...] = ()
+    """Plans that did, oldest first; the present one needs less, at the same global batch."""
     runs: tuple[AttemptView, ...]
     """Attempts in the order of their numbers; the last one's `beat` is the live progress."""
 

@@ -19,6 +19,7 @@ from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
 from broker.decide.billing import Tempo
 from broker.decide.budgets import Refusal
+from broker.decide.experience import NOTHING, Learned
 from broker.decide.quote import quote
 from broker.decide.retention import last_checkpoint, origin_deleted
 from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, OriginDeleted, Problem, Rejected
@@ -138,8 +139,9 @@ class Service:
         check_providers: CheckProviders = _unasked,
         notifiers: Sequence[Notifier] = (),
         skew: Callable[[], float] = lambda: 0.0,
+        learned: Learned = lambda: NOTHING,
     ) -> None:
-        """`skew`: seconds that this host's wall clock is ahead of `clock`."""
+        """`skew`: seconds that this host's wall clock is ahead of `clock`. `learned`: what own runs have shown."""
         self.store = store
         self.blobs = blobs
         self.market = market
@@ -147,6 +149,7 @@ class Service:
         self.box = box
         self.clock = clock
         self.skew = skew
+        self.learned = learned
         self.entropy = entropy
         self.settings = settings
         self.reach = reach
@@ -226,6 +229,7 @@ class Service:
             caps=self.market.caps(),
             lead_s=self.settings.tempo.lead_s,
             storage_usd_per_gib_month=self.settings.storage_usd_per_gib_month,
+            learned=self.learned(),
         )
 
     def _cheapest(self, spec: JobSpec, checked: Checked) -> Decimal | None:
@@ -233,7 +237,7 @@ class Service:
         offers = self.market.offers()
         if offers != self._cheapest_at or len(self._cheapest_of) > 1000:
             self._cheapest_of, self._cheapest_at = {}, offers
-        key = (checked.workload, checked.local_model, spec.resources)
+        key = (checked.workload, checked.local_model, spec.resources, self.learned())
         if key not in self._cheapest_of:
             self._cheapest_of[key] = self._quote(spec, checked, {}, spec.cap_usd).cheapest_usd
         return self._cheapest_of[key]

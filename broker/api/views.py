@@ -65,6 +65,7 @@ def job_detail(row: Job, attempts: Sequence[Attempt], usd_per_gib_month: Decimal
         spec=row.spec,
         reserved_usd=held,
         storage=storage(row, usd_per_gib_month),
+        ran_out_of_memory=row.remedy.tried if row.remedy else (),
         runs=tuple(attempt(a) for a in attempts),
     )
 
@@ -81,6 +82,8 @@ def attempt(row: Attempt) -> models.AttemptView:
         nodes=row.line.nodes,
         hours_p50=row.line.hours_p50,
         usd_p50=row.line.usd_p50,
+        evidence=row.line.evidence,
+        observed_runs=row.line.runs,
         created_at=row.created_at,
         create_sent_at=row.create_sent_at,
         first_beat_at=row.first_beat_at,

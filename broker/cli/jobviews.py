@@ -74,6 +74,8 @@ def detail(job: JobDetail) -> Table:
         ("progress", now.line() if job.runs else ""),
         ("forecast", foreseen(job)),
         ("storage", kept(job.storage) if job.storage else ""),
+        ("estimate", job.runs[-1].evidence if job.runs else ""),
+        ("out of memory", "; ".join(job.ran_out_of_memory)),
     ]
     for name, text in facts:
         if text:

@@ -28,6 +28,8 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say(offers(shown, why=len(reasons) > 1))
         if len(reasons) == 1:
             out.say(f"kept: {reasons.pop()}")
+    if shown and shown[0].runs:
+        out.say(f"speed of the first: {shown[0].evidence}")
     if quote.kept > len(shown):
         out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
     for line in dropped(quote):
@@ -73,6 +75,39 @@ def offers(lines: list[LineView], *, why: bool) -> Table:
             *([line.reason] if why else []),
         )
     return table
+
+
+EXPLAINED = 3
+
+
+def explain(out: Output, quote: QuoteView) -> None:
+    """The parts of the best offers' time and dollars, and every offer with the reason why it was kept or dropped."""
+    for line in [line for line in quote.lines if line.verdict is Verdict.KEPT][:EXPLAINED]:
+        for text in explained(line):
+            out.say(text)
+    table = Table(title="Every offer", title_justify="left")
+    for name in ("offer", "verdict", "reason"):
+        table.add_column(name, overflow="fold")
+    for line in quote.lines:
+        table.add_row(line.offer.id, line.drop or "kept", line.reason)
+    out.say(table)
+    left = quote.kept + sum(quote.drops.values()) - len(quote.lines)
+    if left:
+        out.say(f"and {left} more; ask for fewer with resources.accelerators or resources.providers")
+
+
+def explained(line: LineView) -> list[str]:
+    """`cloud gpu: boot 2 min, …` and `… $0.41 machines, …` of a kept line; nothing where its time is not known."""
+    if line.hours is None or line.costs is None or line.plan is None:
+        return []
+    plan, hours, costs = line.plan, line.hours.model_dump(), line.costs.model_dump()
+    again = "recomputing" if plan.gradient_checkpointing else "activations kept"
+    each = f"{plan.micro_batch} rows at once, {plan.accumulation} times a step, {again}"
+    return [
+        f"{words.cloud(line.offer)} {words.gpu(line.offer, line.nodes)}: {plan.parallelism} on {plan.devices}, {each}",
+        "  time  " + ", ".join(f"{name} {words.hours(value, None)}" for name, value in hours.items() if value),
+        "  $     " + ", ".join(f"{name} {words.money(value)}" for name, value in costs.items() if value),
+    ]
 
 
 def dropped(quote: QuoteView) -> list[str]:

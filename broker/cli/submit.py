@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import offersview, submission, words
+from broker.cli import offersview, quoteview, submission, whatifview, words
 from broker.cli.exits import BadInput
 from broker.cli.jobs import follow
 from broker.cli.output import Output
 from broker.cli.shell import Json, client, command
 from broker.cli.specfile import load
 from broker.cli.watch import PATIENCE_S
+from broker.cli.whatifview import PlotFile, WhatIf
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec, YAML or JSON.")]
 Settings = Annotated[
@@ -27,15 +28,25 @@ async def quote(
     spec: SpecArgument,
     settings: Settings = None,
     every: Annotated[bool, typer.Option("--all", help="Every offer, kept or dropped.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="What time and dollars of the best offers consist of, and every drop.")
+    ] = False,
+    what_if: WhatIf = None,
+    gpu: Annotated[str | None, typer.Option(help="Of --what-if; by default the best offer's.")] = None,
+    plot: PlotFile = None,
     as_json: Json = False,
 ) -> None:
     """Check a spec and its data, and price every offer against it. Nothing is created, nothing is bought."""
     out = Output(as_json=as_json)
     file = load(spec, tuple(settings or ()))
     async with client() as c:
-        prepared = await submission.prepare(c, file, limit=1000 if every else 100)
+        prepared = await submission.prepare(c, file, limit=1000 if every or explain or what_if else 100)
+    if what_if is not None:
+        return whatifview.of_quote(out, prepared, what_if, gpu, plot)
     out.document(prepared.quote)
     submission.show(out, prepared, every=every)
+    if explain:
+        quoteview.explain(out, prepared.quote)
 
 
 @command

@@ -104,7 +104,7 @@ def bought_for(job: Job) -> BootSpec:
 def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[str, int]) -> AttemptSpec:
     """`spec.json` of an attempt; the same for every create of it. `sizes`: bytes of the job's inputs by key."""
     spec = job.spec
-    train = as_planned(spec.train, attempt.line.plan, job.oom_changes) if spec.train else None
+    train = as_planned(spec.train, attempt.line.plan, job.remedy) if spec.train else None
     data = code = None
     if train is not None:
         data = _file(job, train.data.path, format_of(train.data.path, train.data.format), sizes)

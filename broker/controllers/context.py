@@ -31,6 +31,8 @@ class Rhythm:
     market_s: float = 30.0
     grants_s: float = 15.0
     """Between two looks for credentials that are to be renewed."""
+    lessons_s: float = 30.0
+    """Between two looks at what ended attempts have shown."""
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200
@@ -43,8 +45,8 @@ class Rhythm:
     """Between two quotes of a job that fits nowhere."""
     sold_out_s: float = 120.0
     """How long an offer without capacity is left alone."""
-    destroy_alert: int = 5
-    """Failed destroys after which people are told."""
+    destroy_alert: int = 30
+    """Failed destroys of one machine after which people are told: a minute of them."""
 
     def tempo(self, drain_s: float) -> Tempo:
         """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its

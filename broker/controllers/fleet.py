@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker.controllers.beats import Beats
 from broker.controllers.billing import Billing
@@ -11,6 +11,7 @@ from broker.controllers.boot import Boot, TrainerOf
 from broker.controllers.budgets import Budgets
 from broker.controllers.context import Context
 from broker.controllers.deadman import Deadman
+from broker.controllers.destroys import Destroys
 from broker.controllers.digest import Digest
 from broker.controllers.grants import Granting, Grants
 from broker.controllers.guard import Guard
@@ -18,6 +19,7 @@ from broker.controllers.interruption import Interruption
 from broker.controllers.inventory import Inventory
 from broker.controllers.launch import Launch
 from broker.controllers.launchers import Launchers
+from broker.controllers.lessons import Lessons
 from broker.controllers.liveness import LivenessController
 from broker.controllers.look import Looker
 from broker.controllers.loop import Controller, run_forever
@@ -28,6 +30,7 @@ from broker.controllers.sweep import Sweep
 from broker.controllers.termination import Termination
 from broker.controllers.through import Through
 from broker.decide.digest import DigestPlan
+from broker.decide.experience import Learned
 from broker.domain.offer import Offer
 from broker.ports import Notifier
 from broker.secrets import SecretBox
@@ -40,7 +43,9 @@ class Fleet:
     context: Context
     controllers: tuple[Controller, ...]
     launch: Launch
+    destroys: Destroys
     outbox: Outbox
+    learned: Learned
 
     @classmethod
     def build(
@@ -56,8 +61,9 @@ class Fleet:
         keep: Keep | None = None,
         digest: DigestPlan | None = None,
     ) -> "Fleet":
-        inventory, launchers = Inventory(context), Launchers(context)
-        beats = Beats(context)
+        context = replace(context, patience=replace(context.patience, beat_s=context.limits.beat_s))
+        inventory, launchers, destroys = Inventory(context), Launchers(context), Destroys(context)
+        beats, lessons = Beats(context), Lessons(context)
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
@@ -65,19 +71,22 @@ class Fleet:
         return cls(
             context=context,
             launch=launch,
+            destroys=destroys,
             outbox=outbox,
+            learned=lessons,
             controllers=(
-                Placement(context, offers, troubles),
+                Placement(context, offers, troubles, lessons),
                 launch,
                 LivenessController(context, looker),
                 interruption,
-                Termination(context, inventory, launchers),
+                Termination(context, inventory, launchers, destroys),
                 Through(context, launchers),
-                Billing(context, inventory, (looker, launchers, interruption)),
+                Billing(context, inventory, (looker, launchers, interruption, destroys)),
                 Guard(context),
                 Retention(context),
                 Budgets(context),
-                Sweep(context, inventory, report_only=report_only),
+                lessons,
+                Sweep(context, inventory, destroys, report_only=report_only),
                 Deadman(context),
                 Grants(context, Granting(context=context, box=box)),
                 outbox,
@@ -93,4 +102,5 @@ class Fleet:
                     group.create_task(run_forever(controller, self.context.clock), name=controller.name)
         finally:
             await self.launch.close()
+            await self.destroys.close()
             await self.outbox.close()

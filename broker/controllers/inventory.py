@@ -16,6 +16,9 @@ from broker.domain.job import Attempt, Handle
 
 log = logging.getLogger(__name__)
 
+LEFT_OUT_S = 3.0
+"""Listings that agree for so long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
@@ -61,12 +64,12 @@ class Inventory:
             kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
             self._forget(provider, begun)
 
-    async def refresh_all(self, providers: Iterable[str]) -> set[str]:
-        """Lists them at the same time; returns those that did not answer."""
+    async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
+        """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
 
         async def failed(provider: str) -> bool:
             try:
-                await self.refresh(provider)
+                await self.refresh(provider, max_age_s=max_age_s.get(provider))
             except ProviderError:
                 return True
             return False
@@ -130,6 +133,18 @@ class Inventory:
         None.
         """
         return self._absent_since(provider, since, lambda listing: listing.shows(name))
+
+    def left_out(self, provider: str, name: InstanceName, since: float) -> bool:
+        """The listings of the last seconds all leave it out, though it stood at `since`, more than a lag before each.
+
+        So none of them shows a time before it was created, and a single one that leaves out what stands there is not
+        enough. It says nothing of what may be created later: that takes `absent_since`.
+        """
+        first = since + self._context.providers[provider].caps.list_lag_s
+        without: list[Listing] = []
+        for listing in self._listings[provider]:
+            without = [] if listing.begun <= first or listing.shows(name) else [*without, listing]
+        return len(without) >= 2 and without[-1].begun - without[0].begun >= LEFT_OUT_S
 
     def node_lost(self, provider: str, handles: Sequence[Handle], since: float) -> bool:
         """The same proof for one of these machines."""

@@ -28,10 +28,12 @@ class LivenessController:
         leased = await context.store.claim_attempts(
             Lane.LIVENESS, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
         )
+        self.every_s = context.rhythm.poll_s
         if not leased:
             return False
         unlisted = await self._looker.refresh(leased)
         judged = await each(context, self.name, leased, lambda one: self._judge(one, unlisted))
+        self.every_s = min([self.every_s, *(self._looker.again_s(one.attempt.id) for one in leased)])
         await context.store.apply([change for _, change in judged])
         return len(leased) == context.rhythm.claim
 
@@ -41,7 +43,7 @@ class LivenessController:
         deadline = context.provider_of(attempt).caps.boot_deadline_s
         told = judge(attempt, seen, context.clock.now(), context.patience, deadline)
         if told is None:
-            return Change(attempt=(one.attempt, attempt), due_in_s=context.rhythm.look_s)
+            return Change(attempt=(one.attempt, attempt), due_in_s=self._looker.again_s(attempt.id))
         return self._move(one, attempt, seen, told)
 
     def _move(self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent) -> Change:

@@ -7,10 +7,13 @@ from broker.controllers.beats import Beats, Watch, read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import counted
-from broker.decide.liveness import TAKEN_AWAY, Observation
+from broker.decide.liveness import TAKEN_AWAY, Observation, haste
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt
 from broker.ports import Leased
+
+SOONEST_S = 0.5
+"""Between two looks for a machine whose beats are missing."""
 
 
 class Looker:
@@ -19,13 +22,20 @@ class Looker:
         self._inventory = inventory
         self.beats = beats
         self._watched_from: dict[AttemptId, float] = {}
+        """These stood already then: they were booting, or beyond."""
+        self._again_s: dict[AttemptId, float] = {}
+        """Of those that are looked for in haste."""
 
     async def refresh(self, leased: Sequence[Leased]) -> set[str]:
         """Fresh beats, and listings of the clouds that these attempts are at: another one that hangs holds nobody up.
 
         Returns the providers that could not be listed just now.
         """
-        failed = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
+        ages: dict[str, float] = {}
+        for attempt in (one.attempt for one in leased if one.attempt.id in self._again_s):
+            known = ages.get(attempt.line.offer.provider, self._context.rhythm.list_s)
+            ages[attempt.line.offer.provider] = min(known, self._again_s[attempt.id])
+        failed = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased}, ages)
         await self.beats.refresh()
         return failed
 
@@ -37,10 +47,11 @@ class Looker:
         seen = () if provider in unlisted else self._inventory.seen(provider, attempt.name)
         since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
+        left_out = provider not in unlisted and self._inventory.left_out(provider, attempt.name, since)
         lost = provider not in unlisted and attempt.line.nodes > 1
         lost = lost and self._inventory.node_lost(provider, attempt.handles, since)
         final = None
-        if absent or lost or _final_is_likely(watch) or any(o.state in TAKEN_AWAY or o.fault for o in seen):
+        if absent or left_out or lost or _final_is_likely(watch) or any(o.state in TAKEN_AWAY or o.fault for o in seen):
             final = await read_final(self._context, attempt.id)
         observation = Observation(
             beat=watch.beat if watch else None,
@@ -49,16 +60,31 @@ class Looker:
             final=final,
             seen=seen,
             absent=absent,
+            left_out=left_out,
             node_lost=lost,
             store_ok=self.beats.readable,
         )
+        self._hasten(attempt, observation, listed=provider not in unlisted)
         beat = watch.beat if watch and watch.beat else attempt.beat
         running_at = self._inventory.running_at(attempt)
         looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
         return counted(attempt, looked), observation
 
+    def _hasten(self, attempt: Attempt, seen: Observation, *, listed: bool) -> None:
+        share = haste(seen, self._context.patience) if listed else 0.0
+        if share == 0.0:
+            self._again_s.pop(attempt.id, None)
+            return
+        calls_per_s = share * self._context.provider_of(attempt).caps.calls_per_s
+        self._again_s[attempt.id] = max(SOONEST_S, 1 / calls_per_s)
+
+    def again_s(self, attempt: AttemptId) -> float:
+        """Until the next look at it."""
+        return min(self._context.rhythm.look_s, self._again_s.get(attempt, float("inf")))
+
     def keep(self, live: Set[AttemptId]) -> None:
         """Forgets all others."""
+        self._again_s = {attempt: at for attempt, at in self._again_s.items() if attempt in live}
         self._watched_from = {attempt: at for attempt, at in self._watched_from.items() if attempt in live}
         self.beats.keep(live)
 

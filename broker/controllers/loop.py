@@ -9,7 +9,7 @@ from broker.ports import Clock
 
 log = logging.getLogger(__name__)
 
-MAX_BACK_OFF_S = 30.0
+MAX_BACK_OFF_S = 10.0
 
 
 class Controller(Protocol):

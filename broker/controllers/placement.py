@@ -13,6 +13,7 @@ from broker.controllers.events import event
 from broker.controllers.forsale import Offers
 from broker.decide.billing import least_usd, out_of_time, reservation, reserved
 from broker.decide.budgets import Applied, Hold, Refusal, admission, entry, gpu_room, judge
+from broker.decide.experience import NOTHING, Learned
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
@@ -46,10 +47,12 @@ class Placement:
 
     name = "placement"
 
-    def __init__(self, context: Context, offers: Offers, troubles: Troubles = dict) -> None:
-        """`troubles`: why a provider does not sell, by its name."""
+    def __init__(
+        self, context: Context, offers: Offers, troubles: Troubles = dict, learned: Learned = lambda: NOTHING
+    ) -> None:
+        """`troubles`: why a provider does not sell, by its name. `learned`: what own runs have shown."""
         self._context = context
-        self._offers, self._troubles = offers, troubles
+        self._offers, self._troubles, self._learned = offers, troubles, learned
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
@@ -143,6 +146,7 @@ class Placement:
             machine_s=job.machine_s,
             lead_s=self._lead_s,
             storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,
+            learned=self._learned(),
         )
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:

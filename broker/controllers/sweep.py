@@ -2,19 +2,24 @@
 
 import asyncio
 import logging
+from collections.abc import Set
 
 from broker.controllers.context import Context
+from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import owed, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
-from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
+from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
 from broker.domain.job import Attempt, LedgerKind
 from broker.ports import Blobs, Charge
 from trainer.contract import keys
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 5.0
+"""How soon a cloud is listed again that did not answer, or shows what is to be destroyed."""
 
 
 async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
@@ -30,45 +35,76 @@ class Sweep:
 
     name = "sweep"
 
-    def __init__(self, context: Context, inventory: Inventory, *, report_only: bool = False) -> None:
+    def __init__(
+        self, context: Context, inventory: Inventory, destroys: Destroys, *, report_only: bool = False
+    ) -> None:
         self._context = context
         self._inventory = inventory
+        self._destroys = destroys
         self._first_seen: dict[str, float] = {}
+        self._missing: set[str] = set()
+        """Of these, what the latest listing has left out."""
+        self._asked: dict[str, Orphan] = {}
+        """Whose destruction was asked for, and not answered yet."""
+        self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
-        self.every_s = context.rhythm.sweep_s
+
+    @property
+    def every_s(self) -> float:
+        """Until the first cloud is due: after `sweep_s`, or as soon as something can be done about what was found."""
+        wait_s = min(self._due.values(), default=float("inf")) - self._context.clock.monotonic()
+        return min(self._context.rhythm.sweep_s, max(self._again_s, wait_s))
+
+    @property
+    def _again_s(self) -> float:
+        return min(AGAIN_S, self._context.rhythm.sweep_s)
 
     async def step(self) -> bool:
-        providers = list(self._context.providers)
-        listed = await asyncio.gather(*map(self._orphans, providers))  # a cloud that hangs keeps no other's waiting
-        found = [(name, orphan) for name, of_one in zip(providers, listed, strict=True) for orphan in of_one]
+        now = self._context.clock.monotonic()
+        due = [name for name, at in self._due.items() if at <= now + self._again_s / 2]
+        listed = await asyncio.gather(*map(self._orphans, due))  # a cloud that hangs keeps no other's waiting
+        found = [(name, orphan) for name, of_one in zip(due, listed, strict=True) for orphan in of_one]
         await each(self._context, self.name, found, self._deal_with)
         return False
 
     async def _orphans(self, provider: str) -> tuple[Orphan, ...]:
-        """None of a cloud that did not answer."""
+        """None where the cloud, or the database, did not answer: that is tried again soon."""
+        self._again(provider, self._again_s)
         try:
             await self._inventory.refresh(provider, max_age_s=0.0)
-        except ProviderError as e:
-            log.warning("sweep: %s cannot be listed: %s", provider, e)
+            listing = self._inventory.latest(provider)
+            seen = [o for machines in (listing.by_name.values() if listing else ()) for o in machines]
+            ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
+            known = await self._context.store.attempts_by_id(ids) if ids else {}
+        except (ProviderError, StoreUnavailable) as e:
+            log.warning("sweep: %s cannot be swept: %s", provider, e)
             return ()
-        listing = self._inventory.latest(provider)
-        seen = [o for machines in (listing.by_name.values() if listing else ()) for o in machines]
-        ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
-        known = await self._context.store.attempts_by_id(ids) if ids else {}
-        found = orphans(self._context.installation, seen, known)
-        present = {f"{provider}/{o.observed.handle.id}" for o in found}
-        gone = [key for key in self._first_seen if key.startswith(f"{provider}/") and key not in present]
-        for key in gone:
+        found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
+        found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
+        self._again(provider, self._context.rhythm.sweep_s)
+        self._forget(provider, set(found))
+        return tuple(found.values())
+
+    def _forget(self, provider: str, found: Set[str]) -> None:
+        """What is left out twice in a row: once may be a listing's omission, so that one is listed again soon."""
+        missing = {key for key in self._first_seen if key.startswith(f"{provider}/")} - found
+        for key in missing & self._missing:
             del self._first_seen[key]
-        return found
+        self._missing = {key for key in self._missing if not key.startswith(f"{provider}/")}
+        self._missing |= missing & self._first_seen.keys()
+        if missing & self._first_seen.keys():
+            self._sooner(provider, self._again_s)
+
+    def _again(self, provider: str, in_s: float) -> None:
+        self._due[provider] = self._context.clock.monotonic() + in_s
 
     async def _deal_with(self, one: tuple[str, Orphan]) -> None:
         """Destroyed once it has been an orphan for longer than a listing may lag."""
         provider, orphan = one
-        handle = orphan.observed.handle
-        now = self._context.clock.monotonic()
-        first = self._first_seen.setdefault(f"{provider}/{handle.id}", now)
-        if now - first < self._context.providers[provider].caps.list_lag_s:
+        key, handle, now = _key(provider, orphan), orphan.observed.handle, self._context.clock.monotonic()
+        young_s = self._context.providers[provider].caps.list_lag_s - (now - self._first_seen.setdefault(key, now))
+        if young_s > 0:
+            self._sooner(provider, young_s)
             return
         ours = None if orphan.attempt else await bought(self._context.blobs, orphan)
         why_not = spared(orphan, report_only=self.report_only, bought=ours)
@@ -77,14 +113,22 @@ class Sweep:
         )
         if why_not is not None:
             return
+        self._sooner(provider, self._again_s)
+        self._asked[key] = orphan
         try:
-            await self._context.providers[provider].destroy(handle)
+            if not await self._destroys.ask(provider, handle):
+                return
         except Gone:
+            del self._asked[key]
             return
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
+        del self._asked[key]
         if orphan.attempt is not None and not orphan.attempt.live:
             await self._charge(orphan.attempt)
+
+    def _sooner(self, provider: str, in_s: float) -> None:
+        self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)
 
     async def _charge(self, attempt: Attempt) -> None:
         """The time after `ended` is charged too: the cloud will. Cumulative and fenced, so each second once."""
@@ -100,3 +144,7 @@ class Sweep:
             note="seen after its end",
         )
         await self._context.store.charge([late])
+
+
+def _key(provider: str, orphan: Orphan) -> str:
+    return f"{provider}/{orphan.observed.handle.id}"

@@ -1,18 +1,22 @@
 """Terminating attempts: destroy, until the cloud itself says absent and no launcher is left; then settle."""
 
+import asyncio
 from dataclasses import replace
 from datetime import datetime
 
 from broker.controllers.beats import read_final
 from broker.controllers.context import Context
+from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.decide.billing import owed, traffic_owed
+from broker.decide.experience import observed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY
+from broker.decide.recovery import told
 from broker.decide.step import after_attempt, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
@@ -20,7 +24,6 @@ from broker.domain.money import show
 from broker.ports import Change, Charge, Lane, Leased
 from trainer.contract import keys
 
-MAX_BACK_OFF_S = 60.0
 STUCK_S = 120.0
 """A launcher that is not proven dead for longer keeps its attempt from ending: people must know."""
 
@@ -30,10 +33,11 @@ class Termination:
 
     name = "termination"
 
-    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers) -> None:
+    def __init__(self, context: Context, inventory: Inventory, launchers: Launchers, destroys: Destroys) -> None:
         self._context = context
         self._inventory = inventory
         self._launchers = launchers
+        self._destroys = destroys
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
@@ -46,6 +50,9 @@ class Termination:
         # What did not answer ends nothing in this round.
         unlisted = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
         ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))
+        decided = {one.attempt.id for one, _ in ends}
+        if late := [one.attempt for one in leased if one.attempt.id not in decided]:
+            await context.store.release([], late, due_in_s=context.rhythm.look_s)
         held = await context.store.apply([change for _, change in ends])
         for (one, change), ok in zip(ends, held, strict=True):
             if not ok:
@@ -99,25 +106,29 @@ class Termination:
     async def _destroy(self, one: Leased, *, launcher_dead: bool) -> Change:
         # Not absent, or not proven so any more.
         attempt = replace(one.attempt, absent_at=None)
-        provider = self._context.provider_of(attempt)
-        failed = ""
-        for handle in self._handles(attempt):
-            try:
-                await provider.destroy(handle)
-            except Gone:
-                continue
-            except ProviderError as e:
-                failed = f"destroy of {handle.id} at {provider.name}: {e}"
+        provider = attempt.line.offer.provider
+        said = await asyncio.gather(*(self._ask(provider, handle) for handle in self._handles(attempt)))
+        failed = next(filter(None, said), "")
         if not launcher_dead:
             await self._launchers.stop(attempt)
         if not failed and not launcher_dead and self._takes_long(one):
             failed = (
-                f"launcher {attempt.launched_by!r} of {attempt.name} at {provider.name} cannot be proven dead, so the "
+                f"launcher {attempt.launched_by!r} of {attempt.name} at {provider} cannot be proven dead, so the "
                 "machine may still come; end that launcher's process, or bring back its state folder"
             )
         if not failed:
             return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, self._context.rhythm.look_s))
         return self._failed(one, attempt, failed)
+
+    async def _ask(self, provider: str, handle: Handle) -> str:
+        """Why the cloud has not taken it, in one line; empty while nothing says so."""
+        try:
+            await self._destroys.ask(provider, handle)
+        except Gone:
+            return ""
+        except ProviderError as e:
+            return f"destroy of {handle.id} at {provider}: {e}"
+        return ""
 
     def _takes_long(self, one: Leased) -> bool:
         since = kept_until(one.attempt, one.job) or one.attempt.terminating_since or self._context.clock.now()
@@ -133,12 +144,11 @@ class Termination:
         moved = step(attempt, AttemptEvent.DESTROY_ERROR, self._context.clock.now()).attempt
         failures = moved.destroy_failures + 1
         moved = replace(moved, destroy_failures=failures, detail=message)
-        alert = failures % self._context.rhythm.destroy_alert == 0
-        told = (
-            (event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved),) if alert else ()
-        )
-        back_off = min(MAX_BACK_OFF_S, self._context.rhythm.look_s * 2.0 ** min(failures, 10))
-        return Change(attempt=(one.attempt, moved), events=told, due_in_s=back_off)
+        told = event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved)
+        alert = _is_told(failures, self._context.rhythm.destroy_alert)
+        # No back-off, since the machine bills: the cloud's gate keeps calls apart, and obeys what the cloud asks for.
+        due_s = self._context.rhythm.look_s
+        return Change(attempt=(one.attempt, moved), events=(told,) if alert else (), due_in_s=due_s)
 
     # -------------------------------------------------------------------------------------------------------- settle
 
@@ -165,9 +175,17 @@ class Termination:
                 attempt=ended,
                 data={"reason": reason.value, "usd": str(spent)},
             ),
+            *_replanned(one.job, job, ended),
             _job_event(job),
         )
-        return Change(attempt=(one.attempt, ended), job=(one.job, job), charge=charge, ledger=(left,), events=events)
+        return Change(
+            attempt=(one.attempt, ended),
+            job=(one.job, job),
+            charge=charge,
+            ledger=(left,),
+            events=events,
+            observation=observed(one.job, ended),
+        )
 
     async def _judge_host(self, ended: Attempt) -> None:
         """Before the job is quoted again: a host that did us wrong is left alone for a while. Never one of our own."""
@@ -189,6 +207,12 @@ class Termination:
             return
 
 
+def _is_told(failures: int, first: int) -> bool:
+    """At the first so many, and then each time that there are twice as many."""
+    times, rest = divmod(failures, first)
+    return rest == 0 and times & (times - 1) == 0
+
+
 def _last_charge(attempt: Attempt, until: datetime) -> Charge:
     return Charge(
         attempt_id=attempt.id,
@@ -198,6 +222,19 @@ def _last_charge(attempt: Attempt, until: datetime) -> Charge:
         usd=owed(attempt, until),
         traffic_usd=traffic_owed(attempt, until),
     )
+
+
+def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:
+    """Told when memory ran out and the next attempt is to need less."""
+    if after.remedy is None or after.remedy == before.remedy:
+        return ()
+    changed = after.remedy
+    data = {
+        "micro_batch": changed.micro_batch,
+        "gradient_checkpointing": changed.gradient_checkpointing,
+        "tried": list(changed.tried),
+    }
+    return (event(before, "job.replanned", told(before, ended.line, changed), data=data),)
 
 
 def _job_event(job: Job) -> Event:

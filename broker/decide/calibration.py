@@ -1,7 +1,17 @@
-"""What was fitted, and on what: shares of the published rates that training reaches."""
+"""What was fitted, and on what: shares of the published rates that training reaches; and how far own runs correct it.
 
-from collections.abc import Mapping
+An own run tells the logarithm y of observed over estimated. Deviations are nested, each about the one above it: of a
+GPU, of a method on it, of a family with that method, of a run: a tree of normal variables whose root is 0, the estimate
+itself. `believe` is its exact posterior by messages (Pearl, 1988), which is James and Stein's shrinkage level by level:
+one run moves a figure by v / (v + s^2) of what it says, v and s^2 the variances of what is shared and of a run. Runs
+have Student's t about their cell, by the EM weights of Lange, Little and Taylor (1989): what lies far off is hardly
+believed until others say the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +64,99 @@ SPREAD_UNMEASURED = 1.31
 """The worst of 237 rows by a fit without their architecture. Three architectures are too few for a quantile."""
 SPREAD_CPU = 2.0
 """Processors differ by more than any share tells [assumed]; one was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior:
+    """Standard deviations of logarithms [assumed]: of each level about the one above it, and of a run."""
+
+    levels: tuple[float, ...]
+    run: float
+
+    @property
+    def whole(self) -> float:
+        """Of a run about the estimate, when nothing was observed."""
+        return sqrt(sum(level**2 for level in self.levels) + self.run**2)
+
+
+GPU_PRIOR = Prior(levels=(0.05, 0.03, 0.03), run=0.04)
+"""Of a GPU, a method, a family. That of a run is what repeated rows of one GPU and library scatter by."""
+CPU_PRIOR = Prior(levels=(0.4, 0.1, 0.1), run=0.15)
+"""Processors differ, and work beside others: nearly as wide as `SPREAD_CPU`."""
+FREEDOM = 4.0
+"""Degrees of freedom of Student's t, as Lange, Little and Taylor advise for small samples."""
+WORTH = 8.0
+"""Runs that the assumed deviation of a run counts for, once that is estimated too."""
+ROUNDS = 30
+
+Path = tuple[str, ...]
+"""Where a run belongs, level by level: (GPU, method, family)."""
+Gauss = tuple[float, float]
+"""(mean, precision)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belief:
+    """What is expected of the next run."""
+
+    shift: float = 0.0
+    """Logarithm of observed over estimated."""
+    scale: float = 1.0
+    """Width of the interval, as a share of what it is when nothing was observed."""
+    runs: int = 0
+    """That share the first level."""
+
+
+NO_RUNS = Belief()
+
+
+def _joined(parts: Sequence[Gauss]) -> Gauss:
+    precision = sum(p for _, p in parts)
+    return (sum(m * p for m, p in parts) / precision if precision else 0.0), precision
+
+
+def _blurred(of: Gauss, deviation: float) -> Gauss:
+    """As seen from the next level."""
+    return of[0], 1 / (1 / of[1] + deviation**2) if of[1] else 0.0
+
+
+def _upward(cells: Mapping[Path, Gauss], prior: Prior) -> dict[Path, dict[Path, Gauss]]:
+    """What each node's children say of it; of the leaves' children, the runs, there is one entry."""
+    told: dict[Path, dict[Path, Gauss]] = defaultdict(dict)
+    for path, said in cells.items():
+        told[path][path] = said
+    for depth in range(len(prior.levels), 0, -1):
+        for path in [p for p in told if len(p) == depth]:
+            told[path[:-1]][path] = _blurred(_joined(list(told[path].values())), prior.levels[depth - 1])
+    return told
+
+
+def _posterior(path: Path, told: Mapping[Path, Mapping[Path, Gauss]], prior: Prior) -> Gauss:
+    at: Gauss = (0.0, inf)  # the root: the estimate itself
+    for depth, deviation in enumerate(prior.levels, 1):
+        child = path[:depth]
+        others = [said for one, said in told.get(path[: depth - 1], {}).items() if one != child]
+        parent = at if at[1] == inf else _joined([at, *others])
+        at = (parent[0], 1 / ((1 / parent[1] if parent[1] != inf else 0.0) + deviation**2))
+    return _joined([at, *told.get(path, {}).values()])
+
+
+def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
+    """What is known of `path` after `runs`, each (where it belongs, logarithm of observed over estimated)."""
+    near = [(where, y) for where, y in runs if where[0] == path[0]]
+    if not near:
+        return NO_RUNS
+    noise, squares = prior.run**2, 0.0
+    told: dict[Path, dict[Path, Gauss]] = {}  # from the estimate itself, so that no lone outlier is the beginning
+    for _ in range(ROUNDS):
+        means = {where: _posterior(where, told, prior)[0] for where, _ in near}
+        off = [(y - means[where]) ** 2 / noise for where, y in near]
+        weights = [(FREEDOM + 1) / (FREEDOM + square) for square in off]
+        squares = sum(w * square for w, square in zip(weights, off, strict=True)) * noise
+        by_cell: dict[Path, list[Gauss]] = defaultdict(list)
+        for (where, y), weight in zip(near, weights, strict=True):
+            by_cell[where].append((y, weight / noise))
+        told = _upward({where: _joined(said) for where, said in by_cell.items()}, prior)
+    mean, precision = _posterior(path, told, prior)
+    run = max(noise, (WORTH * noise + squares) / (WORTH + len(near)))
+    return Belief(shift=mean, scale=sqrt(1 / precision + run) / prior.whole, runs=len(near))

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
 from broker.decide.plans import Planned, Planner
-from broker.decide.throughput import Pace, pace
+from broker.decide.throughput import Pace, corrected, pace
 from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Plan, Workload
 
 
@@ -31,20 +32,24 @@ def computing(offer: Offer) -> Hardware | None:
 
 
 @lru_cache(maxsize=256)
-def _planner(workload: Workload) -> Planner:
-    return Planner(workload)
+def _planner(workload: Workload, learned: Experience) -> Planner:
+    return Planner(workload, corrected=learned.need)
 
 
-def planner(workload: Workload) -> Planner:
+def planner(workload: Workload, learned: Experience = NOTHING) -> Planner:
     """A job is quoted, submitted and placed again and again: what its steps take is worked out once."""
-    return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0))
+    return _planner(replace(workload, steps=0, eval_rows=0, data_bytes=0), learned)
 
 
-def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False) -> Fit:
+def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False, learned: Experience = NOTHING) -> Fit:
     """`nodes` of `offer` against `workload`; only hardware is looked at. `local`: the weights lie on this machine.
+    `learned`: what own runs say of such jobs.
 
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
+    if 0 < offer.gpu_memory_bytes <= workload.memory_above:
+        had, has = workload.memory_above / GIB, offer.gpu_memory_bytes / GIB
+        return Fit(drop=Drop.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
     if workload.shape is None:
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
         return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
@@ -56,7 +61,7 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
         return Fit(drop=Drop.MEMORY, reason=f"{offer.accelerator} does not compute in bf16; use precision auto")
     there = max(1, offer.gpus if actual.gpu else 1) * nodes
     has = offer.gpu_memory_bytes or nominal.memory_bytes
-    plans = planner(workload)
+    plans = planner(workload, learned)
     found = plans.best(nominal, has, there, computing=actual, nodes=nodes)
     need = found.memory
     if not found.fits:
@@ -64,11 +69,12 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
         reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
         return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
     cores = 1 if actual.gpu else offer.emulated_vcpus or offer.vcpus
+    at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
         drop=None,
         reason=_words(found, has, there),
         memory=need,
-        pace=pace(workload, plans.timing(found.plan, actual, nodes, cores), local=local),
+        pace=pace(workload, at, local=local),
         plan=found.plan,
         devices=found.plan.devices,
     )

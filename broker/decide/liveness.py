@@ -24,6 +24,8 @@ PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")
 class Patience:
     """Limits in seconds; `silence_s` counts only what this observer watched itself."""
 
+    beat_s: float = 5.0
+    """Between two beats, as the agents are asked for."""
     lost_s: float = 20.0
     """Without a beat for so long, the word of the cloud that nothing is there is believed."""
     stopped_s: float = 10.0
@@ -33,6 +35,16 @@ class Patience:
     """Without a new step, once training has begun."""
     notice_s: float = 150.0
     """A notice further away than this is not acted on yet."""
+
+    @property
+    def late_s(self) -> float:
+        """Without a beat for so long, one is missing: its cloud is looked at more often."""
+        return 1.5 * self.beat_s
+
+    @property
+    def missed_s(self) -> float:
+        """Without a beat for so long, three are, and a machine that listings leave out is believed to be gone."""
+        return 3 * self.beat_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,8 @@ class Observation:
     seen: tuple[Observed, ...] = ()
     absent: bool = False
     """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
+    left_out: bool = False
+    """Of machines that stood for longer than a listing lags, nothing is shown by several listings in a row."""
     node_lost: bool = False
     """Confirmed likewise of one of several machines."""
     store_ok: bool = True
@@ -61,12 +75,28 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
     if InstanceState.STOPPED in states and age_s >= patience.stopped_s:
         return Liveness.DEAD
+    if seen.left_out and seen.store_ok and not states and patience.missed_s <= age_s < math.inf:
+        return Liveness.DEAD
     if age_s < patience.lost_s:
         return Liveness.ALIVE
     if seen.absent and not states:
         return Liveness.DEAD
     running = len(states) >= expected_nodes and all(s is InstanceState.RUNNING for s in states)
     return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
+
+
+def haste(seen: Observation, patience: Patience) -> float:
+    """The share of its cloud's calls that looking for this attempt's machines is worth; 0: no more than usual.
+
+    A missing beat may be a death. Where nothing is shown either, a few listings tell; else it is a suspicion, which
+    wears off.
+    """
+    age_s = seen.beat_age_s
+    if age_s is None or not seen.store_ok or age_s < patience.late_s:
+        return 0.0
+    if not seen.seen:
+        return 1.0
+    return 0.5 if age_s < 12 * patience.beat_s else 0.0
 
 
 def dearer(price: Decimal, offer: Offer) -> bool:

@@ -11,7 +11,6 @@ from broker.decide.estimate import evidence_of
 from broker.decide.hardware import Hardware
 from broker.decide.memory import GPU_CONTEXT, memory, numerics_of
 from broker.decide.memory_step import Step, play
-from broker.decide.recovery import smaller_micro_batch
 from broker.decide.roofline import Run
 from broker.decide.throughput import Timing, run_of, step_seconds, timing
 from broker.domain.offer import MemoryNeed, Parallelism, Plan, Workload
@@ -37,6 +36,14 @@ class Planned:
     step_s: float
 
 
+Corrected = Callable[[Workload, MemoryNeed, bool, bool], MemoryNeed]
+"""(planned workload, its estimate, on a GPU, sharded) -> the estimate as own runs have it."""
+
+
+def _as_estimated(_work: Workload, need: MemoryNeed, _gpu: bool, _sharded: bool) -> MemoryNeed:
+    return need
+
+
 def dividers(rows: int, most: int) -> list[int]:
     """Micro-batches to try for so many rows a device, ascending, each dividing them."""
     found = [1]
@@ -44,15 +51,6 @@ def dividers(rows: int, most: int) -> list[int]:
         if rows % size == 0 and size >= APART * found[-1]:
             found.append(size)
     return found
-
-
-def after_oom(plan: Plan, changes: int) -> Plan:
-    """Each time memory ran out: half the micro-batch at the same global batch, and activations recomputed."""
-    if not changes:
-        return plan
-    rows = plan.micro_batch * plan.accumulation
-    smaller = smaller_micro_batch(plan.micro_batch, rows, changes)
-    return replace(plan, micro_batch=smaller, accumulation=rows // smaller, gradient_checkpointing=True)
 
 
 def devices_of(workload: Workload, there: int) -> int:
@@ -82,11 +80,15 @@ def shards_of(plan: Plan, nodes: int) -> int:
 class Planner:
     """Plans of one workload. Memory is played once for every step that some machine may take, not once a machine."""
 
-    def __init__(self, workload: Workload, runs: Sequence[Parallelism] = PARALLELISMS) -> None:
-        """`runs`: what the trainer can run. Raises ValueError for a workload without a shape."""
+    def __init__(
+        self, workload: Workload, runs: Sequence[Parallelism] = PARALLELISMS, corrected: Corrected = _as_estimated
+    ) -> None:
+        """`runs`: what the trainer can run. `corrected`: by what own runs have shown. Raises ValueError for a workload
+        without a shape."""
         if workload.shape is None:
             raise ValueError("nothing is known of this workload, so it cannot be planned")
         self._workload, self._runs, self._shape = workload, runs, workload.shape
+        self._corrected = corrected
         self._needs: dict[object, MemoryNeed] = {}
         self._best: dict[object, Planned] = {}
         self._timings: dict[object, Timing] = {}
@@ -114,11 +116,12 @@ class Planner:
         if key not in self._needs:
             work = self.as_planned(plan)
             if shards > 1:
-                self._needs[key] = self._sharded(work, shards, hardware)
+                found = self._sharded(work, shards, hardware)
             else:  # all of several devices hold the same, however many
-                found = memory(work, bf16=hardware.bf16, gpu=hardware.gpu, devices=2 if several else 1)
-                assert found is not None
-                self._needs[key] = found
+                held = memory(work, bf16=hardware.bf16, gpu=hardware.gpu, devices=2 if several else 1)
+                assert held is not None
+                found = held
+            self._needs[key] = self._corrected(work, found, hardware.gpu, shards > 1)
         return self._needs[key]
 
     def _sharded(self, work: Workload, shards: int, hardware: Hardware) -> MemoryNeed:
@@ -175,8 +178,7 @@ class Planner:
         if not fitting:
             return least
         quickest = min(one.step_s for one in fitting)
-        chosen = min((one for one in fitting if one.step_s <= ABOUT * quickest), key=_thrift)
-        return timed.planned(after_oom(chosen.plan, self._workload.oom_changes), hardware, fits=True)
+        return min((one for one in fitting if one.step_s <= ABOUT * quickest), key=_thrift)
 
     def _checkpointings(self) -> tuple[bool, ...]:
         return (False, True) if self._workload.free_checkpointing else (self._workload.gradient_checkpointing,)
@@ -186,7 +188,8 @@ class Planner:
         if not work.free_micro_batch:
             return [work.micro_batch]
         # A CPU, of one's own or in place of a simulated GPU, gains nothing by more rows than the trainer's own choice.
-        return dividers(work.global_batch // devices, MOST_ROWS if computing.gpu else work.micro_batch)
+        most = MOST_ROWS if computing.gpu else work.micro_batch
+        return dividers(work.global_batch // devices, min(most, work.most_rows or most))
 
 
 def _thrift(one: Planned) -> tuple[int, float]:

@@ -13,6 +13,7 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import overload
 
+from broker.decide.experience import NOTHING, Experience
 from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
 from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
@@ -56,6 +57,7 @@ class _Ask:
     caps: Mapping[str, Caps]
     storage: float
     """Of the bucket, dollars a GiB and month."""
+    learned: Experience
     fits: dict[object, Fit] = field(default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
 
@@ -107,7 +109,8 @@ def _kind(ask: _Ask, offer: Offer) -> Kind:
     hardware = (_HARDWARE(offer), _cores(offer), facts.interconnect if facts else None)
     fits = ask.fits.get(hardware)
     if fits is None:
-        fits = ask.fits[hardware] = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files)
+        fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
+        ask.fits[hardware] = fits
     verdict = _policy(ask, offer, caps) or (fits.drop, fits.reason)
     return kind_of(
         ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
@@ -249,8 +252,7 @@ class _Lines(Sequence[QuoteLine]):
 
 
 def _kept_line(offer: Offer, kind: Kind, nodes: int) -> QuoteLine:
-    reason = kind.reason + _notes(offer, kind)
-    pace = kind.fit.pace
+    reason, pace = kind.reason + _notes(offer, kind), kind.fit.pace
     if pace is None:
         return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
     rate = preemptions_per_s(offer)
@@ -265,6 +267,8 @@ def _kept_line(offer: Offer, kind: Kind, nodes: int) -> QuoteLine:
         usd_p50=_total(offer, kind, nodes, rate, p50),
         usd_p90=_total(offer, kind, nodes, rate, p90),
         step_s=pace.step_s,
+        evidence=pace.evidence,
+        runs=pace.runs,
         nodes=nodes,
         plan=kind.fit.plan,
         hours=kind.hours(rate),
@@ -363,16 +367,16 @@ def quote(
     machine_s: float = 0.0,
     lead_s: float = 0.0,
     storage_usd_per_gib_month: Decimal = ZERO,
+    learned: Experience = NOTHING,
 ) -> Quote:
     """Every offer once, kept ones first by the spec's objective (a script: by price), ties by offer id.
 
     `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
-    `scoped_store`: what the blob store grants reaches no more than the attempt's own part.
-    `spent`, `cap_left`: dollars of this job. `excluded`: reasons by offer id or host
-    key, e.g. sold out a moment ago.
+    `scoped_store`: what the blob store grants reaches no more than the attempt's own part. `spent`, `cap_left`: dollars
+    of this job. `excluded`: reasons by offer id or host key, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
-    `storage_usd_per_gib_month`: of the blob store.
+    `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed and memory.
     """
     ask = _Ask(
         spec=spec,
@@ -391,5 +395,6 @@ def quote(
         hosts=any(key.startswith(HOST) for key in excluded),
         caps=caps,
         storage=float(storage_usd_per_gib_month),
+        learned=learned,
     )
     return _quote(ask, offers, now, spent)

@@ -165,6 +165,8 @@ def short(offer: Offer, kind: Kind) -> str:
     """What its host has too little of."""
     if offer.vcpus < kind.cores:
         return f"{offer.vcpus} CPU cores for {kind.gpus} GPUs; {LEAST_CORES} for each are the least"
+    if LEAST_RAM * kind.gpus <= offer.ram_bytes < kind.ram:
+        return f"{offer.ram_bytes / GIB:.0f} GiB of RAM; the job ran out of {(kind.ram - 1) / GIB:.0f} before"
     if offer.ram_bytes < kind.ram:
         return f"{offer.ram_bytes / GIB:.0f} GiB of RAM for {kind.gpus} GPUs; {LEAST_RAM // GIB} for each are the least"
     return f"{offer.disk_bytes / GIB:.0f} GiB of disk; {kind.disk / GIB:.0f} for image, model, data and checkpoints"
@@ -218,7 +220,7 @@ def kind_of(
         aside_usd=space + requests,
         gpus=gpus,
         cores=LEAST_CORES * gpus,
-        ram=LEAST_RAM * gpus,
+        ram=max(LEAST_RAM * gpus, workload.ram_above + (workload.ram_above > 0)),
         disk=IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
     )
     return replace(kind, undisturbed=kind.bill(0.0))

@@ -4,7 +4,7 @@ Arithmetic over the rate that matrix products or attention reach, bytes over ban
 follow from the model and the libraries' code; the few shares of the published rates are fitted (`calibration`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from typing import Literal
 
@@ -156,6 +156,14 @@ def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
     outside = gathered if run.sharding == "fsdp" else reduced
     network = run.network or hardware.network
     return inside * (each - 1) / each / hardware.link, outside * (run.nodes - 1) / run.nodes / network
+
+
+def model_flop(run: Run) -> float:
+    """Of a token that is trained on, recomputation left out: what utilisation (MFU) counts."""
+    kept = replace(run, recompute="none")
+    head = 2 * run.shape.hidden * run.shape.vocabulary * (3 if run.numerics.full else 2)
+    scores = 2 * run.shape.layers * run.shape.heads * run.shape.head_dim * run.length * 3
+    return _products(kept)[0] + _adapter_flop(kept, 3) + head + scores
 
 
 def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:

@@ -13,12 +13,12 @@ from broker.decide.lifecycle import (
     attempt_rule,
     next_job_state,
 )
+from broker.decide.recovery import MAX_CHANGES, given_up, remedy
 from broker.decide.signals import SIGNALS
 from broker.domain.instance import Observed
-from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason, Signal
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason, Remedy, Signal
 from trainer.contract.rendezvous import Final, Outcome
 
-MAX_OOM_CHANGES = 2
 FREE_RETRIES = frozenset({Reason.DEADMAN, Reason.NO_CAPACITY, Reason.QUOTE_EXPIRED, Reason.BUDGET})
 """Nothing was done wrong and (nearly) nothing was paid: these do not use up `retry.max`."""
 
@@ -139,7 +139,7 @@ def job_event(job: Job, reason: Reason, *, image_refused: bool = False) -> JobEv
 def _may_retry(job: Job, reason: Reason) -> bool:
     if reason.value not in job.spec.retry.on:
         return False
-    if reason is Reason.OOM and job.oom_changes >= MAX_OOM_CHANGES:
+    if reason is Reason.OOM and job.remedy is not None and len(job.remedy.tried) >= MAX_CHANGES:
         return False
     return reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
 
@@ -154,6 +154,16 @@ def back_off_s(reason: Reason, used: int) -> float:
         return 0.0
     base = 1.0 if reason in (Reason.PREEMPTED, Reason.NO_CAPACITY) else 5.0
     return min(300.0, base * 2.0 ** min(used, 16))
+
+
+def ran_out_of_host(attempt: Attempt) -> bool:
+    """True when it was the memory of a machine with GPUs that ran out, not that of the GPUs."""
+    offer, final = attempt.line.offer, attempt.final
+    return offer.gpus > 0 and not offer.emulated_on and final is not None and final.ran_out == "host"
+
+
+def _remedy(job: Job, attempt: Attempt) -> Remedy:
+    return remedy(job, attempt.line, host=ran_out_of_host(attempt))
 
 
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
@@ -172,13 +182,14 @@ def after_attempt(
         return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
-        return replace(job, state=state, reason=detail or reason.value, finished_at=now)
+        why = given_up(job, attempt.line, host=ran_out_of_host(attempt)) if reason is Reason.OOM else detail
+        return replace(job, state=state, reason=why or reason.value, finished_at=now)
     used = job.retries_used + (reason not in FREE_RETRIES)
     return replace(
         job,
         state=state,
         reason=detail or reason.value,
         retries_used=used,
-        oom_changes=job.oom_changes + (reason is Reason.OOM),
+        remedy=_remedy(job, attempt) if reason is Reason.OOM else job.remedy,
         due_at=now + timedelta(seconds=back_off_s(reason, used - 1 if used else 0)),
     )

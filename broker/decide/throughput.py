@@ -1,12 +1,13 @@
 """Time of a workload on one machine: the roofline's terms for the trainer's own step, and how far they may be off."""
 
 from dataclasses import dataclass, replace
+from math import exp, expm1
 
-from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
+from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED, Belief
 from broker.decide.hardware import Hardware
 from broker.decide.memory import numerics_of, trainable_parameters
 from broker.decide.memory_builds import Numerics
-from broker.decide.memory_step import adapter_parameters
+from broker.decide.memory_held import adapter_parameters
 from broker.decide.roofline import Run, ideal, terms
 from broker.domain.offer import ModelShape, Parallelism, Workload
 
@@ -36,6 +37,10 @@ class Pace:
     """Trained weights and two moments in float32."""
     fetched_bytes: int
     """The model's weights and the data set."""
+    evidence: str = ""
+    """What the speed rests on."""
+    runs: int = 0
+    """Own runs on such hardware that it rests on."""
 
 
 def adapted_weights(shape: ModelShape, numerics: Numerics) -> int:
@@ -50,8 +55,8 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     worst = "interval as wide as the worst of 237 runs on unseen GPUs"
     if hardware.name not in FITTED.matmul:
         return SPREAD_UNMEASURED, f"nothing fitted on the {hardware.name}: shares of other GPUs' runs; {worst}"
-    if run.sharding == "ddp":
-        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with DDP; {worst}"
+    if run.sharding in ("ddp", "hybrid"):
+        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with {run.sharding.upper()}; {worst}"
     return SPREAD_MEASURED, f"fitted on runs on the {hardware.name}; 90 % interval"
 
 
@@ -79,7 +84,7 @@ def run_of(
         devices=devices,
         nodes=min(nodes, devices),
         sharding="none" if devices == 1 or parallelism == "single" else parallelism,
-        reduced=numerics.trained,
+        reduced=numerics.compute,
     )
 
 
@@ -96,8 +101,11 @@ class Timing:
     evaluated_s: float
     """For a token that is only looked at, with all devices."""
     spread: float
+    evidence: str
     trained: int
     parameters: int
+    runs: int = 0
+    """Own ones that it was corrected by."""
 
 
 def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
@@ -108,12 +116,35 @@ def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
     once = terms(ideal(alone, hardware, cores=cores))
     products = once.matmul / (3 if run.numerics.full else 2)
     forward = products + once.attention / 3.5 + (once.elementwise + once.host) / 3
+    spread, evidence = spread_of(run, hardware)
     return Timing(
         step_s=step_seconds(run, hardware, cores=cores),
         evaluated_s=forward / run.tokens / run.devices,
-        spread=spread_of(run, hardware)[0],
+        spread=spread,
+        evidence=evidence,
         trained=run.trained,
         parameters=run.shape.parameters,
+    )
+
+
+def observed_runs(runs: int) -> str:
+    """So many, in words."""
+    return f"{runs} observed run{'' if runs == 1 else 's'}"
+
+
+def corrected(at: Timing, known: Belief) -> Timing:
+    """By what own runs on such hardware have shown; both the time and its interval."""
+    if not known.runs:
+        return at
+    slower, spread = exp(-known.shift), at.spread**known.scale
+    moved = f"{100 * expm1(known.shift):+.0f} % tokens/s by {observed_runs(known.runs)} on such hardware"
+    return replace(
+        at,
+        step_s=at.step_s * slower,
+        evaluated_s=at.evaluated_s * slower,
+        spread=spread,
+        evidence=f"{at.evidence}; {moved}, so within / and x {spread:.2f}",
+        runs=known.runs,
     )
 
 
@@ -132,4 +163,6 @@ def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
         spread=at.spread,
         checkpoint_bytes=states,
         fetched_bytes=fetched,
+        evidence=at.evidence,
+        runs=at.runs,
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from broker.domain.offer import ModelShape, Workload
 from broker.domain.spec import JobSpec
 
+BYTES_A_TOKEN = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
@@ -60,6 +62,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         steps=steps,
         eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
         checkpoint_every_s=spec.checkpoint.every_s,
+        data_bytes=int(rows.count * rows.tokens_mean * BYTES_A_TOKEN),
     )
 
 

@@ -98,6 +98,22 @@ class Forecast:
     """The same of its deadline and its `max_duration`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """How a job's plan was changed since its memory ran out. Its method and its global batch stay as they were asked
+    for."""
+
+    tried: tuple[str, ...]
+    """The plans that ran out, in words, oldest first."""
+    micro_batch: int = 0
+    """The largest one; 0: a script, whose plan is its own."""
+    gradient_checkpointing: bool = False
+    memory_scale: float = 1.0
+    memory_above: int = 0
+    ram_above: int = 0
+    """These three as in `Workload`."""
+
+
 StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]
 
 
@@ -133,7 +149,7 @@ class Job:
     attempts: int = 0
     """Attempts so far; the current one has this number."""
     retries_used: int = 0
-    oom_changes: int = 0
+    remedy: Remedy | None = None
     machine_s: float = 0.0
     """Seconds for which machines of its ended attempts stood; several nodes count once."""
     due_at: datetime | None = None

@@ -134,16 +134,23 @@ class MemoryNeed:
     context: int
     margin: float
     source: str
+    correction: float = 1.0
+    """What own runs make of the sum of the categories."""
+    floor: int = 0
+    """Bytes of a device that such a run was seen to need."""
+    runs: int = 0
+    """Own runs that this rests on."""
 
     @property
     def peak(self) -> int:
         """What the training process allocates, bytes, without the margin and the device context."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        by_category = self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return int(by_category * self.correction)
 
     @property
     def required(self) -> int:
         """What a device must have, bytes."""
-        return int((self.peak + self.context) * (1 + self.margin))
+        return max(self.floor, int((self.peak + self.context) * (1 + self.margin)))
 
 
 Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
@@ -215,8 +222,14 @@ class Workload:
     """The plan chooses; `gradient_checkpointing` is only what holds where nobody plans."""
     free_micro_batch: bool = False
     """As above, for `micro_batch`."""
-    oom_changes: int = 0
-    """How often memory ran out: every plan is made so much smaller."""
+    most_rows: int = 0
+    """The largest micro-batch, since this very job has run out of memory; 0: any."""
+    memory_scale: float = 1.0
+    """What the memory estimate is multiplied by, likewise."""
+    memory_above: int = 0
+    """Devices with at most so many bytes are too small: it ran out there with the least plan."""
+    ram_above: int = 0
+    """The same of the machine's own memory."""
     global_batch: int = 1
     sequence: int = 512
     """Tokens of the longest row, for memory."""
@@ -308,6 +321,10 @@ class QuoteLine:
     """Expected dollars to finish: work, set-up, checkpoints and lost work."""
     usd_p90: Decimal | None = None
     step_s: float | None = None
+    evidence: str = ""
+    """What the speed rests on, in words."""
+    runs: int = 0
+    """Own runs on such a GPU that it rests on."""
     nodes: int = 1
     """Machines of this kind that are bought together; every dollar above is for all of them."""
     plan: Plan | None = None

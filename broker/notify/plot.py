@@ -1,6 +1,7 @@
-"""The loss curve as a PNG, where matplotlib is installed (extra `plots`)."""
+"""The loss curve and the scaling table as a PNG, where matplotlib is installed (extra `plots`)."""
 
 from io import BytesIO
+from typing import Any
 
 from broker.decide.curve import Losses
 
@@ -10,13 +11,9 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
 
     None when matplotlib is not installed: `pip install 'gpubroker[plots]'`.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure = _figure()
+    if figure is None:
         return None
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     steps = [step for step, _ in losses]
     axes.plot(steps, [loss for _, loss in losses], label="training, by step")
@@ -29,6 +26,49 @@ def png(losses: Losses, heldout: tuple[float | None, float | None], resumed: tup
     axes.set_ylabel("loss (nats a token)")
     axes.legend()
     axes.grid(alpha=0.3)
+    return _saved(figure)
+
+
+def scaling_png(found: dict[str, Any]) -> bytes | None:
+    """Throughput with its interval, and utilisation, over the number of GPUs; `found`: as `broker.whatif.table`.
+
+    None when matplotlib is not installed, or nothing fits.
+    """
+    rows, figure = [row for row in found["points"] if row["plan"]], _figure()
+    if figure is None or not rows:
+        return None
+    rate, share = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    gpus = [row["gpus"] for row in rows]
+    rate.plot(gpus, [row["tokens_per_s"] for row in rows], "o-", label="estimated")
+    low, high = zip(*(row["tokens_per_s_interval"] for row in rows), strict=True)
+    rate.fill_between(gpus, low, high, alpha=0.2, label="interval")
+    first = rows[0]["tokens_per_s"] / gpus[0]
+    rate.plot(gpus, [first * n for n in gpus], ":", color="grey", label="linear")
+    rate.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="tokens/s of all")
+    rate.legend()
+    share.plot(gpus, [100 * row["mfu"] for row in rows], "o-")
+    share.set(xscale="log", ylim=(0, None), xlabel="GPUs", ylabel="model FLOP utilisation, %")
+    for axes in (rate, share):
+        axes.set_xticks(gpus, [str(n) for n in gpus], minor=False)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"{found['model']}, {found['method']}, {found['gpu']}, global batch {found['global_batch']}")
+    return _saved(figure)
+
+
+def _figure() -> Any:
+    """None when matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _saved(figure: Any) -> bytes:
     picture = BytesIO()
     figure.savefig(picture, dpi=120, format="png")
     return picture.getvalue()

@@ -10,6 +10,7 @@ from typing import Any
 from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, Event, Job, JobState, LedgerEntry, LedgerKind, PriceChange, Signal
 from broker.domain.money import ZERO
+from broker.domain.observation import Observation
 from broker.domain.tenancy import DEFAULT_TEAM
 
 
@@ -77,6 +78,8 @@ class Change:
     charge: Charge | None = None
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[Event, ...] = ()
+    observation: Observation | None = None
+    """What the attempt showed; one for each at most."""
     due_in_s: float = 0.0
 
 

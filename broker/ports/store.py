@@ -6,6 +6,7 @@ from typing import Protocol
 
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
+from broker.domain.observation import Observation
 from broker.domain.tenancy import Tenant
 from broker.ports.channels import ChannelStore
 from broker.ports.costs import HouseCosts
@@ -68,6 +69,10 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         self, host: str, reasons: Sequence[Reason], *, within_s: float, limit: int
     ) -> Sequence[Attempt]:
         """The latest attempts at a host (`Offer.host_key`) that ended for one of `reasons`, newest first."""
+        ...
+
+    async def observations(self, *, each: int) -> Sequence[Observation]:
+        """What ended attempts showed, of all teams: the latest `each` of a GPU, method and family, older ones first."""
         ...
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:

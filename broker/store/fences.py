@@ -154,7 +154,7 @@ def broken_job_rule(job: Job) -> str | None:
         return "jobs_finished"
     if job.state is JobState.ACTIVE and job.attempts < 1:
         return "jobs_active"
-    if min(job.attempts, job.retries_used, job.oom_changes) < 0:
+    if min(job.attempts, job.retries_used) < 0:
         return "jobs_counts"
     return None if _sound(job.cap_usd) and job.cap_usd > 0 and _sound(job.spent_usd) else "jobs_money"
 

@@ -3,6 +3,7 @@
 No method awaits between reading and writing, so each is a transaction. Nothing survives the process.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from broker.decide.budgets import admission
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
+from broker.domain.observation import Observation
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store import fences
@@ -88,6 +90,8 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             self._charge(change.charge)
         self._state.write_ledger(change.ledger)
         self._state.write_events(change.events)
+        if change.observation is not None:
+            self._state.observations.append(change.observation)
         if fences.wakes(change):
             self._state.hints.hint("jobs")
         return True
@@ -213,6 +217,17 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             if age.total_seconds() < within_s and attempt.line.offer.host_key == host and attempt.reason in reasons
         ]
         return [attempt for _, _, attempt in sorted(found, key=lambda one: one[:2])[:limit]]
+
+    async def observations(self, *, each: int) -> Sequence[Observation]:
+        seen: Counter[tuple[str, str, str]] = Counter()
+        latest: list[Observation] = []
+        for one in reversed(self._state.observations):
+            shape = one.workload.shape
+            cell = (one.hardware, one.workload.method, shape.family if shape else "")
+            seen[cell] += 1
+            if seen[cell] <= each:
+                latest.append(one)
+        return latest[::-1]
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
         self._state.blocked[key] = (fences.clean(reason), self._state.clock.now() + timedelta(seconds=for_s))

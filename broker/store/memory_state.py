@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry, Signal
+from broker.domain.observation import Observation
 from broker.domain.slack import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
@@ -70,6 +71,7 @@ class State:
         self.outbox = OutboxTables(clock.now())
         self.policies = PolicyTables()
         self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
+        self.observations: list[Observation] = []
         self.blocked: dict[str, tuple[str, datetime]] = {}
         default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
         self.teams: dict[str, Team] = {DEFAULT_TEAM: default}

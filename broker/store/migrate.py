@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,9 +126,14 @@ async def _connect(dsn: str) -> asyncpg.Connection[asyncpg.Record]:
         ) from error
 
 
-async def migrate(dsn: str, folder: Path = MIGRATIONS) -> list[str]:
-    """Apply what is missing; the names of the files applied by this call, in order. Raises MigrationError (nothing of
-    the failing file is applied, earlier ones stay), SchemaNewer and StoreUnavailable."""
+async def migrate(
+    dsn: str, folder: Path = MIGRATIONS, *, before: Callable[[list[str]], None] = lambda names: None
+) -> list[str]:
+    """Apply what is missing; the names of the files applied by this call, in order.
+
+    `before` is told them while nothing is applied yet: after a kill the next call finds fewer. Raises MigrationError
+    (nothing of the failing file is applied, earlier ones stay), SchemaNewer and StoreUnavailable.
+    """
     files = load(folder)
     connection = await _connect(dsn)
     try:
@@ -142,8 +147,10 @@ async def migrate(dsn: str, folder: Path = MIGRATIONS) -> list[str]:
         await connection.execute(_TABLE)
         rows = await connection.fetch("SELECT version, name, sha256 FROM schema_migrations")
         left = pending(files, {row["version"]: (row["name"], row["sha256"]) for row in rows})
+        names = [migration.name for migration in left]
+        before(names)
         for migration in left:
             await _apply(connection, migration)
-        return [migration.name for migration in left]
+        return names
     finally:
         await connection.close()

@@ -9,6 +9,7 @@ from datetime import datetime
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
+from broker.domain.observation import Observation
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store import fences, rows
@@ -95,6 +96,9 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
     ) -> Sequence[Attempt]:
         wanted = [reason.value for reason in reasons]
         return [rows.attempt(row) for row in await self._pool.read("ended_at_host", host, wanted, within_s, limit)]
+
+    async def observations(self, *, each: int) -> Sequence[Observation]:
+        return [rows.observation(row) for row in await self._pool.read("observations", each)]
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
         await self._pool.read("block_offer", key, fences.clean(reason), for_s)

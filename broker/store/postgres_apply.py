@@ -177,6 +177,7 @@ class _Writes:
     prices: list[tuple[Any, ...]] = field(default_factory=list)
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     events: list[tuple[Any, ...]] = field(default_factory=list)
+    observations: list[tuple[Any, ...]] = field(default_factory=list)
     topics: dict[str, None] = field(default_factory=dict)
 
     def add(self, change: Change) -> None:
@@ -192,6 +193,8 @@ class _Writes:
         if change.charge is not None:
             self._add_charge(change.charge)
         self.ledger += map(rows.written_entry, change.ledger)
+        if change.observation is not None:
+            self.observations.append(rows.written_observation(change.observation))
         self.add_events(change.events)
         if change.charge is not None and change.charge.event is not None:
             self.add_events([change.charge.event])
@@ -224,6 +227,7 @@ class _Writes:
             ("write_charges", self.charges),
             ("write_prices", self.prices),
             ("write_ledger", self.ledger),
+            ("write_observations", self.observations),
         )
         try:
             for name, batch in batches:

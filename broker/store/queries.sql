@@ -87,7 +87,7 @@ WHERE a.id = u.id;
 -- A NULL state leaves the controllers' columns and the lease alone: only money and the event counter move.
 UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason, j.reason),
     attempts = COALESCE(u.attempts, j.attempts), retries_used = COALESCE(u.retries_used, j.retries_used),
-    oom_changes = COALESCE(u.oom_changes, j.oom_changes), machine_s = COALESCE(u.machine_s, j.machine_s),
+    remedy = COALESCE(u.remedy::jsonb, j.remedy), machine_s = COALESCE(u.machine_s, j.machine_s),
     finished_at = CASE WHEN u.state IS NULL THEN j.finished_at ELSE u.finished_at END,
     lease_until = CASE WHEN u.state IS NULL THEN j.lease_until END,
     lease_owner = CASE WHEN u.state IS NULL THEN j.lease_owner END,
@@ -97,9 +97,9 @@ UPDATE jobs j SET state = COALESCE(u.state, j.state), reason = COALESCE(u.reason
     stored_due_at = CASE WHEN u.state IN ('succeeded', 'capped', 'cancelled', 'failed') THEN clock_timestamp()
                          ELSE j.stored_due_at END,
     spent_usd = j.spent_usd + u.usd, event_seq = j.event_seq + u.events
-FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[],
+FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::timestamptz[],
     $8::double precision[], $9::double precision[], $10::numeric[], $11::bigint[]) AS u (id, state, reason, attempts,
-    retries_used, oom_changes, finished_at, machine_s, due_in_s, usd, events)
+    retries_used, remedy, finished_at, machine_s, due_in_s, usd, events)
 WHERE j.id = u.id;
 
 -- name: admit_attempts
@@ -172,19 +172,32 @@ ON CONFLICT (offer_id) DO UPDATE SET reason = excluded.reason, until = excluded.
 -- name: blocked_offers
 SELECT offer_id, reason FROM offer_blocks WHERE until > clock_timestamp();
 
+-- name: write_observations
+INSERT INTO observations (attempt_id, hardware, method, family, seen)
+SELECT u.attempt_id, u.hardware, u.method, u.family, u.seen::jsonb
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])
+    AS u (attempt_id, hardware, method, family, seen);
+
+-- name: observations
+SELECT id, seen FROM (
+    SELECT id, seen, row_number() OVER (PARTITION BY hardware, method, family ORDER BY id DESC) AS place
+    FROM observations
+) AS latest
+WHERE place <= $1 ORDER BY id;
+
 -- ----------------------------------------------------------------------------------------------- the API's use cases
 
 -- name: submit
 -- Sorted by key, so that two brokers with the same keys do not wait for each other in a circle.
-INSERT INTO jobs AS j (id, team, owner, spec, workload, created_at, state, reason, attempts, retries_used, oom_changes,
+INSERT INTO jobs AS j (id, team, owner, spec, workload, created_at, state, reason, attempts, retries_used,
     finished_at, spent_usd, cap_usd, stop_requested, retry_of, idempotency_key, body_sha256, due_at, event_seq)
 SELECT u.id, u.team, u.owner, u.spec::jsonb, u.workload::jsonb, clock_timestamp(), u.state, u.reason, u.attempts,
-    u.retries_used, u.oom_changes, u.finished_at, u.spent_usd, u.cap_usd, u.stop_requested, u.retry_of, u.key,
+    u.retries_used, u.finished_at, u.spent_usd, u.cap_usd, u.stop_requested, u.retry_of, u.key,
     u.body_sha256, clock_timestamp(), u.events
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[],
-    $9::bigint[], $10::bigint[], $11::timestamptz[], $12::numeric[], $13::numeric[], $14::boolean[], $15::text[],
-    $16::text[], $17::text[], $18::bigint[]) AS u (id, team, owner, spec, workload, state, reason, attempts,
-    retries_used, oom_changes, finished_at, spent_usd, cap_usd, stop_requested, retry_of, key, body_sha256, events)
+    $9::bigint[], $10::timestamptz[], $11::numeric[], $12::numeric[], $13::boolean[], $14::text[],
+    $15::text[], $16::text[], $17::bigint[]) AS u (id, team, owner, spec, workload, state, reason, attempts,
+    retries_used, finished_at, spent_usd, cap_usd, stop_requested, retry_of, key, body_sha256, events)
 ORDER BY u.team, u.owner, u.key
 ON CONFLICT (team, owner, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
 RETURNING j.id, j.created_at, j.due_at;

@@ -23,11 +23,13 @@ from broker.domain.job import (
     LedgerKind,
     PriceChange,
     Reason,
+    Remedy,
     Signal,
     Stored,
     StoredKind,
     Traffic,
 )
+from broker.domain.observation import Observation
 from broker.domain.offer import QuoteLine, Workload
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import AuditEntry, Team
@@ -43,6 +45,8 @@ _LINE = TypeAdapter(QuoteLine)
 _HANDLES = TypeAdapter(tuple[Handle, ...])
 _BEAT = TypeAdapter(Beat)
 _FINAL = TypeAdapter(Final)
+_REMEDY = TypeAdapter(Remedy)
+_OBSERVATION = TypeAdapter(Observation)
 _PRICES = TypeAdapter(tuple[PriceChange, ...])
 _FORECAST = TypeAdapter(Forecast)
 _STORED = TypeAdapter(Stored)
@@ -55,7 +59,7 @@ _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 JOB_FIELDS = (
     "id", "team", "owner", "spec", "workload", "created_at", "state", "reason", "attempts", "retries_used",
-    "oom_changes", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s", "forecast", "stored", "deleted",
+    "remedy", "due_at", "lease_until", "finished_at", "spent_usd", "machine_s", "forecast", "stored", "deleted",
     "cap_usd", "approved_usd",
     "stop_requested", "retry_of", "epoch",
 )  # fmt: skip
@@ -98,7 +102,7 @@ def job(row: Record, prefix: str = "") -> Job:
         reason=get("reason"),
         attempts=get("attempts"),
         retries_used=get("retries_used"),
-        oom_changes=get("oom_changes"),
+        remedy=_REMEDY.validate_json(get("remedy")) if get("remedy") else None,
         machine_s=get("machine_s"),
         due_at=get("due_at") if get("lease_until") is None else None,
         finished_at=get("finished_at"),
@@ -223,7 +227,7 @@ def submitted(value: Job, key: str | None, body_sha256: str, events: int) -> tup
     """A row of `submit`."""
     return (
         value.id, value.team, value.owner, _json(_SPEC, value.spec), _json(_WORKLOAD, value.workload),
-        value.state.value, clean(value.reason), value.attempts, value.retries_used, value.oom_changes,
+        value.state.value, clean(value.reason), value.attempts, value.retries_used,
         value.finished_at, value.spent_usd, value.cap_usd, value.stop_requested, value.retry_of, key, body_sha256,
         events,
     )  # fmt: skip
@@ -232,8 +236,8 @@ def submitted(value: Job, key: str | None, body_sha256: str, events: int) -> tup
 def written_job(value: Job, due_in_s: float) -> tuple[Any, ...]:
     """The controllers' part of a row of `write_jobs`, after the id."""
     return (
-        value.state.value, clean(value.reason), value.attempts, value.retries_used, value.oom_changes,
-        value.finished_at, value.machine_s, due_in_s,
+        value.state.value, clean(value.reason), value.attempts, value.retries_used,
+        _json(_REMEDY, value.remedy) if value.remedy else None, value.finished_at, value.machine_s, due_in_s,
     )  # fmt: skip
 
 
@@ -270,6 +274,16 @@ def audited(value: AuditEntry) -> tuple[Any, ...]:
     return (
         value.team, value.actor, value.token_id, value.action, clean(value.target), before, after, value.usd,
     )  # fmt: skip
+
+
+def written_observation(value: Observation) -> tuple[Any, ...]:
+    """A row of `write_observations`."""
+    family = value.workload.shape.family if value.workload.shape else ""
+    return (value.attempt_id, value.hardware, value.workload.method, family, _json(_OBSERVATION, value))
+
+
+def observation(row: Record) -> Observation:
+    return _OBSERVATION.validate_json(row["seen"])
 
 
 def forecast_json(value: Forecast | None) -> str | None:

@@ -109,19 +109,22 @@ async def test_a_job_that_awaits_approval_can_be_stopped_and_is_freed_with_the_p
 
 
 async def test_a_drained_job_waits_and_goes_on_when_the_budget_allows_it(house: Build, store: Store) -> None:
-    here = house(virtual={"run_s": 3.0, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
+    """Its machine would work for an hour, and is given one: it is drained, however slow this computer is."""
+    here = house(virtual={"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100})
+    here.limits = here.limits.model_copy(update={"drain_s": 3600})
     tight = policy(budgets=day("0.06", ("0.0001", "notify"), ("0.0002", "drain")))
     await store.put_policy(tight)
     async with here.running("one", "two"):
         job = await here.submit(cap_usd="0.05")
         waiting = await here.until(
-            job, lambda found: found.state is JobState.QUEUED and "nothing is launched" in found.reason
+            job, lambda found: found.state is JobState.QUEUED and "nothing is launched" in found.reason, within_s=120
         )
         (attempt,) = await here.attempts(job)
         assert (attempt.reason, waiting.retries_used) == (Reason.BUDGET, 0)
         assert await here.machines() == []
+        here.body._config = here.body._config.model_copy(update={"run_s": 0.4})  # of the next machine
         await store.put_policy(policy(budgets=day("100")))
-        done = await here.state_of(job, JobState.SUCCEEDED)
+        done = await here.state_of(job, JobState.SUCCEEDED, within_s=120)
     assert done.attempts == 2
     assert [event.kind for event in await here.events(job)].count("job.budget_drain") == 1
     told = [notice.data["action"] for notice in await notices(store)]

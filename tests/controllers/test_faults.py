@@ -141,15 +141,16 @@ async def test_a_machine_seen_after_its_end_is_charged_once(house: Build, monkey
         await asyncio.sleep(1.5)  # of several sweeps: what is asserted is a sum over time
         deaf = False
         await broker.eventually(lambda: _lists(broker, [stuck]))
-        late = [e.usd for e in await broker.store.ledger(job) if e.kind is LedgerKind.ADJUSTMENT]
-        found = await broker.store.job(job)
-        (ended,) = await broker.attempts(job)
-        assert found is not None
-        assert attempt.ended_at is not None
-        lasted = (broker.clock.now() - attempt.ended_at).total_seconds()
-        rate = attempt.line.offer.usd_per_hour / 3600
-        assert 0 < sum(late) <= usd(rate * Decimal(lasted + 2))
-        assert found.spent_usd == ended.charged_usd == attempt.charged_usd + sum(late)
+    # Nobody charges any more: the last charge may come after the machine's end.
+    late = [e.usd for e in await broker.store.ledger(job) if e.kind is LedgerKind.ADJUSTMENT]
+    found = await broker.store.job(job)
+    (ended,) = await broker.attempts(job)
+    assert found is not None
+    assert attempt.ended_at is not None
+    lasted = (broker.clock.now() - attempt.ended_at).total_seconds()
+    rate = attempt.line.offer.usd_per_hour / 3600
+    assert 0 < sum(late) <= usd(rate * Decimal(lasted + 2))
+    assert found.spent_usd == ended.charged_usd == attempt.charged_usd + sum(late)
 
 
 async def test_a_cap_too_small_to_checkpoint_in_buys_nothing(house: Build) -> None:

@@ -14,6 +14,7 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.store.memory import MemoryStore
 from providers.sim_config import SimulatedConfig
+from providers.sim_virtual import VirtualBody
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock
 from tests.controllers.detection import Delays, measure
@@ -67,6 +68,13 @@ def test_an_outage_costs_no_recovery_and_no_work(path: Path, tmp_path: Path, mon
         return await ask(self, verb, key, call)
 
     monkeypatch.setattr(FarBlobs, "_ask", or_down)
+    beat = VirtualBody._beat
+
+    async def or_lost(self: VirtualBody, *args: Any) -> None:
+        if not within(trace.get("beats_lost", ()), LoopClock().monotonic()):
+            await beat(self, *args)
+
+    monkeypatch.setattr(VirtualBody, "_beat", or_lost)
 
     async def story() -> None:
         cloud = type("Replayed", (Traced,), {"trace": trace, "lag_s": 10.0})

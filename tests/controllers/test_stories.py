@@ -173,12 +173,14 @@ async def test_a_broker_that_dies_between_intent_and_reply_leaves_nothing_behind
 
 
 async def test_the_sweep_destroys_what_nobody_answers_for(house: Build) -> None:
-    broker = house(virtual={"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02})
+    """It stands there before any broker does, and ends by no agent of its own."""
+    broker = house(virtual={"boot_s": 1e6, "tick_s": 0.02})
+    await broker.market.step()
+    stray = instance_name(INSTALLATION, attempt_id(await broker.submit(resources={"gpus": 64}), 99))
+    await broker.provider.create(stray, broker.market.offers()[0], BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))
+    assert await broker.machines() == [stray]
     async with broker.running():
-        stray = instance_name(INSTALLATION, attempt_id(await broker.submit(resources={"gpus": 64}), 99))
-        offer = broker.market.offers()[0]
-        await broker.provider.create(stray, offer, BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))
-        await broker.eventually(lambda: _none_left(broker))
+        await broker.eventually(lambda: _none_left(broker), within_s=120)
 
 
 async def test_a_secret_that_was_deleted_meanwhile_fails_before_anything_is_bought(house: Build) -> None:

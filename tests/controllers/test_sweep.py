@@ -1,25 +1,29 @@
 """The sweep over a restored database and beside clouds that hang; time is the loop's own and takes none."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.controllers.context import Context, Rhythm
+from broker.controllers.destroys import Destroys
 from broker.controllers.inventory import Inventory
-from broker.controllers.sweep import Sweep
-from broker.domain.errors import BlobsUnavailable
+from broker.controllers.sweep import AGAIN_S, Sweep
+from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import AttemptId, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Observed
+from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GpuAsk
+from broker.ports import Charge
 from broker.store.memory import MemoryStore
 from providers.sim_config import SimulatedConfig
 from providers.sim_virtual import VirtualBody
 from providers.simulated import SimulatedProvider
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
+from tests.conformance.samples import running
 from tests.controllers.house import INSTALLATION
 from trainer.contract import keys
 
@@ -58,8 +62,14 @@ class Yard:
         """A machine that no record explains."""
         provider, name = self.clouds[cloud], instance_name(INSTALLATION, attempt)
         offers = await provider.offers(GpuAsk())
-        await provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": attempt}))
+        await provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": "x"}))
         return name
+
+    async def ended(self) -> AttemptId:
+        """Of one whose machine stands all the same."""
+        attempt, _ = await running(self.context.store, AttemptState.ENDED)
+        await self.stray(attempt=attempt.id)
+        return attempt.id
 
     async def standing(self, cloud: str = "one") -> list[str]:
         return [o.handle.name for o in await self.clouds[cloud]._body.machines() if o.state.value != "gone"]
@@ -71,7 +81,19 @@ class Yard:
             await clock.sleep(sweep.every_s)
 
     def sweep(self, **more: Any) -> Sweep:
-        return Sweep(self.context, Inventory(self.context), **more)
+        return Sweep(self.context, Inventory(self.context), Destroys(self.context), **more)
+
+
+def fails(times: int, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """`call`, which does not answer so often first."""
+    left = [OutcomeUnknown("503")] * times
+
+    async def asked(*args: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await call(*args)
+
+    return asked
 
 
 def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(tmp_path: Path) -> None:
@@ -82,7 +104,7 @@ def test_what_nobody_knows_is_destroyed_once_it_is_older_than_a_listing_may_lag(
         sweep = yard.sweep()
         await sweep.step()
         assert await yard.standing() == [name]
-        await yard.sweeps(sweep, 2 * sweep.every_s + LAG_S)
+        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
         assert await yard.standing() == []
 
     told(story())
@@ -117,7 +139,7 @@ def test_while_the_blob_store_is_down_nobody_knows_who_bought_it(
             outage.setattr(yard.blobs, "get", down)
             await yard.sweeps(sweep, 600)
         assert await yard.standing() == [name]
-        await yard.sweeps(sweep, 2 * sweep.every_s)
+        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s)
         assert await yard.standing() == []
 
     told(story())
@@ -129,6 +151,78 @@ def test_a_new_database_only_reports(tmp_path: Path) -> None:
         name = await yard.stray()
         await yard.sweeps(yard.sweep(report_only=True), 600)
         assert await yard.standing() == [name]
+
+    told(story())
+
+
+def test_what_cannot_be_destroyed_or_listed_at_first_does_not_wait_for_the_next_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten listings and ten destroys each the first nine fail."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        await yard.stray()
+        await yard.context.clock.sleep(LAG_S)
+        for call in ("list", "destroy"):
+            monkeypatch.setattr(yard.clouds["one"], call, fails(9, getattr(yard.clouds["one"], call)))
+        begun = yard.context.clock.monotonic()
+        sweeping = asyncio.create_task(yard.sweeps(yard.sweep(), 600))
+        while await yard.standing():
+            await yard.context.clock.sleep(1)
+        assert yard.context.clock.monotonic() - begun <= 2 * 9 * AGAIN_S + LAG_S + AGAIN_S
+        sweeping.cancel()
+
+    told(story())
+
+
+def test_a_listing_that_leaves_it_out_once_does_not_make_it_young_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the second listing does, which was to be that of its end."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        await yard.stray()
+        await yard.context.clock.sleep(LAG_S)
+        listings, shown = 0, yard.clouds["one"].list
+
+        async def blinks() -> Sequence[Observed]:
+            nonlocal listings
+            listings += 1
+            return () if listings == 2 else await shown()
+
+        monkeypatch.setattr(yard.clouds["one"], "list", blinks)
+        await yard.sweeps(yard.sweep(), LAG_S + 2 * AGAIN_S)
+        assert await yard.standing() == []
+
+    told(story())
+
+
+def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine is listed no more by the time of the answer."""
+
+    async def story() -> None:
+        yard, asked, charged = Yard(tmp_path, "one"), list[Handle](), list[AttemptId]()
+        ended, provider = await yard.ended(), yard.clouds["one"]
+        destroy, charge = provider.destroy, yard.context.store.charge
+
+        async def slow(handle: Handle) -> None:
+            asked.append(handle)
+            await destroy(handle)
+            await yard.context.clock.sleep(40)
+
+        async def heard(charges: Sequence[Charge]) -> None:
+            charged.extend(one.attempt_id for one in charges)
+            await charge(charges)
+
+        monkeypatch.setattr(provider, "destroy", slow)
+        monkeypatch.setattr(yard.context.store, "charge", heard)
+        await yard.sweeps(yard.sweep(), 200)
+        assert len(asked) == 1
+        assert charged == [ended]
 
     told(story())
 
@@ -147,7 +241,7 @@ def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: 
         sweep, before = yard.sweep(), yard.context.clock.monotonic()
         await sweep.step()
         assert yard.context.clock.monotonic() - before <= yard.context.rhythm.list_limit_s
-        await yard.sweeps(sweep, 2 * sweep.every_s + LAG_S)
+        await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
         assert await yard.standing() == []
 
     told(story())

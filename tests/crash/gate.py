@@ -6,7 +6,7 @@ spec.json`) and numbered by how often its name has come by since the daemon was 
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +26,10 @@ class Point:
         return f"{self.moment} {self.name}#{self.number}"
 
 
+async def _nothing() -> None:
+    pass
+
+
 @dataclass(kw_only=True)
 class Gate:
     """Of one daemon. A passage that is refused is broken off: its connection ends without an answer."""
@@ -34,6 +38,10 @@ class Gate:
     """Ends the daemon: nothing of it runs when this returns."""
     kill_at: Point | None = None
     """Where the daemon is ended, once."""
+    hold_at: Point | None = None
+    """What passes there waits for `hold`, once, and goes on."""
+    hold: Callable[[], Awaitable[None]] = _nothing
+    held: int = 0
     cuts: float = 0.0
     """Share of the passages that are broken off, while the daemon goes on."""
     draw: random.Random = field(default_factory=random.Random)
@@ -48,6 +56,15 @@ class Gate:
         self._numbers[name] += 1
         self.seen.append(Point(name=name, number=self._numbers[name], moment="before"))
         return self._numbers[name]
+
+    async def lets(self, name: str, number: int, moment: Moment) -> bool:
+        """As `passes`, for who can wait."""
+        if self.hold_at == Point(name=name, number=number, moment=moment):
+            self.hold_at = None
+            self.held += 1
+            await self.hold()
+            return True
+        return self.passes(name, number, moment)
 
     def passes(self, name: str, number: int, moment: Moment) -> bool:
         """False: break it off."""

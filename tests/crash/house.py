@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import os
+import resource
 import secrets
 import signal
 from collections.abc import Sequence
@@ -56,10 +57,14 @@ class Seat:
         self.database = PostgresProxy(self.gate, rig.socket)
         self.http = HttpProxy(self.gate, rig.cloud.url, rig.moto, rig.turn)
         self.starts = 0
+        self.orders: dict[str, Any] = {}
+        """More for the nursery, at every start; `die_at` at the next one only."""
         self._pidfd: int | None = None
+        self._number = 0
         self._keeper: asyncio.Task[None] | None = None
 
-    async def prepare(self, database: str, installation: Installation, master: bytes) -> None:
+    async def prepare(self, database: str, installation: Installation | None, master: bytes) -> None:
+        """`installation` None: a home in which no daemon ever was."""
         await self.database.start()
         await self.http.start()
         self.home.mkdir(mode=0o700, parents=True)
@@ -69,6 +74,8 @@ class Seat:
             "blob_options": KEYS | {ENDPOINT: self.http.url},
         }
         (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
+        if installation is None:
+            return
         (self.home / "installation").write_text(installation + "\n")
         key = self.home / "master.key"
         key.touch(mode=0o600)
@@ -80,8 +87,10 @@ class Seat:
 
     async def _keep(self) -> None:
         while True:
-            number = await self._rig.nursery.fork(home=str(self.home), cloud=self.http.url)
+            number = await self._rig.nursery.fork(home=str(self.home), cloud=self.http.url, **self.orders)
             self.starts += 1
+            self.orders.pop("die_at", None)
+            self._number = number
             try:
                 self._pidfd = os.pidfd_open(number)
             except ProcessLookupError:
@@ -111,6 +120,14 @@ class Seat:
             signal.pidfd_send_signal(self._pidfd, number)
             return True
         return False
+
+    def disk(self, *, full: bool) -> None:
+        """A file of the daemon's can grow no longer, from now on and over its starts, or again. As an error of the
+        operating system it is another one than that of a full disk, and comes at the same places."""
+        self.orders["full"] = full
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(self._number, resource.RLIMIT_FSIZE, (0 if full else -1, -1))
 
     def end(self) -> None:
         """kill -9: the kernel lets the process do nothing from here on."""
@@ -167,8 +184,10 @@ class Verdict:
 class House:
     """`async with House(rig, seats=2) as house:` its daemons run until the end of the block."""
 
-    def __init__(self, rig: Rig, *, seats: int = 1) -> None:
+    def __init__(self, rig: Rig, *, seats: int = 1, template: str | None = TEMPLATE, new: bool = False) -> None:
+        """`template` None: an empty database. `new`: no daemon ever was in the home."""
         rig.houses += 1
+        self._template, self._new = template, new
         self.rig = rig
         self.database = f"house_{rig.houses}"
         self.installation = Installation(base32(secrets.token_bytes(5), INSTALLATION_LENGTH))
@@ -181,10 +200,11 @@ class House:
         return self.seats[0]
 
     async def __aenter__(self) -> "House":
-        await self.rig.administer(f"CREATE DATABASE {self.database} TEMPLATE {TEMPLATE}")
+        like = f" TEMPLATE {self._template}" if self._template else ""
+        await self.rig.administer(f"CREATE DATABASE {self.database}{like}")
         master = secrets.token_bytes(32)
         for seat in self.seats:
-            await seat.prepare(self.database, self.installation, master)
+            await seat.prepare(self.database, None if self._new else self.installation, master)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -219,6 +239,9 @@ class House:
     async def settle(self) -> Verdict:
         """Waits until every job rests, and looks at what is left."""
         verdict = Verdict()
+        if self._new:
+            await self.seat.serves()
+            self.installation = Installation((self.seat.home / "installation").read_text().strip())
         with contextlib.suppress(TimeoutError):
             await self._rest()
         jobs = dict(await self._ask("SELECT id, state FROM jobs"))

@@ -1,11 +1,15 @@
-"""Forks daemons; an order is `{"home": …, "cloud": …}`.
+"""Forks daemons; an order is `{"home": …, "cloud": …}`, and for some `full` or `die_at`.
 
 The daemon is the product's own `broker.app.run`; only where its machines come from, and how long rows are leased, are
 given to it here.
 """
 
 import asyncio
+import contextlib
 import os
+import resource
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,10 @@ def serve(order: dict[str, Any]) -> None:
     log = os.open(home / "daemon.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(log, stream)
+    if order.get("full"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    if "die_at" in order:
+        sys.addaudithook(Watch(home, order["die_at"]).hears)
     config = DaemonConfig.load(home=home)
     _furnish(order["cloud"])
     set_up("INFO")
@@ -56,8 +64,39 @@ def _furnish(cloud: str) -> None:
 
 def _tell(home: Path) -> None:
     draft = home / f"{READY}.{os.getpid()}"
-    draft.write_text(f"{os.getpid()}\n")
-    draft.replace(home / READY)
+    with contextlib.suppress(OSError):  # the disk may be full
+        draft.write_text(f"{os.getpid()}\n")
+        draft.replace(home / READY)
+
+
+class Watch:
+    """Of every effect on a file of the home, right before it: written down beside the home, and the process is killed
+    at the one that it is to die at (its number among all; -1: none)."""
+
+    def __init__(self, home: Path, die_at: int) -> None:
+        self._home, self._die_at, self._seen = f"{home}/", die_at, 0
+        self._log = os.open(watched(home), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def hears(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in EFFECTS or (event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            return
+        path = arguments[EFFECTS[event]]
+        path = os.fspath(path) if isinstance(path, os.PathLike) else path
+        if not isinstance(path, str) or not path.startswith(self._home) or Path(path).name.startswith(READY):
+            return
+        os.write(self._log, f"{event} {path.removeprefix(self._home)}\n".encode())
+        if self._seen == self._die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._seen += 1
+
+
+EFFECTS = {"open": 0, "os.rename": 1, "os.link": 1, "os.remove": 0, "os.mkdir": 0, "os.chmod": 0, "os.truncate": 0}
+"""Python's audit events, and which argument is the file."""
+
+
+def watched(home: Path) -> Path:
+    """Where it is written down."""
+    return home.with_name(f"{home.name}.watched")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class _Wire:
             name = self._passage(head[0], body)
             if name is not None:
                 number = self.gate.number(name)
-                if not self.gate.passes(name, number, "before"):
+                if not await self.gate.lets(name, number, "before"):
                     return
                 self.awaited = name, number
             self.to_server.write(head + body)
@@ -121,7 +121,7 @@ class _Wire:
             if head[0] == ord("Z"):
                 self.status = body[0]
                 awaited, self.awaited = self.awaited, None
-                if awaited is not None and not self.gate.passes(*awaited, "after"):
+                if awaited is not None and not await self.gate.lets(*awaited, "after"):
                     return
             elif self.awaited is not None:
                 continue
@@ -232,10 +232,10 @@ class HttpProxy:
         name = _call(request)
         number = self._gate.number(name)
         body = await request.read()
-        if self._gate.passes(name, number, "before"):
+        if await self._gate.lets(name, number, "before"):
             with contextlib.suppress(aiohttp.ClientError):
                 answer = await self._forward(request, body)
-                if self._gate.passes(name, number, "after"):
+                if await self._gate.lets(name, number, "after"):
                     return answer
         if request.transport is not None:
             request.transport.abort()

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from tests.crash.forks import keep
 from tests.crash.gate import Gate, Point
-from trainer import checkpoint, snapshot
+from trainer import checkpoint, parallel, snapshot
 from trainer.agent import prepare, saver
 from trainer.agent.environment import Environment
 from trainer.agent.saver import Saver
@@ -34,9 +34,10 @@ from trainer.agent.state import AttemptState
 from trainer.agent.tether import tie
 from trainer.blobs import Objects
 from trainer.checkpoint import Origin
+from trainer.checkpoint_plan import Progress
 from trainer.contract.rendezvous import AttemptSpec
 from trainer.ipc import RunFolder, replace
-from trainer.snapshot import Progress, Snapshots, State, Tensors
+from trainer.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
 
 TOLD, LOCK = "told.jsonl", "worker.lock"
 KEEP = 2
@@ -108,7 +109,7 @@ AGENT_STEPS: tuple[tuple[Any, str, str, int], ...] = (
 )
 """(owner, function, what it is called, which argument names its object)"""
 WORKER_STEPS: tuple[tuple[Any, str, str, int], ...] = (
-    (snapshot, "load", "load", 0),
+    (snapshot, "Stored", "load", 0),
     (snapshot, "_to_host", "copy", NAMELESS),
     (snapshot, "save_file", "write", 1),
     (Path, "write_text", "write", 0),
@@ -152,26 +153,25 @@ def _passing(gate: Gate, function: Callable[..., Any], what: str, which: int) ->
 
 
 def tensors_of(step: int) -> dict[str, Tensors]:
-    """The weights, moments and generators after so many steps; a function of the step alone."""
+    """The weights, moments and gradients after so many steps; a function of the step alone."""
     draw = torch.Generator().manual_seed(step)
 
     def drawn(count: int) -> torch.Tensor:
         return torch.rand(count, generator=draw)
 
     moments = {"a/exp_avg": drawn(SMALL), "a/step": torch.tensor(float(step))}
-    return {"model": {"a": drawn(SMALL), "b": drawn(SMALL)}, "optimizer": moments, "rng": {"0.torch": drawn(16)}}
+    return {"model": {"a": drawn(SMALL), "b": drawn(SMALL)}, "optimizer": moments, "gradients": {"a": drawn(16)}}
 
 
-def exact(state: State, metrics: Path) -> bool:
+def exact(stored: Stored, metrics: Path) -> bool:
     """Whether it is, bit for bit, what belongs to its step, with the metrics of all steps until then."""
-    expected = tensors_of(state.progress.step)
-    groups = state.groups()
     same = all(
-        groups[name].keys() == tensors.keys() and all(torch.equal(groups[name][n], t) for n, t in tensors.items())
-        for name, tensors in expected.items()
+        set(stored.names(group)) == set(tensors)
+        and all(torch.equal(stored.read(group, n), t) for n, t in tensors.items())
+        for group, tensors in tensors_of(stored.progress.step).items()
     )
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-    return same and steps == list(range(1, state.progress.step + 1))
+    return same and steps == list(range(1, stored.progress.step + 1))
 
 
 def work(order: Order, run: RunFolder, told: Told) -> None:
@@ -181,23 +181,33 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
     restored = json.loads(run.job.read_text())["restore"]
     metrics, done = run.root / "metrics.jsonl", 0
     if restored is not None:
-        state = snapshot.load(Path(restored))
-        whole = exact(state, Path(restored) / "metrics.jsonl")
-        done = state.progress.step
+        stored = snapshot.Stored(Path(restored))
+        whole = exact(stored, Path(restored) / "metrics.jsonl")
+        done = stored.progress.step
         told(restored=done, whole=whole)
         shutil.copyfile(Path(restored) / "metrics.jsonl", metrics)
     else:
         told(restored=0, whole=True)
     living = tensors_of(done)
-    snapshots = Snapshots(run)
+    writer = Writer()
+    snapshots = Snapshots(run, writer)
     last = done + order.saves
     for step in range(done + 1, last + 1):
         snapshots.before_update()
         _update(living, tensors_of(step))
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step}) + "\n")
-        state = State(progress=Progress(step=step, samples=step), **living)
-        snapshots.begin(state, metrics, artifacts=_artifacts(order, run.root) if step == last else None)
+        held = {group: parallel.held(tensors) for group, tensors in living.items()}
+        snapshots.begin(
+            Snapshot(
+                progress=Progress(step=step, samples=step),
+                held=held,
+                plan=snapshot.joined([snapshot.parts(held, writer)]),
+                metrics=metrics,
+                artifacts=_artifacts(order, run.root) if step == last else None,
+                complete=step == last,
+            )
+        )
         if not order.hurry:
             snapshots.join()
             _wait(lambda: not any(run.snapshots.iterdir()))  # committed, and removed

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,10 +24,16 @@ class Told:
 
 def houses(seeds: Iterable[int], *, hints: bool, processes: int | None = None) -> Iterator[Told]:
     """In the order of the seeds. Without `processes`: one for each core."""
-    work = partial(house, hints=hints)
-    # Started anew, not forked: each process is alone with what it has imported.
-    with multiprocessing.get_context("spawn").Pool(processes or os.cpu_count(), quiet) as pool:
-        yield from pool.imap(work, seeds, CHUNK)
+    pool = _pool(processes or os.cpu_count() or 1)
+    try:
+        yield from pool.map(partial(house, hints=hints), seeds, chunksize=CHUNK)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    """Started anew, not forked: each process is alone with what it has imported."""
+    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), quiet)
 
 
 def house(seed: int, *, hints: bool) -> Told:
@@ -51,6 +58,6 @@ def hashes(seeds: Iterable[int]) -> dict[int, str]:
 
 def differing(seeds: range) -> list[int]:
     """Seeds whose story was another one in a second process, which has simulated the others before, not the same."""
-    with multiprocessing.get_context("spawn").Pool(2, quiet) as pool:
-        once, again = pool.map(hashes, (seeds, seeds[::-1]), 1)
+    with _pool(2) as pool:
+        once, again = pool.map(hashes, (seeds, seeds[::-1]))
     return [seed for seed in seeds if once[seed] != again[seed]]

@@ -13,10 +13,26 @@ def attempt_of_machine(machine_id: str) -> AttemptId:
 
 @dataclass
 class Measures:
+    """A machine is leaked from when nobody wants it any more (its attempt is on its way out, has ended, or is nobody's)
+    until it is gone and bills no more."""
+
     leak_ages: list[float] = field(default_factory=list)
+    """Of that, the time in which somebody could act."""
+    leak_ages_raw: list[float] = field(default_factory=list)
+    """All of it."""
     detects: list[float] = field(default_factory=list)
     _unwanted: dict[str, float] = field(default_factory=dict)
     _lost: dict[AttemptId, float] = field(default_factory=dict)
+    _helpless: list[tuple[float, float]] = field(default_factory=list)
+    _helpless_since: float | None = 0.0
+
+    def able(self, yes: bool, now: float) -> None:
+        """Whether from now on a broker runs that reaches its database, and the cloud's API is not down."""
+        if yes and self._helpless_since is not None:
+            self._helpless.append((self._helpless_since, now))
+            self._helpless_since = None
+        elif not yes and self._helpless_since is None:
+            self._helpless_since = now
 
     def unwanted(self, attempt: AttemptId, machines: Sequence[str], now: float) -> None:
         """From here on none of these machines should exist; what had died of the attempt was noticed."""
@@ -27,7 +43,16 @@ class Measures:
 
     def gone(self, machine: str, at: float) -> None:
         if (since := self._unwanted.pop(machine, None)) is not None:
-            self.leak_ages.append(max(0.0, at - since))
+            raw = max(0.0, at - since)
+            self.leak_ages_raw.append(raw)
+            self.leak_ages.append(max(0.0, raw - self._helpless_s(since, at)))
+
+    def _helpless_s(self, since: float, until: float) -> float:
+        """Seconds of a span in which nobody could destroy anything."""
+        spans = list(self._helpless)
+        if self._helpless_since is not None:
+            spans.append((self._helpless_since, until))
+        return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in spans)
 
     def lost(self, attempt: AttemptId, at: float) -> None:
         """A machine of this attempt died, and nobody was told."""

@@ -24,7 +24,8 @@ class Outcome:
     """Of each job that reached its end: the faults that it met. Those of brokers, cloud, database and blob store count
     while it lived; those of a machine or of people where it was its own."""
     leak_ages: tuple[float, ...] = ()
-    """Virtual seconds for which machines stood that should not: their attempt was on its way out, or unknown."""
+    leak_ages_raw: tuple[float, ...] = ()
+    """Virtual seconds: see `Measures`."""
     detects: tuple[float, ...] = ()
     """Virtual seconds from a death without notice until its attempt was on its way out."""
 
@@ -45,6 +46,7 @@ class Outcome:
 def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """`leak_age_*`, `detect_*`: virtual seconds, see README.md; `lifetimes_per_s`: real ones."""
     leaks = [age for outcome in done for age in outcome.leak_ages]
+    raw = [age for outcome in done for age in outcome.leak_ages_raw]
     detects = [age for outcome in done for age in outcome.detects]
     lives = [met for outcome in done for met in outcome.lives]
     lifetimes = sum(outcome.lifetimes for outcome in done)
@@ -58,6 +60,7 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "leak_age_p50": round(percentile(leaks, 0.5), 1),
         "leak_age_p99": round(percentile(leaks, 0.99), 1),
         "leak_age_max": round(max(leaks, default=0.0), 1),
+        "leak_age_raw_max": round(max(raw, default=0.0), 1),
         "detect_p95_s": round(percentile(detects, 0.95), 1),
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
     }

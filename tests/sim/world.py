@@ -22,6 +22,7 @@ from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, Attempt
 from broker.domain.tenancy import Tenant
+from broker.gate import Gate
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, JobFilter, Lane, Provider, Store
 from broker.secrets import SecretBox
@@ -197,7 +198,7 @@ class World:
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
         store = cast(Store, StoreDoor(self, process, slot.number, self.store))
         clock = HouseClock(store, slot.clock)
-        provider = cast(Provider, CloudDoor(self, process, clock, slot.number))
+        provider = Gate(cast(Provider, CloudDoor(self, process, clock, slot.number)), clock)
         context = Context(
             installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
             store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
@@ -207,6 +208,7 @@ class World:
         self.note(process.id, "starts")
         task = self.loop.create_task(daemon(clock, market, fleet), context=context_of(process))
         task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
+        self.watch.able()
 
     def _stopped(self, process: Process, done: asyncio.Task[Any]) -> None:
         self.fail("no_internal_error", f"{process.id} ended: {done!r}")
@@ -215,6 +217,7 @@ class World:
         process.dead, process.kill_at = True, None
         self.loop.keep_tasks_of(process)
         self.note(process.id, f"killed after {process.steps} steps")
+        self.watch.able()
 
     # --- the story
 
@@ -238,7 +241,8 @@ class World:
             seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
             faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
             lives=tuple(map(self._met, filter(self._is_over, self.jobs))),
-            leak_ages=tuple(self.watch.measures.leak_ages), detects=tuple(self.watch.measures.detects),
+            leak_ages=tuple(self.watch.measures.leak_ages),
+            leak_ages_raw=tuple(self.watch.measures.leak_ages_raw), detects=tuple(self.watch.measures.detects),
         )  # fmt: skip
 
     async def _live(self) -> None:
@@ -283,8 +287,10 @@ class World:
         self.note("fault", str(fault))
         if fault.kind in self.weather.now:
             self.weather.now[fault.kind].append(fault)
+            self.watch.able()
             await asyncio.sleep(fault.for_s)
             self.weather.now[fault.kind].remove(fault)
+            self.watch.able()
             return
         slot = self.slots[fault.target % len(self.slots)]
         if fault.kind == "late_machine":
@@ -317,9 +323,11 @@ class World:
         if process.dead or process.frozen:
             return
         process.frozen = True
+        self.watch.able()
         await asyncio.sleep(fault.for_s)
         self.note(process.id, "goes on")
         self.loop.thaw(process)
+        self.watch.able()
 
     async def _late_machine(self, fault: Fault) -> None:
         """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""

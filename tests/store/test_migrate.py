@@ -82,6 +82,17 @@ async def test_it_applies_what_is_missing_in_order_and_says_what(dsn: str, folde
     assert await fetch(dsn, "SELECT version FROM schema_migrations ORDER BY 1") == [1, 2, 3]
 
 
+async def test_what_will_be_applied_is_told_before_anything_is(dsn: str, folder: Path) -> None:
+    """So that whoever is killed in between has acted on it: the next one finds less to apply."""
+
+    def die(names: list[str]) -> None:
+        raise RuntimeError(*names)
+
+    with pytest.raises(RuntimeError, match="first"):
+        await migrate(dsn, folder, before=die)
+    assert await columns(dsn) == []
+
+
 async def test_many_at_once_apply_each_file_once(dsn: str, folder: Path) -> None:
     (folder / "0003_slow.sql").write_text("SELECT pg_sleep(0.2); CREATE TABLE c (id integer)")
     applied = await asyncio.gather(*(migrate(dsn, folder) for _ in range(8)))

@@ -1,16 +1,18 @@
 """What is committed comes back byte for byte; what is torn, altered or foreign is never used."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from trainer import checkpoint
-from trainer.blobs import BadContent, Objects, connect
+from trainer.blobs import BadContent, Objects, StoreError, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys
-from trainer.contract.rendezvous import Manifest
+from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest
+from trainer.ipc import Part
 
-ORIGIN = Origin(job="j", attempt="a", kind="train")
+ORIGIN = Origin(job="j", attempt="a", kind="script")
 
 
 @pytest.fixture
@@ -32,7 +34,9 @@ async def save(objects: Objects, folder: Path, step: int, text: str = "state") -
     return key
 
 
-async def restored(objects: Objects, candidates: list[str], folder: Path, kind: str = "train") -> tuple[int, list[str]]:
+async def restored(
+    objects: Objects, candidates: list[str], folder: Path, kind: str = "script"
+) -> tuple[int, list[str]]:
     """(step that was restored or -1, what was told)."""
     told: list[str] = []
     found = await checkpoint.restore(objects, candidates, folder, kind=kind, tell=told.append)
@@ -91,9 +95,18 @@ async def test_a_manifest_cannot_leave_the_folder(objects: Objects, store: Path,
 
 async def test_another_kind_is_refused(objects: Objects, tmp_path: Path) -> None:
     key = await save(objects, tmp_path, 3)
-    step, told = await restored(objects, [key], tmp_path / "back", kind="script")
+    step, told = await restored(objects, [key], tmp_path / "back", kind="train")
     assert step == -1
-    assert "train checkpoint" in told[0]
+    assert "script checkpoint" in told[0]
+
+
+async def test_one_of_a_later_version_is_refused(objects: Objects, store: Path, tmp_path: Path) -> None:
+    key = await save(objects, tmp_path, 3)
+    manifest = Manifest.model_validate_json((store / key).read_bytes())
+    (store / key).write_text(manifest.model_copy(update={"version": CONTRACT_VERSION + 1}).model_dump_json())
+    step, told = await restored(objects, [key], tmp_path / "back")
+    assert step == -1
+    assert f"its version is {CONTRACT_VERSION + 1}, this trainer knows {CONTRACT_VERSION}" in told[0]
 
 
 async def test_same_step_twice_uses_two_folders(objects: Objects, tmp_path: Path) -> None:
@@ -137,3 +150,56 @@ async def test_download_refuses_what_was_not_promised(objects: Objects, tmp_path
     with pytest.raises(BadContent):
         await objects.download("k", tmp_path / "f", size=50, sha256="0" * 64)
     assert not (tmp_path / "f").exists()
+
+
+def part(folder: Path, name: str, node: int) -> tuple[Path, Part]:
+    made = folder / f"node-{node}"
+    made.mkdir(parents=True)
+    (made / f"{name}.json").write_text(name)
+    return made, Part(node=node, nodes=2, nonce="same")
+
+
+async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, store: Path, tmp_path: Path) -> None:
+    mine, first = part(tmp_path, "a", 0)
+    other, second = part(tmp_path, "b", 1)
+    waits = asyncio.Event()
+
+    def hopeless() -> bool:
+        waits.set()
+        assert not list(store.rglob("manifest.json"))
+        return False
+
+    committing = asyncio.ensure_future(
+        checkpoint.commit_parts(
+            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=hopeless
+        )
+    )
+    await waits.wait()
+    await checkpoint.offer(objects, ORIGIN, other, step=5, part=second)
+    committed = await committing
+    assert committed is not None
+    assert await restored(objects, [committed[0]], tmp_path / "back") == (5, [])
+    assert {p.name for p in (tmp_path / "back").iterdir()} == {"a.json", "b.json"}
+
+
+async def test_a_part_that_never_comes_is_not_waited_for(objects: Objects, store: Path, tmp_path: Path) -> None:
+    mine, first = part(tmp_path, "a", 0)
+    committed = await checkpoint.commit_parts(
+        objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=lambda: True
+    )
+    assert committed is None
+    assert not list(store.rglob("manifest.json"))
+
+
+async def test_a_part_that_was_offered_and_is_gone_stops_the_commit(
+    objects: Objects, store: Path, tmp_path: Path
+) -> None:
+    mine, first = part(tmp_path, "a", 0)
+    other, second = part(tmp_path, "b", 1)
+    await checkpoint.offer(objects, ORIGIN, other, step=5, part=second)
+    next(store.rglob("b.json")).unlink()
+    with pytest.raises(StoreError, match=r"b\.json was offered and is absent"):
+        await checkpoint.commit_parts(
+            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=lambda: False
+        )
+    assert not list(store.rglob("manifest.json"))

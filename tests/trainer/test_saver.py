@@ -15,7 +15,7 @@ from trainer.agent.state import AttemptState
 from trainer.blobs import Objects
 from trainer.checkpoint import Origin
 from trainer.contract.rendezvous import Manifest
-from trainer.ipc import INFO, RunFolder, SnapshotInfo
+from trainer.ipc import INFO, Part, RunFolder, SnapshotInfo
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ORIGIN = Origin(job="job", attempt="a", kind="train")
@@ -94,3 +94,15 @@ async def test_an_upload_that_is_cut_short_is_made_again(saver: Saver, run: RunF
     assert await saver.flush()
     assert [manifest.step for manifest in await committed(saver)] == [1]
     assert not list(run.snapshots.iterdir())
+
+
+async def test_after_a_failure_a_part_that_is_missing_is_not_waited_for_long(
+    saver: Saver, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = snapshot(run, 7)
+    info = SnapshotInfo(step=7, started=0.0, stall_s=0.0, part=Part(node=0, nodes=2, nonce="x"))
+    (folder / INFO).write_text(info.model_dump_json())
+    monkeypatch.setattr("trainer.agent.saver.PARTS_S", 0.0)
+    assert await saver.flush(failed=True)
+    assert await committed(saver) == []
+    assert run.waiting() == []

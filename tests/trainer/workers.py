@@ -14,7 +14,7 @@ from trainer.ipc import Ended, RunFolder, Status, WorkerJob
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["trainer.loop", "transformers", "peft"])
-TENSORS = ("model", "optimizer", "rng", "gradients")
+TENSORS = ("model", "optimizer", "gradients")
 
 
 def _train(root: Path) -> None:

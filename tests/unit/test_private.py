@@ -2,12 +2,14 @@
 
 import logging
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.private import check_blobs, make_home
+from broker.private import HomeFull, HomeInUse, check_blobs, holding, make_home, with_room
+from providers.private import write_private
 
 
 def mode(folder: Path) -> int:
@@ -100,3 +102,41 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=r"blobs: .*Not a directory"):
         check_blobs(tmp_path / "file" / "below", home)
+
+
+def test_of_two_daemons_in_one_home_the_second_is_refused_in_one_line(tmp_path: Path) -> None:
+    with holding(tmp_path):
+        with pytest.raises(HomeInUse) as error, holding(tmp_path):
+            pass
+        assert f"process {os.getpid()}" in str(error.value)
+        assert str(tmp_path) in str(error.value)
+    with holding(tmp_path):
+        pass
+
+
+def test_what_a_killed_daemon_left_half_written_goes_at_the_next_start(tmp_path: Path) -> None:
+    """Copies of keys and tokens, that is; what only looks like them stays."""
+    left = ("client.json.0a1b2c3d", "master.key.ffffffff", "installation.00000000")
+    kept = ("client.json", "master.key", "installation", "master.key.backup", "gpubroker.yaml.0a1b2c3d")
+    for name in (*left, *kept):
+        (tmp_path / name).touch()
+    with holding(tmp_path):
+        assert {file.name for file in tmp_path.iterdir()} == {*kept, "lock"}
+
+
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_draft(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limit[1]))
+    try:
+        with pytest.raises(HomeFull) as error, with_room(tmp_path):
+            write_private(tmp_path / "client.json", b"token")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), with_room(tmp_path):
+        (tmp_path / "absent").read_text()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,17 +27,20 @@ OUTCOMES = {
 
 
 def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
-    """`accelerate launch` for several processes; a single one needs no launcher, and starts seconds sooner."""
-    worker = ["-m", "trainer.worker", str(run.root)]
-    processes = world.nodes * max(1, world.gpus_per_node)
-    if processes == 1:
-        return [sys.executable, *worker]
-    host, port = env.master.rsplit(":", 1)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-    launch += ["--num_machines", str(world.nodes), "--machine_rank", str(env.node)]
-    launch += ["--main_process_ip", host, "--main_process_port", port]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    return [*launch, "--multi_gpu", *worker]
+    """A launcher for several processes; a single one needs none."""
+    each = max(1, world.gpus_per_node)
+    if world.nodes * each == 1:
+        return [sys.executable, "-m", "trainer.worker", str(run.root)]
+    master = env.master if world.nodes > 1 else f"127.0.0.1:{free_port()}"
+    place = [str(each), str(world.nodes), str(env.node), master]
+    return [sys.executable, "-m", "trainer.launch", *place, str(run.root)]
+
+
+def free_port() -> int:
+    """For the processes of this machine to meet at; another job of it may have any fixed one."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def child_environment(base: Mapping[str, str], extra: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
@@ -128,9 +132,16 @@ class Child:
         self.stopped = True
         kill_descendants()
 
+    @property
+    def killed_for_memory(self) -> bool:
+        """True when the kernel has killed in this control group for memory since the start: the child, or one of its
+        own, whose death a shell reports as 137 and a launcher as 1. Without such a mark a SIGKILL is no lack of
+        memory."""
+        return oom_kills() > self._oom_before
+
     def outcome(self, code: int, *, script: bool, drained: bool) -> Outcome:
         """What an exit code means; a script that ends by itself during a drain has obeyed."""
-        if code < 0 and oom_kills() > self._oom_before:
+        if code not in OUTCOMES and self.killed_for_memory:
             return Outcome.OOM
         if script and drained and code in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
             return Outcome.DRAINED

@@ -43,6 +43,8 @@ EXIT = {
 ACTIVITY_S = 0.25
 FOLLOW_BEATS = 3
 """How many beats another node's failure waits for node 0's word: the first to fall pulls the others down."""
+PULLED_BEATS = 9
+"""The same for a node that saw only that another one has gone: the launcher and the other's own wait come before."""
 
 
 class Agent:
@@ -57,6 +59,8 @@ class Agent:
         self._shipper = Shipper(self._objects, self._log, env, self._state)
         self._sealed = Sealed()
         self._grant_seq = -1
+        self._pulled = False
+        """True where this machine failed only since a process of another one has gone."""
 
     async def run(self) -> Outcome:
         """Runs the attempt to its end, which is written to `final.json` and returned."""
@@ -108,8 +112,6 @@ class Agent:
         assert spec.train is not None
         if spec.data is None:
             raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
-        if spec.world.nodes > 1 and spec.world.gpus_per_node == 0:
-            raise Unusable(Outcome.USER_ERROR, "spec.json: world: several nodes train on GPUs only")
         self._state.phase = "loading"
         data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
@@ -121,6 +123,7 @@ class Agent:
             number=spec.number,
             save_every_s=spec.checkpoint.every_s,
             gpus=spec.world.gpus_per_node,
+            parallelism=spec.world.parallelism,
             restore=str(self._env.workdir / "restore") if restored else None,
         )
         replace(self._state.run.job, job.model_dump_json())
@@ -170,7 +173,7 @@ class Agent:
 
     @contextlib.asynccontextmanager
     async def _saving(self, spec: AttemptSpec, origin: Origin) -> AsyncIterator[Saver]:
-        """Uploads snapshots while the body runs; on node 0 only, which is the one that writes them."""
+        """Uploads snapshots while the body runs: what of them lies on this machine."""
         keep = spec.checkpoint.keep
         saver = Saver(self._objects, self._state, origin, keep=keep, say=self._say, committed=self._beater.now)
         async with background(saver.run()):
@@ -202,14 +205,20 @@ class Agent:
 
     async def _conclude(self, child: Child, code: int, saver: Saver, *, script: bool) -> tuple[Outcome, str, int]:
         ending, ended = self._state.ending, self._ended()
+        if ended is not None and ended.pulled and code == 128 + signal.SIGKILL:
+            ended = None  # one of this machine's own processes was killed, and that is the reason
         if ended is not None and not child.stopped:
-            code = ended.code
+            code, self._pulled = ended.code, ended.pulled
         outcome = child.outcome(code, script=script, drained=ending is not None)
+        killed = outcome is Outcome.OOM and ended is None and child.killed_for_memory
+        if outcome is Outcome.OOM:
+            self._state.ran_out = "host" if killed else ended.ran_out if ended is not None else None
         if child.stopped and ending is not None:
             outcome = Outcome.DRAINED
         self._state.phase = "saving"
         self._beater.now()
-        safe = await saver.flush() if ending is None or ending.save else True
+        failed = outcome not in (Outcome.COMPLETED, Outcome.DRAINED)
+        safe = await saver.flush(failed=failed) if ending is None or ending.save else True
         if outcome is Outcome.COMPLETED:
             if not safe:
                 return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
@@ -219,6 +228,8 @@ class Agent:
         if outcome is Outcome.DRAINED:
             return outcome, "another machine of this job is to end, so all of them do", code
         reason = ended.message if ended is not None else ""
+        if killed:
+            reason = "the kernel killed it for memory: the machine's own is too small"
         if not reason:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             reason = f"the {'program' if script else 'worker'} ended with {how}" + (
@@ -244,6 +255,7 @@ class Agent:
             outcome=outcome,
             message=message,
             exit_code=code,
+            ran_out=self._state.ran_out,
             step=status.step,
             total_steps=status.total_steps,
             resumed_from=self._state.resumed_from,
@@ -270,13 +282,13 @@ class Agent:
         return outcome
 
     async def _speaks(self, outcome: Outcome) -> bool:
-        """Whether this node writes `final.json`."""
-        if self._env.node == 0:
+        """Whether this node writes `final.json`. Who was only pulled down waits longest for the one that knows why."""
+        if self._env.node == 0 and not self._pulled:
             return True
         if outcome in (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN):
             return False
         self._state.phase = "saving"
-        await asyncio.sleep(FOLLOW_BEATS * self._state.limits.beat_s)
+        await asyncio.sleep((PULLED_BEATS if self._pulled else FOLLOW_BEATS) * self._state.limits.beat_s)
         return await self._objects.read(keys.final(self._env.attempt)) is None
 
     def _say(self, line: str) -> None:

@@ -1,20 +1,24 @@
 """Snapshots on this machine's disk become committed checkpoints; a store outage only makes them wait."""
 
 import asyncio
+import math
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainer import checkpoint
 from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
-from trainer.contract.rendezvous import CheckpointRef
+from trainer.contract.rendezvous import CheckpointRef, Manifest
 from trainer.ipc import INFO, SnapshotInfo
 
 LOOK_S = 0.2
 RETRY_S = 5.0
+PARTS_S = 30.0
+"""How long parts of other machines are waited for after a failure."""
 
 
 class Saver:
@@ -33,6 +37,7 @@ class Saver:
         self._objects, self._state, self._origin, self._keep = objects, state, origin, keep
         self._say, self._committed = say, committed
         self._busy = asyncio.Lock()
+        self._parts_until = math.inf
 
     async def run(self) -> None:
         """Uploads whatever appears until cancelled."""
@@ -44,9 +49,14 @@ class Saver:
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(LOOK_S)
 
-    async def flush(self) -> bool:
-        """Uploads what waits; False when time ran out, or the store stayed away too long."""
+    async def flush(self, *, failed: bool = False) -> bool:
+        """Uploads what waits; False when time ran out, or the store stayed away too long.
+
+        `failed`: other machines may have gone, with parts of it.
+        """
         started = time.monotonic()
+        if failed:
+            self._parts_until = started + PARTS_S
         while left := self._patience(started):
             try:
                 async with asyncio.timeout(left):
@@ -75,9 +85,10 @@ class Saver:
         if (folder / INFO).exists():
             (folder / INFO).replace(info_path)
         info = SnapshotInfo.model_validate_json(info_path.read_bytes())
-        key, manifest = await checkpoint.commit(
-            self._objects, self._origin, folder, step=info.step, complete=info.complete, started=info.started
-        )
+        committed = await self._upload(folder, info)
+        if committed is None:
+            return await _remove(folder)
+        key, manifest = committed
         total = sum(f.bytes for f in manifest.files)
         self._state.checkpoint = CheckpointRef(
             manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4), bytes=total
@@ -92,6 +103,25 @@ class Saver:
             await checkpoint.prune(self._objects, self._origin, keep=self._keep)
         except StoreError as e:
             self._say(f"old checkpoints stay for now: {e}")
+
+    async def _upload(self, folder: Path, info: SnapshotInfo) -> tuple[str, Manifest] | None:
+        """Commits what lies here, with the parts of the other machines; None where that is not for this one to do."""
+        objects, origin, part = self._objects, self._origin, info.part
+        known: Any = {"step": info.step, "complete": info.complete, "started": info.started}
+        if part is None:
+            return await checkpoint.commit(objects, origin, folder, **known)
+        if part.node > 0:
+            sent = await checkpoint.offer(objects, origin, folder, step=info.step, part=part)
+            self._say(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {sent / 1e6:.1f} MB")
+            return None
+        committed = await checkpoint.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)
+        if committed is None:
+            self._say(f"the checkpoint of step {info.step} is left: another machine did not send its part")
+        return committed
+
+    def _hopeless(self) -> bool:
+        """Whether parts of other machines need not be waited for: there is a later snapshot, or they have gone."""
+        return len(self._state.run.waiting()) > 1 or time.monotonic() > self._parts_until
 
 
 def _aside(folder: Path) -> Path:

@@ -5,6 +5,7 @@ import contextlib
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -41,6 +42,8 @@ class AttemptState:
     message: str = ""
     resumed_from: int | None = None
     checkpoint: CheckpointRef | None = None
+    ran_out: Literal["device", "host"] | None = None
+    """Whose memory, once it has."""
     ending: Ending | None = None
     gone_at: float | None = None
     """Monotonic seconds at which the cloud takes this machine away, once it has said so."""

@@ -70,12 +70,25 @@ class DataFile(Document):
     format: Literal["csv", "json", "jsonl", "tar"]
 
 
+class Parallelism(Document):
+    """How the processes of a job share the model."""
+
+    kind: Literal["ddp", "fsdp"] = "ddp"
+    """`ddp`: each process holds all of it. `fsdp`: weights, gradients and optimizer states are divided."""
+    shard: Annotated[int, Field(ge=0)] = 0
+    """`fsdp`: how many processes share one copy; 0: all. Where there are more processes, they hold further copies
+    (hybrid); on several nodes the GPUs of one node are the usual choice."""
+    offload: bool = False
+    """`fsdp`: the shares and the optimizer stay in host memory."""
+
+
 class World(Document):
-    """How many processes train together."""
+    """How many processes train together, and how."""
 
     nodes: int = 1
     gpus_per_node: int = 0
-    """0: train on the CPU."""
+    """0: one process on the CPU of each node."""
+    parallelism: Parallelism = Parallelism()
 
 
 class AttemptSpec(Document):
@@ -195,6 +208,8 @@ class Final(Document):
     message: str = ""
     """One line: what, where and the fix."""
     exit_code: int | None = None
+    ran_out: Literal["device", "host"] | None = None
+    """Whose memory it was, where the outcome is `oom`."""
     step: int = 0
     total_steps: int = 0
     resumed_from: int | None = None

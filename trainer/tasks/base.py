@@ -47,9 +47,12 @@ class Task(ABC, Generic[E]):
             raise DataFault(self._nothing())
         return examples, len(found) - len(examples)
 
-    def model(self, precision: str) -> Any:
-        """The model, with adapters where they are asked for; after `examples`. Raises UserFault."""
-        model, fresh = models.load(self.config, precision, self.architecture, **self._head())
+    def model(self, precision: str, *, hollow: bool = False) -> Any:
+        """The model, with adapters where they are asked for; after `examples`. Raises UserFault.
+
+        `hollow`: without its weights, which another process reads and hands out.
+        """
+        model, fresh = models.load(self.config, precision, self.architecture, hollow=hollow, **self._head())
         self._settle(model)
         return models.wrap(model, self.config, self.adapters, fresh if self.headed else ())
 
@@ -97,13 +100,13 @@ class Task(ABC, Generic[E]):
         """What the model makes of each of the configured prompts."""
         return []
 
-    def save(self, folder: Path, model: Any) -> None:
-        """`adapter/` (peft's format) or `model/`, a whole folder."""
+    def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
+        """`adapter/` (peft's format) or `model/`, a whole folder. `state`: tensors in place of the model's own."""
         if isinstance(self.config.method, LoraConfig):
-            models.save_adapter(folder / "adapter", model)
+            models.save_adapter(folder / "adapter", model, state)
             return
         model.config.use_cache = True
-        model.save_pretrained(folder / "model")
+        model.save_pretrained(folder / "model", state_dict=state)
         self.tokenizer.save_pretrained(folder / "model")
 
     def _tokenizer(self) -> Any:

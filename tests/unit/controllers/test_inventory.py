@@ -95,6 +95,24 @@ async def test_what_the_cloud_calls_gone_counts_as_absent() -> None:
     assert seen.absent_since("scripted", NAME, 0)
 
 
+@pytest.mark.parametrize(
+    ("looks", "left_out"),
+    [
+        ([(LAG_S, THERE), (1, ()), (1.5, ()), (1.5, ())], True),
+        ([(LAG_S, THERE), (1, ()), (4, GONE)], True),
+        ([(LAG_S, THERE), (1, ()), (1, ()), (1, ())], False),  # not for long enough
+        ([(LAG_S, THERE), (9, ())], False),  # a single one
+        ([(LAG_S, ()), (1, ()), (2, THERE), (2, ()), (1, ())], False),
+        ([(1, ()), (4, ()), (4, ())], False),  # they may show a time before it was created
+    ],
+)
+async def test_several_listings_leave_out_what_stood_a_lag_before_them(
+    looks: Sequence[tuple[float, Any]], left_out: bool
+) -> None:
+    seen, times = await listed(looks)
+    assert seen.left_out("scripted", NAME, times[0] - looks[0][0]) == left_out
+
+
 @pytest.mark.parametrize("fault", [ValueError("not JSON"), TimeoutError("hangs")])
 async def test_a_cloud_that_breaks_is_one_that_did_not_answer(fault: Exception) -> None:
     cloud = Scripted()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, fault, judge, liveness, mismatch
+from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, fault, haste, judge, liveness, mismatch
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GIB
@@ -36,6 +36,7 @@ observations = st.builds(
     step_age_s=st.none() | st.floats(0, 5000),
     seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
     absent=st.booleans(),
+    left_out=st.booleans(),
     store_ok=st.booleans(),
 )
 
@@ -44,12 +45,12 @@ observations = st.builds(
 def test_death_is_only_declared_by_the_cloud(seen: Observation) -> None:
     states = {o.state for o in seen.seen}
     dead = liveness(1, seen, PATIENCE) is Liveness.DEAD
-    assert not dead or TAKEN_AWAY & states or (seen.absent and not states)
+    assert not dead or TAKEN_AWAY & states or ((seen.absent or seen.left_out) and not states)
 
 
 @given(observations)
 def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) -> None:
-    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.lost_s
+    fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.missed_s
     if fresh and not TAKEN_AWAY & {o.state for o in seen.seen}:
         assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
 
@@ -58,6 +59,38 @@ def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) ->
 def test_an_outage_of_our_own_store_hangs_nobody(seen: Observation, state: AttemptState) -> None:
     event = judge(build.attempt(state), seen, build.at(10), PATIENCE, 600)
     assert event is not AttemptEvent.HUNG or seen.store_ok
+
+
+@pytest.mark.parametrize(
+    ("seen", "dead"),
+    [
+        ({"beat_age_s": 15.0}, True),
+        ({"beat_age_s": 14.9}, False),  # three beats are not missing yet
+        ({"beat_age_s": None}, False),  # nobody has seen it beat: an agent that starts
+        ({"beat_age_s": 15.0, "store_ok": False}, False),
+        ({"beat_age_s": 15.0, "seen": (machine(),)}, False),
+        ({"beat_age_s": 15.0, "left_out": False}, False),
+    ],
+)
+def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict[str, Any], dead: bool) -> None:
+    found = liveness(1, Observation(**{"left_out": True} | seen), PATIENCE)
+    assert (found is Liveness.DEAD) == dead
+
+
+@pytest.mark.parametrize(
+    ("seen", "share"),
+    [
+        ({"beat_age_s": 7.4}, 0.0),
+        ({"beat_age_s": 7.5}, 1.0),
+        ({"beat_age_s": 7.5, "seen": (machine(),)}, 0.5),
+        ({"beat_age_s": 60.0, "seen": (machine(),)}, 0.0),
+        ({"beat_age_s": 60.0}, 1.0),
+        ({"beat_age_s": None}, 0.0),
+        ({"beat_age_s": 60.0, "store_ok": False}, 0.0),
+    ],
+)
+def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dict[str, Any], share: float) -> None:
+    assert haste(Observation(**seen), PATIENCE) == share
 
 
 def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.decide.fit import fit
 from broker.decide.hardware import TABLE, Hardware
-from broker.decide.plans import ABOUT, Planned, Planner, after_oom, devices_of, dividers, ways
+from broker.decide.plans import ABOUT, Planned, Planner, devices_of, dividers, ways
 from broker.decide.throughput import step_seconds
 from broker.domain.offer import GIB, Drop, HostFacts, Parallelism, Plan, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
@@ -60,7 +60,7 @@ def test_only_what_the_trainer_runs_is_planned() -> None:
 
 def test_a_model_is_divided_within_machines_where_their_network_is_slow() -> None:
     slow = replace(TABLE["h100-sxm"], network=1e9)
-    full = replace(FREE, method="full")
+    full = replace(FREE, method="full", free_micro_batch=False, micro_batch=1)
     found = Planner(full, EVERY).best(slow, 80 * GIB, 16, computing=slow, nodes=2)
     assert (found.plan.parallelism, found.plan.devices) == ("hybrid", 16)
     assert ways(2, 2, EVERY) == ["ddp", "fsdp"]
@@ -82,14 +82,11 @@ def test_the_link_that_the_cloud_names_is_the_one_that_counts() -> None:
     assert nvlink == unsaid < pcie
 
 
-def test_memory_that_ran_out_halves_the_rows_and_computes_again() -> None:
-    plan = Plan(micro_batch=12, accumulation=2)
-    assert after_oom(plan, 0) is plan
-    assert after_oom(plan, 1) == Plan(micro_batch=6, accumulation=4, gradient_checkpointing=True)
-    assert after_oom(plan, 9).micro_batch == 1
-    first, again = best(FREE, "h200-sxm"), best(replace(FREE, oom_changes=1), "h200-sxm")
-    assert again.plan == after_oom(first.plan, 1)
-    assert again.memory.required < first.memory.required
+def test_after_memory_ran_out_no_plan_has_more_rows_than_are_allowed() -> None:
+    first, again = best(FREE, "h200-sxm"), best(replace(FREE, most_rows=2), "h200-sxm")
+    assert first.plan.micro_batch > again.plan.micro_batch
+    assert again.plan.micro_batch <= 2
+    assert again.plan.micro_batch * again.plan.accumulation == FREE.global_batch
 
 
 def test_a_workload_without_a_shape_has_no_plan() -> None:

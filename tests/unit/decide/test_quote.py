@@ -291,3 +291,15 @@ def test_boot_time_of_the_provider_is_paid() -> None:
         return made.best.usd_p50
 
     assert float(at(3720) - at(120)) == pytest.approx(2.5, abs=0.01)
+
+
+def test_a_job_whose_machine_ran_out_of_its_own_memory_gets_one_with_more() -> None:
+    (line,) = quoted([offer(ram_bytes=64 * GIB)], work=replace(WORK, ram_above=64 * GIB)).lines
+    assert (line.drop, line.reason) == (Drop.HOST, "64 GiB of RAM; the job ran out of 64 before")
+    assert quoted([offer(ram_bytes=65 * GIB)], work=replace(WORK, ram_above=64 * GIB)).kept == 1
+
+
+def test_a_line_says_what_its_speed_rests_on() -> None:
+    (line,) = quoted([offer()]).lines
+    assert line.runs == 0
+    assert line.evidence == "fitted on runs on the h100-sxm; 90 % interval"

@@ -3,17 +3,42 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.decide.recovery import as_planned, furthest_first, smaller_micro_batch, step_of, workload_left
-from broker.domain.offer import Plan
+from broker.decide.experience import NOTHING
+from broker.decide.fit import fit
+from broker.decide.hardware import TABLE
+from broker.decide.plans import Planner
+from broker.decide.recovery import (
+    MAX_CHANGES,
+    MOST,
+    as_planned,
+    furthest_first,
+    given_up,
+    planned,
+    remedy,
+    step_of,
+    told,
+    workload_left,
+)
+from broker.domain.job import Job, Remedy
+from broker.domain.offer import GIB, Drop, MemoryNeed, ModelShape, Offer, Plan, QuoteLine, Verdict, Workload
 from tests.unit.decide import build
 from trainer.contract import keys
 from trainer.contract.train import DataConfig, TrainConfig
 
 TRAIN = TrainConfig(
     model="m", data=DataConfig(path="upload:00", completion="{a}"), micro_batch=8, global_batch=24
+)  # fmt: skip
+
+SHAPE = ModelShape(
+    name="", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
+    vocabulary=128_256, tied_embeddings=True, parameters=1_235_814_400, known=True,
+)  # fmt: skip
+WORK = Workload(
+    shape=SHAPE, method="lora", lora_r=16, micro_batch=8, global_batch=24, sequence=2048, tokens_per_row=1000.0,
+    steps=100,
 )  # fmt: skip
 
 
@@ -32,24 +57,145 @@ def test_a_manifest_carries_its_step(step: int, nonce: str) -> None:
     assert step_of(manifest(step, nonce=nonce)) == step
 
 
-@given(st.integers(1, 512), st.integers(1, 64), st.integers(0, 4))
-def test_a_smaller_micro_batch_still_divides_the_global_batch(micro: int, times: int, changes: int) -> None:
-    halved = max(1, micro // 2**changes)
-    largest = max(size for size in range(1, halved + 1) if micro * times % size == 0)
-    assert smaller_micro_batch(micro, micro * times, changes) == largest
+PLANS = st.builds(
+    lambda micro, times, method, sequence, free: replace(
+        WORK, micro_batch=micro, global_batch=micro * times, method=method, sequence=sequence,
+        lora_r=16 if method == "lora" else 0, free_micro_batch=free, free_checkpointing=free,
+    ),
+    st.integers(1, 32), st.integers(1, 16), st.sampled_from(["full", "lora"]), st.sampled_from([128, 2048]),
+    st.booleans(),
+)  # fmt: skip
 
 
-def test_memory_that_ran_out_changes_the_plan_and_not_the_global_batch() -> None:
-    told = as_planned(TRAIN, None, 0)
-    assert (told.micro_batch, told.gradient_checkpointing) == (8, False)
-    changed = as_planned(TRAIN, None, 1)
-    assert (changed.micro_batch, changed.global_batch, changed.gradient_checkpointing) == (4, 24, True)
+def offer_of(accelerator: str, gpus: int = 1) -> Offer:
+    return build.offer(accelerator=accelerator, gpu_memory_bytes=TABLE[accelerator].memory_bytes, gpus=gpus, vcpus=64)
+
+
+def line_of(offer: Offer, plan: Plan | None = None) -> QuoteLine:
+    return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason="fits", plan=plan)
+
+
+def need(work: Workload, plan: Plan, offer: Offer) -> MemoryNeed:
+    return Planner(work).need(plan, TABLE[offer.accelerator])
+
+
+def train_job(work: Workload) -> Job:
+    train = {"model": "m", "data": {"path": "upload:00", "completion": "{a}"}, "method": {"kind": "lora"}}
+    spec = {"script": None, "train": {**train, "micro_batch": work.micro_batch, "global_batch": work.global_batch}}
+    return build.job(spec_changes=spec, workload=work)
+
+
+@given(PLANS, st.sampled_from(["l4", "a100-80gb-sxm"]), st.sampled_from([1, 2, 8]))
+@settings(max_examples=40, deadline=None)
+def test_each_change_keeps_the_global_batch_and_the_method_and_needs_less_memory_or_more_of_it(
+    work: Workload, accelerator: str, gpus: int
+) -> None:
+    offer, job = offer_of(accelerator, gpus), train_job(work)
+    for times in range(1, MAX_CHANGES + 1):
+        ran = fit(planned(job), offer)
+        if ran.plan is None:
+            assert ran.drop is Drop.MEMORY
+            return
+        job = replace(job, remedy=remedy(job, line_of(offer, ran.plan), host=False))
+        after = planned(job)
+        assert job.remedy is not None
+        assert len(job.remedy.tried) == times
+        assert (after.global_batch, after.method, after.lora_r) == (work.global_batch, work.method, work.lora_r)
+        again = fit(after, offer)
+        if again.plan is None:
+            assert again.drop is Drop.MEMORY  # a larger machine, or nothing
+            continue
+        assert need(after, again.plan, offer).peak < need(after, ran.plan, offer).peak
+        assert again.plan.micro_batch * again.plan.accumulation * again.plan.devices == work.global_batch
+        assert job.spec.train is not None
+        told_ = as_planned(job.spec.train, again.plan, job.remedy)
+        assert (told_.global_batch, told_.micro_batch) == (work.global_batch, again.plan.micro_batch)
+
+
+@given(PLANS)
+@settings(max_examples=40, deadline=None)
+def test_the_plan_that_ran_out_does_not_fit_that_machine_any_more(work: Workload) -> None:
+    """Wherever the estimate had let it in, and cannot be as wrong as that."""
+    offer = offer_of("l4")
+    ran = fit(work, offer)
+    if ran.plan is None:
+        return
+    changed = remedy(train_job(work), line_of(offer, ran.plan), host=False)
+    assert changed.memory_scale <= MOST
+    plain = need(work, ran.plan, offer)
+    if (plain.peak * MOST + plain.context) * (1 + plain.margin) > offer.gpu_memory_bytes:
+        corrected = NOTHING.need(replace(work, memory_scale=changed.memory_scale), plain, True, False)
+        assert corrected.required > offer.gpu_memory_bytes
+
+
+def test_the_micro_batch_goes_first_then_checkpointing_then_the_machine() -> None:
+    offer = offer_of("l4")
+    job = train_job(replace(WORK, micro_batch=4))
+    ran = line_of(offer, Plan(micro_batch=4, accumulation=6))
+    first = remedy(job, ran, host=False)
+    assert (first.micro_batch, first.gradient_checkpointing, first.memory_above) == (3, False, 0)
+    assert first.tried == ("micro-batch 4 on l4 (22.4 GiB)",)
+    assert told(job, ran, first) == (
+        "memory ran out: next with micro-batch 3 instead of 4; global batch 24 as before"
+    )  # fmt: skip
+    single = train_job(replace(WORK, micro_batch=1))
+    ran = line_of(offer, Plan(micro_batch=1, accumulation=24))
+    second = remedy(single, ran, host=False)
+    assert (second.micro_batch, second.gradient_checkpointing, second.memory_above) == (1, True, 0)
+    assert told(single, ran, second) == "memory ran out: next with gradient checkpointing on; global batch 24 as before"
+    ran = line_of(offer, Plan(micro_batch=1, accumulation=24, gradient_checkpointing=True))
+    least = train_job(replace(WORK, micro_batch=1, gradient_checkpointing=True))
+    third = remedy(least, ran, host=False)
+    assert third.memory_above == offer.gpu_memory_bytes
+    assert "more than 22.4 GiB a device" in told(least, ran, third)
+    assert third.tried == ("micro-batch 1 with checkpointing on l4 (22.4 GiB)",)
+    left = workload_left(replace(least, remedy=third), ())
+    small = fit(left, offer)
+    assert (small.drop, small.reason) == (Drop.MEMORY, "it ran out of 22.4 GiB before; has 22.4")
+    assert fit(left, offer_of("l40s")).drop is None
+
+
+def test_a_script_only_gets_a_larger_machine() -> None:
+    job, ran = build.job(), build.line()
+    changed = remedy(job, ran, host=False)
+    assert (changed.micro_batch, changed.memory_above) == (0, 48 * GIB)
+    assert told(job, ran, changed) == "memory ran out: next with only machines with more than 48.0 GiB a device"
+    assert fit(planned(replace(job, remedy=changed)), build.offer()).drop is Drop.MEMORY
+    assert given_up(replace(job, remedy=changed), ran, host=False) == (
+        "memory ran out 2 times: l40s (48.0 GiB); l40s (48.0 GiB); ask for a larger machine"
+    )
+
+
+def test_a_machine_whose_own_memory_ran_out_is_followed_by_one_with_more_and_the_plan_stays() -> None:
+    job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
+    changed = remedy(job, ran, host=True)
+    assert (changed.micro_batch, changed.memory_scale, changed.ram_above) == (0, 1.0, 64 * GIB)
+    assert changed.tried == ("micro-batch 8 on l40s (64.0 GiB of the machine)",)
+    assert told(job, ran, changed).startswith("memory ran out: next with only machines with more than 64.0 GiB of mem")
+    assert planned(replace(job, remedy=changed)).micro_batch == WORK.micro_batch
+
+
+def test_a_task_that_nobody_estimates_changes_its_plan_all_the_same() -> None:
+    job = train_job(replace(WORK, shape=None, unestimated="task dpo is not estimated"))
+    first = remedy(job, build.line(), host=False)
+    assert (first.micro_batch, first.gradient_checkpointing, first.memory_scale) == (6, False, 1.0)
+    assert job.spec.train is not None
+    changed = as_planned(job.spec.train, None, first)
+    assert (changed.micro_batch, changed.global_batch, changed.gradient_checkpointing) == (6, 24, False)
+    single = train_job(replace(WORK, shape=None, micro_batch=1))
+    second = remedy(single, build.line(), host=False)
+    assert single.spec.train is not None
+    assert as_planned(single.spec.train, None, second).gradient_checkpointing is True
+    unknown = remedy(train_job(WORK), build.line(accelerator="mystery"), host=False)
+    assert (unknown.micro_batch, unknown.memory_scale) == (6, 1.0)
 
 
 def test_machines_are_told_what_was_planned_for_them() -> None:
+    told_ = as_planned(TRAIN, None, None)
+    assert (told_.micro_batch, told_.gradient_checkpointing) == (8, False)
     plan = Plan(micro_batch=12, accumulation=2, gradient_checkpointing=True)
-    told = as_planned(TRAIN, plan, 1)
-    assert (told.micro_batch, told.global_batch, told.gradient_checkpointing) == (12, 24, True)
+    told_ = as_planned(TRAIN, plan, Remedy(tried=("once",), micro_batch=12))
+    assert (told_.micro_batch, told_.global_batch, told_.gradient_checkpointing) == (12, 24, True)
 
 
 def test_only_what_is_left_is_priced() -> None:
@@ -57,7 +203,6 @@ def test_only_what_is_left_is_priced() -> None:
     job = replace(job, workload=replace(job.workload, steps=100, micro_batch=4, global_batch=8))
     assert workload_left(job, ()) == job.workload
     assert workload_left(job, (manifest(60), manifest(40))).steps == 40
-    assert workload_left(replace(job, oom_changes=1), ()).oom_changes == 1
 
 
 @pytest.mark.parametrize("folder", ["nonsense", "-5-n", "7", "\u0663-n", "9" * 5000 + "-n", "7-n/deeper"])

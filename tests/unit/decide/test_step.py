@@ -116,11 +116,26 @@ def test_a_machine_that_cannot_be_set_up_is_at_fault_unless_its_image_is() -> No
     assert setup_reason((broken, replace(broken, image_refused=True))) is Reason.IMAGE
 
 
-def test_memory_may_run_out_twice() -> None:
-    second = after_attempt(build.active_job(oom_changes=1), build.attempt(), Reason.OOM, "", build.T0)
-    assert (second.state, second.oom_changes) == (JobState.RECOVERING, 2)
-    third = after_attempt(build.active_job(oom_changes=2), build.attempt(), Reason.OOM, "", build.T0)
-    assert third.state is JobState.FAILED
+def test_memory_may_run_out_twice_and_then_the_job_says_what_was_tried() -> None:
+    job = build.active_job()
+    for times in (1, 2):
+        after = after_attempt(job, build.attempt(), Reason.OOM, "", build.T0)
+        assert after.state is JobState.RECOVERING
+        assert after.remedy is not None
+        assert len(after.remedy.tried) == times
+        job = replace(after, state=JobState.ACTIVE)
+    failed = after_attempt(job, build.attempt(), Reason.OOM, "exit code 71", build.T0)
+    assert failed.state is JobState.FAILED
+    assert failed.reason.count("l40s (48.0 GiB)") == 3
+    assert failed.reason.startswith("memory ran out 3 times")
+    assert "\n" not in failed.reason
+
+
+def test_a_job_that_is_not_to_be_retried_fails_at_once() -> None:
+    job = build.active_job(spec_changes={"retry": {"on": ["preempted"]}})
+    after = after_attempt(job, build.attempt(), Reason.OOM, "", build.T0)
+    assert (after.state, after.remedy) == (JobState.FAILED, None)
+    assert after.reason.startswith("memory ran out once: l40s (48.0 GiB)")
 
 
 def test_a_cap_raised_while_draining_resumes_the_job() -> None:

@@ -86,6 +86,12 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_DRAINING: _ClassVar[Phase]
     PHASE_DONE: _ClassVar[Phase]
 
+class RanOut(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RAN_OUT_UNSPECIFIED: _ClassVar[RanOut]
+    RAN_OUT_DEVICE: _ClassVar[RanOut]
+    RAN_OUT_HOST: _ClassVar[RanOut]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
@@ -166,6 +172,9 @@ PHASE_SAVING: Phase
 PHASE_SAMPLING: Phase
 PHASE_DRAINING: Phase
 PHASE_DONE: Phase
+RAN_OUT_UNSPECIFIED: RanOut
+RAN_OUT_DEVICE: RanOut
+RAN_OUT_HOST: RanOut
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_COMPLETED: Outcome
 OUTCOME_DRAINED: Outcome
@@ -228,7 +237,7 @@ class Job(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class JobDetail(_message.Message):
-    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team", "forecast", "storage")
+    __slots__ = ("id", "name", "owner", "state", "reason", "labels", "created_at", "finished_at", "cap_usd", "spent_usd", "attempts", "retries_used", "stop_requested", "retry_of", "spec", "reserved_usd", "runs", "team", "forecast", "storage", "ran_out_of_memory")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +265,7 @@ class JobDetail(_message.Message):
     TEAM_FIELD_NUMBER: _ClassVar[int]
     FORECAST_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    RAN_OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     owner: str
@@ -276,7 +286,8 @@ class JobDetail(_message.Message):
     team: str
     forecast: Forecast
     storage: Storage
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ...) -> None: ...
+    ran_out_of_memory: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., owner: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finished_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cap_usd: _Optional[str] = ..., spent_usd: _Optional[str] = ..., attempts: _Optional[int] = ..., retries_used: _Optional[int] = ..., stop_requested: bool = ..., retry_of: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.JobSpec, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., team: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ..., storage: _Optional[_Union[Storage, _Mapping]] = ..., ran_out_of_memory: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Forecast(_message.Message):
     __slots__ = ("usd", "finish_at", "step_s", "over_cap", "late")
@@ -313,7 +324,7 @@ class Deleted(_message.Message):
     def __init__(self, what: _Optional[_Union[StoredKind, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final", "traffic_usd", "usd_per_hour", "idle")
+    __slots__ = ("id", "number", "instance", "state", "reason", "detail", "offer", "nodes", "hours_p50", "usd_p50", "created_at", "create_sent_at", "first_beat_at", "ended_at", "reserved_usd", "charged_usd", "resume_from", "beat", "final", "traffic_usd", "usd_per_hour", "idle", "evidence", "observed_runs")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +347,8 @@ class Attempt(_message.Message):
     TRAFFIC_USD_FIELD_NUMBER: _ClassVar[int]
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_RUNS_FIELD_NUMBER: _ClassVar[int]
     id: str
     number: int
     instance: str
@@ -358,7 +371,9 @@ class Attempt(_message.Message):
     traffic_usd: str
     usd_per_hour: str
     idle: IdleKind
-    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., traffic_usd: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., idle: _Optional[_Union[IdleKind, str]] = ...) -> None: ...
+    evidence: str
+    observed_runs: int
+    def __init__(self, id: _Optional[str] = ..., number: _Optional[int] = ..., instance: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., nodes: _Optional[int] = ..., hours_p50: _Optional[float] = ..., usd_p50: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., create_sent_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., first_beat_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reserved_usd: _Optional[str] = ..., charged_usd: _Optional[str] = ..., resume_from: _Optional[_Iterable[str]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., final: _Optional[_Union[Final, _Mapping]] = ..., traffic_usd: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., idle: _Optional[_Union[IdleKind, str]] = ..., evidence: _Optional[str] = ..., observed_runs: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("attempt", "node", "boot", "seq", "phase", "message", "step", "total_steps", "resumed_from", "loss", "heldout_loss", "tokens_per_s", "rows_per_s", "peak_memory_bytes", "gpu_utilisation", "checkpoint", "notice_s", "received_bytes", "sent_bytes", "network_bytes")
@@ -419,7 +434,7 @@ class CheckpointRef(_message.Message):
     def __init__(self, manifest: _Optional[str] = ..., step: _Optional[int] = ..., save_s: _Optional[float] = ..., stall_s: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Final(_message.Message):
-    __slots__ = ("attempt", "outcome", "message", "exit_code", "step", "total_steps", "resumed_from", "checkpoint", "heldout_loss_before", "heldout_loss_after", "peak_memory_bytes", "tokens_per_s", "boot", "received_bytes", "sent_bytes")
+    __slots__ = ("attempt", "outcome", "message", "exit_code", "step", "total_steps", "resumed_from", "checkpoint", "heldout_loss_before", "heldout_loss_after", "peak_memory_bytes", "tokens_per_s", "boot", "received_bytes", "sent_bytes", "ran_out")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +450,7 @@ class Final(_message.Message):
     BOOT_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RAN_OUT_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     outcome: Outcome
     message: str
@@ -450,7 +466,8 @@ class Final(_message.Message):
     boot: str
     received_bytes: int
     sent_bytes: int
-    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    ran_out: RanOut
+    def __init__(self, attempt: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., resumed_from: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointRef, _Mapping]] = ..., heldout_loss_before: _Optional[float] = ..., heldout_loss_after: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., boot: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., ran_out: _Optional[_Union[RanOut, str]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("seq", "at", "kind", "message", "attempt_id", "data")

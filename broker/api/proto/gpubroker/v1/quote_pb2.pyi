@@ -132,7 +132,7 @@ class QuoteHold(_message.Message):
     def __init__(self, hold: _Optional[_Union[Hold, str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class QuoteLine(_message.Message):
-    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes", "plan", "hours", "costs")
+    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes", "plan", "hours", "costs", "evidence", "runs")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,8 @@ class QuoteLine(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     HOURS_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     offer: _offer_pb2.Offer
     verdict: Verdict
     reason: str
@@ -161,7 +163,9 @@ class QuoteLine(_message.Message):
     plan: Plan
     hours: Hours
     costs: Costs
-    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., hours: _Optional[_Union[Hours, _Mapping]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ...) -> None: ...
+    evidence: str
+    runs: int
+    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., hours: _Optional[_Union[Hours, _Mapping]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., evidence: _Optional[str] = ..., runs: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("parallelism", "devices", "micro_batch", "accumulation", "gradient_checkpointing")
@@ -206,7 +210,7 @@ class Costs(_message.Message):
     def __init__(self, machines: _Optional[str] = ..., traffic: _Optional[str] = ..., storage: _Optional[str] = ..., requests: _Optional[str] = ...) -> None: ...
 
 class MemoryNeed(_message.Message):
-    __slots__ = ("weights", "gradients", "optimizer", "activations", "logits", "context", "peak", "required", "margin", "source")
+    __slots__ = ("weights", "gradients", "optimizer", "activations", "logits", "context", "peak", "required", "margin", "source", "correction", "runs")
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +221,8 @@ class MemoryNeed(_message.Message):
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CORRECTION_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     weights: int
     gradients: int
     optimizer: int
@@ -227,4 +233,6 @@ class MemoryNeed(_message.Message):
     required: int
     margin: float
     source: str
-    def __init__(self, weights: _Optional[int] = ..., gradients: _Optional[int] = ..., optimizer: _Optional[int] = ..., activations: _Optional[int] = ..., logits: _Optional[int] = ..., context: _Optional[int] = ..., peak: _Optional[int] = ..., required: _Optional[int] = ..., margin: _Optional[float] = ..., source: _Optional[str] = ...) -> None: ...
+    correction: float
+    runs: int
+    def __init__(self, weights: _Optional[int] = ..., gradients: _Optional[int] = ..., optimizer: _Optional[int] = ..., activations: _Optional[int] = ..., logits: _Optional[int] = ..., context: _Optional[int] = ..., peak: _Optional[int] = ..., required: _Optional[int] = ..., margin: _Optional[float] = ..., source: _Optional[str] = ..., correction: _Optional[float] = ..., runs: _Optional[int] = ...) -> None: ...

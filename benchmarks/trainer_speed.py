@@ -1,0 +1,185 @@
+"""Tokens a second, peak memory and start-up of this trainer, HF Trainer and TRL's SFTTrainer on the same job.
+
+`python -m benchmarks.trainer_speed`: each case is trained by all three in turn, `--rounds` times, as processes of
+their own with the same model, rows, micro-batch, precision, LoRA and versions of torch, transformers, peft and
+accelerate. Speed is that from the end of the first step to the end of the last, in tokens that are not padding;
+start-up is from the process's start to the end of the first step, and the peak the largest process's resident memory.
+The others are installed into `.demo/peers` when it is missing (1.2 GB).
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".demo" / "peers"
+MODEL = ROOT / ".demo" / "models" / "smollm2-135m-instruct"
+DATA = ROOT / "examples" / "devils-dictionary.csv"
+SAME = ("torch", "transformers", "peft", "accelerate")
+STEP = re.compile(r"step (\d+)/\d+.*?(?:tokens (\d+))?$")
+TRAINERS = ("gpubroker", "hf", "trl")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What all of them train."""
+
+    name: str
+    method: str
+    precision: str = "fp32"
+    packing: bool = False
+    micro_batch: int = 4
+    global_batch: int = 8
+    max_length: int = 192
+    steps: int = 20
+
+
+CASES = (
+    Case(name="lora", method="lora"),
+    Case(name="lora bf16", method="lora", precision="bf16"),
+    Case(name="full", method="full"),
+    Case(name="lora packed", method="lora", packing=True, micro_batch=1, max_length=512),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One process's figures."""
+
+    tokens_per_s: float
+    peak_mb: float
+    first_step_s: float
+
+
+def install_peers() -> Path:
+    """The python of the environment that holds the other trainers."""
+    python = PEERS / ".venv" / "bin" / "python"
+    if not python.exists():
+        PEERS.mkdir(parents=True, exist_ok=True)
+        pinned = [f"{name}=={version(name).split('+')[0]}" for name in SAME]
+        wanted = ["-r", str(ROOT / "benchmarks" / "peers" / "requirements.txt"), *pinned, "jinja2"]
+        subprocess.run([sys.executable, str(ROOT / ".ci" / "install.py"), *wanted], cwd=PEERS, check=True)
+    return python
+
+
+def ours(case: Case, folder: Path) -> list[str]:
+    """The command that trains the case here."""
+    config = {
+        "model": str(MODEL),
+        "data": {
+            "path": str(DATA),
+            "prompt": "Word: {word} ({part_of_speech})\nDefinition:",
+            "completion": " {definition}",
+            "eval_share": 0,
+        },
+        "method": {"kind": case.method},
+        "max_steps": case.steps,
+        "global_batch": case.global_batch,
+        "micro_batch": case.micro_batch,
+        "max_length": case.max_length,
+        "packing": case.packing,
+        "precision": case.precision,
+        "gradient_checkpointing": False,
+    }
+    (folder / "train.yaml").write_text(yaml.safe_dump(config))
+    return [sys.executable, "-m", "trainer", "--config", str(folder / "train.yaml"), "--output", str(folder / "out")]
+
+
+def theirs(kind: str, case: Case, folder: Path, python: Path) -> list[str]:
+    """The command that trains the case with another trainer."""
+    told = asdict(case) | {"model": str(MODEL), "data": str(DATA)}
+    (folder / "case.json").write_text(json.dumps(told))
+    return [str(python), str(ROOT / "benchmarks" / "peers" / "train.py"), kind, str(folder / "case.json")]
+
+
+def run(kind: str, case: Case, python: Path) -> Run:
+    """Trains once. Raises RuntimeError with the last lines where the process fails."""
+    with tempfile.TemporaryDirectory(prefix="gpubroker-speed-") as scratch:
+        folder = Path(scratch)
+        command = ours(case, folder) if kind == "gpubroker" else theirs(kind, case, folder, python)
+        started = time.monotonic()
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
+        )
+        assert child.stdout is not None
+        lines: list[str] = []
+        ends: list[float] = []
+        tokens: list[int] = []
+        for line in child.stdout:
+            lines.append(line.rstrip())
+            if found := STEP.search(line.rstrip()):
+                ends.append(time.monotonic())
+                tokens.append(int(found[2] or 0))
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode or len(ends) != case.steps:
+            raise RuntimeError(f"{kind} on {case.name} ended with {child.returncode}:\n" + "\n".join(lines[-15:]))
+        if kind == "gpubroker":
+            metrics = next((folder / "out").rglob("metrics.jsonl")).read_text().splitlines()
+            tokens = [int(json.loads(row)["tokens"]) for row in metrics]
+        speed = sum(tokens[1:]) / (ends[-1] - ends[0])
+        return Run(tokens_per_s=speed, peak_mb=usage.ru_maxrss / 1024, first_step_s=ends[0] - started)
+
+
+def summary(runs: list[Run]) -> dict[str, float]:
+    """The medians."""
+    return {
+        "tokens_per_s": round(statistics.median(r.tokens_per_s for r in runs), 1),
+        "peak_mb": round(statistics.median(r.peak_mb for r in runs)),
+        "first_step_s": round(statistics.median(r.first_step_s for r in runs), 2),
+    }
+
+
+def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
+    """The table for people."""
+    table = Table("case", "trainer", "tokens/s", "against it", "peak MB", "first step after s")
+    for case, trainers in results.items():
+        own = trainers["gpubroker"]["tokens_per_s"]
+        for kind, found in trainers.items():
+            ratio = "" if kind == "gpubroker" else f"{own / found['tokens_per_s']:.2f}x"
+            table.add_row(
+                case, kind, f"{found['tokens_per_s']:.0f}", ratio, f"{found['peak_mb']:.0f}", f"{found['first_step_s']}"
+            )
+    Console().print(table)
+
+
+def main() -> None:
+    """Prints the table; the last line is JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="may be repeated")
+    arguments = parser.parse_args()
+    python = install_peers()
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for case in CASES:
+        if arguments.case and case.name not in arguments.case:
+            continue
+        case = Case(**{**asdict(case), "steps": arguments.steps})
+        kinds = [k for k in TRAINERS if not (case.packing and k == "hf")]  # HF Trainer does not pack
+        runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
+        for number in range(arguments.rounds):
+            for kind in kinds:
+                print(f"{case.name}: {kind}, round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
+                runs[kind].append(run(kind, case, python))
+        results[case.name] = {kind: summary(found) for kind, found in runs.items()}
+    show(results)
+    print(json.dumps({"rounds": arguments.rounds, "steps": arguments.steps, "cases": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A scaling table, for people, and its plot."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from broker.cli.exits import BadInput
+from broker.cli.output import Output
+from broker.cli.submission import Prepared
+from broker.decide.hardware import TABLE
+from broker.decide.workload import steps_of
+from broker.domain.offer import GIB, Drop, ModelShape
+from broker.notify.plot import scaling_png
+from broker.preflight.data import DataReport
+from broker.sizing import BadAsk, hardware_of
+from broker.whatif import of_spec
+
+WhatIf = Annotated[
+    str | None,
+    typer.Option("--what-if", metavar="gpus=1,2,…,512", help="What more GPUs would bring: throughput, hours, dollars."),
+]
+PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Of --what-if, a picture.")]
+
+
+def show(out: Output, found: dict[str, Any], plot: Path | None) -> None:
+    """The table with its assumptions; `plot`: a PNG of it. Raises BadInput where no plot can be drawn or written."""
+    out.document(found)
+    if not out.as_json:
+        _show(out, found)
+    if plot is not None:
+        picture = scaling_png(found)
+        if picture is None:
+            raise BadInput("--plot: matplotlib is not installed, or nothing fits; pip install 'gpubroker[plots]'")
+        try:
+            plot.write_bytes(picture)
+        except OSError as e:
+            raise BadInput(f"--plot {plot}: {e.strerror}") from None
+        out.say(f"plot: {plot}")
+
+
+def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: Path | None) -> None:
+    """The table for a spec's job, at the least price a GPU of the offers. Raises BadInput."""
+    train, quote = prepared.file.spec.train, prepared.quote
+    model, data = quote.check.get("model"), quote.check.get("data")
+    if train is None or not model or not data:
+        raise BadInput(
+            f"{prepared.file.path}: --what-if needs a job that is estimated, and nothing is known of this one"
+        )
+    shape, found = ModelShape(**model), DataReport.model_validate(data)
+    gpu = gpu or next((line.offer.accelerator for line in quote.lines if TABLE[line.offer.accelerator].gpu), None)
+    try:
+        hardware = hardware_of(gpu)
+        if hardware is None:
+            raise BadInput("--what-if: no offer has a GPU; give --gpu, for example --gpu H100-SXM")
+        prices = [
+            float(line.offer.usd_per_hour) / line.offer.gpus
+            for line in quote.lines
+            if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not Drop.PRICE
+        ]
+        scaled = of_spec(
+            said, train, shape, hardware, mean=found.tokens_mean, steps=steps_of(prepared.file.spec, found.rows),
+            usd_per_gpu_hour=min(prices, default=None),
+        )  # fmt: skip
+    except BadAsk as e:
+        raise BadInput(str(e)) from None
+    show(out, scaled, plot)
+
+
+def _show(out: Output, found: dict[str, Any]) -> None:
+    table = Table(title=f"{found['model']}, {found['method']}, on {found['gpu']}", title_justify="left")
+    table.add_column("GPUs", justify="right")
+    table.add_column("plan")
+    for name in ("GiB a GPU", "tokens/s", "MFU", "hours", "$"):
+        table.add_column(name, justify="right")
+    for row in found["points"]:
+        low, high = row["tokens_per_s_interval"]
+        fits = row["plan"] is not None
+        hours, usd = row["hours"], row["usd"]
+        table.add_row(
+            str(row["gpus"]),
+            _plan(row),
+            f"{row['need_bytes'] / GIB:.1f}",
+            f"{row['tokens_per_s']:,.0f} ({low:,.0f} – {high:,.0f})" if fits else "",
+            f"{row['mfu']:.0%}" if fits else "",
+            f"{hours:,.2f}" if fits and hours is not None else "",
+            f"{usd:,.2f}" if fits and usd is not None else "",
+        )
+    out.say(table)
+    if any(row["plan"] and not row["runnable"] for row in found["points"]):
+        out.say("* gpubroker's own trainer cannot run this yet; it is never bought")
+    for line in found["assumptions"]:
+        out.say(f"assumed: {line}")
+
+
+def _plan(row: dict[str, Any]) -> str:
+    plan = row["plan"]
+    if plan is None:
+        return "does not fit"
+    again = ", recomputing" if plan["gradient_checkpointing"] else ""
+    mark = "" if row["runnable"] else " *"
+    idle = f" of {row['gpus']}" if plan["devices"] < row["gpus"] else ""
+    return (
+        f"{plan['parallelism']} on {plan['devices']}{idle}: {plan['accumulation']} x {plan['micro_batch']}{again}{mark}"
+    )

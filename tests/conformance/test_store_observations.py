@@ -1,0 +1,73 @@
+"""The store contract: what ended attempts showed, and a job's plan after its memory ran out; both stores alike."""
+
+from dataclasses import replace
+
+from broker.domain.ids import AttemptId
+from broker.domain.job import AttemptState, Job, JobState, Reason, Remedy
+from broker.domain.observation import Observation
+from broker.domain.offer import Plan
+from broker.domain.tenancy import Tenant
+from broker.ports import Change, Lane, Store
+from tests.conformance.samples import HOUR, START, make_job, running
+
+WORK = make_job().workload
+
+
+def observation(attempt_id: AttemptId, *, hardware: str = "l40s", rate: float = 100.0, lora_r: int = 0) -> Observation:
+    return Observation(
+        attempt_id=attempt_id, hardware=hardware, plan=Plan(micro_batch=1), nodes=1, cores=8,
+        workload=replace(WORK, lora_r=lora_r), tokens_per_s=rate, peak_bytes=7, device_bytes=9,
+    )  # fmt: skip
+
+
+async def end(store: Store, *, seen: str = "l40s", rate: float = 100.0, stale: bool = False) -> tuple[bool, Job]:
+    """Ends an attempt with its observation; `stale`: under a lease that was lost."""
+    await running(store, AttemptState.TERMINATING)
+    (one,) = await store.claim_attempts(Lane.TERMINATION, owner="a", lease_s=HOUR, limit=1)
+    read = replace(one.attempt, epoch=one.attempt.epoch - stale)
+    ended = replace(one.attempt, state=AttemptState.ENDED, reason=Reason.OOM, ended_at=START)
+    remedy = Remedy(tried=("micro-batch 8 on l40s",), micro_batch=4, memory_scale=1.25, memory_above=10)
+    after = replace(one.job, state=JobState.RECOVERING, remedy=remedy)
+    change = Change(
+        attempt=(read, ended),
+        job=(one.job, after),
+        observation=observation(ended.id, hardware=seen, rate=rate),
+    )
+    (held,) = await store.apply([change])
+    return held, one.job
+
+
+async def test_an_observation_is_kept_with_the_end_of_its_attempt_and_the_plan_with_its_job(store: Store) -> None:
+    held, job = await end(store)
+    assert held
+    (kept,) = await store.observations(each=9)
+    assert kept == observation(kept.attempt_id)
+    row = await store.job(job.id)
+    assert row is not None
+    assert row.remedy == Remedy(tried=("micro-batch 8 on l40s",), micro_batch=4, memory_scale=1.25, memory_above=10)
+
+
+async def test_an_end_that_does_not_hold_leaves_none(store: Store) -> None:
+    held, job = await end(store, stale=True)
+    assert not held
+    assert await store.observations(each=9) == []
+    row = await store.job(job.id)
+    assert row is not None
+    assert row.remedy is None
+
+
+async def test_the_latest_of_each_gpu_are_read_older_ones_first(store: Store) -> None:
+    for rate in (1.0, 2.0, 3.0):
+        await end(store, rate=rate)
+        await end(store, rate=10 * rate, seen="l4")
+    rates = [(one.hardware, one.tokens_per_s) for one in await store.observations(each=2)]
+    assert rates == [("l40s", 2.0), ("l4", 20.0), ("l40s", 3.0), ("l4", 30.0)]
+
+
+async def test_all_teams_learn_from_one_table_that_no_team_can_read(store: Store) -> None:
+    """What is kept names no team; the tenants' door has no word for it."""
+    await end(store)
+    tenant = store.as_tenant(Tenant(team="default", owner="ann", token_id="t"))
+    assert not hasattr(tenant, "observations")
+    (kept,) = await store.observations(each=1)
+    assert "ann" not in repr(kept)

@@ -1,0 +1,232 @@
+"""Several processes are one: the same samples, the same losses and the same weights, however the model is shared."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.conftest import rows
+from tests.trainer.crews import Crew, tensors, told
+from tests.trainer.harness import until
+from tests.trainer.heads import llama
+from trainer.checkpoint_plan import verify
+from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.ipc import SnapshotInfo, Status
+
+DDP = Parallelism()
+FSDP = Parallelism(kind="fsdp")
+HYBRID = Parallelism(kind="fsdp", shard=2)
+OFFLOADED = Parallelism(kind="fsdp", offload=True)
+STEPS = 4
+Hire = Callable[..., Crew]
+
+
+def job(model: Path, method: str, **more: Any) -> TrainConfig:
+    """Dropout where there are adapters; rows of uneven length, and a last micro-batch for which there are no rows."""
+    return TrainConfig(
+        **{
+            "model": str(model),
+            "method": LoraConfig(r=4, dropout=0.2) if method == "lora" else FullConfig(),
+            "data": DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0.1),
+            "optim": OptimConfig(lr=1e-2),
+            "max_steps": STEPS,
+            "global_batch": 18,
+            "micro_batch": 2,
+            "max_length": 32,
+            "precision": "fp32",
+            "samples": SamplesConfig(prompts=("w1",), max_new_tokens=2),
+            **more,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "data.csv"
+    path.write_bytes(rows())
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Callable[[str], Path]:
+    """The complete snapshot of one process, by method."""
+    made: dict[str, Path] = {}
+
+    def run(method: str) -> Path:
+        if method not in made:
+            folder = tmp_path_factory.mktemp("alone")
+            made[method] = Crew(folder, job(model, method), data, each=1).done().last
+        return made[method]
+
+    return run
+
+
+@pytest.fixture
+def hire(tmp_path: Path, model: Path, data: Path) -> Iterator[Hire]:
+    crews: list[Crew] = []
+
+    def crew(each: int, how: Parallelism = DDP, *, method: str = "lora", **more: Any) -> Crew:
+        config = job(model, method, **more.pop("train", {}))
+        crews.append(Crew(tmp_path / f"crew-{len(crews)}", config, data, each=each, how=how, **more))
+        return crews[-1]
+
+    yield crew
+    for made in crews:
+        made.close()
+
+
+def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
+    """Every step and every weight is the same but for the order of sums."""
+    import torch
+
+    assert len(told(found)) == len(told(expected)) == STEPS
+    for one, other in zip(told(found), told(expected), strict=True):
+        assert one == pytest.approx(other, rel=tolerance)
+    weights = tensors(found)
+    assert weights.keys() == tensors(expected).keys()
+    for name, weight in tensors(expected).items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-5)
+
+
+def results(snapshot: Path, method: str) -> dict[str, Any]:
+    """The tensors of the finished adapter or model."""
+    from safetensors.torch import load_file
+
+    folder = snapshot / ("adapter" if method == "lora" else "model")
+    return load_file(next(folder.glob("*.safetensors")))
+
+
+@pytest.mark.parametrize(
+    ("each", "how", "method"),
+    [
+        pytest.param(2, DDP, "lora", id="ddp"),
+        pytest.param(2, FSDP, "full", id="fsdp-full"),
+        pytest.param(2, FSDP, "lora", id="fsdp-lora"),
+        pytest.param(2, OFFLOADED, "full", id="fsdp-offloaded"),
+        pytest.param(4, HYBRID, "lora", id="hybrid"),
+    ],
+)
+def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path]) -> None:
+    import torch
+
+    found, expected = hire(each, how, method=method).done().last, alone(method)
+    near(found, expected)
+    verify(found)
+    one, other = results(found, method), results(expected, method)
+    assert one.keys() == other.keys()
+    for name, tensor in other.items():
+        assert one[name].shape == tensor.shape
+        torch.testing.assert_close(one[name], tensor, rtol=1e-3, atol=1e-5)
+    assert json.loads((found / "samples.json").read_text()) == json.loads((expected / "samples.json").read_text())
+    files = len(list(found.glob("model*.safetensors")))
+    assert files == {"ddp": 1, "fsdp": 2}[how.kind], "copies are not written twice"
+
+
+@pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
+def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str, hire: Hire) -> None:
+    whole = hire(2, how, method=method).done().last
+    killed = hire(2, how, method=method, harm=killed_within_a_step).start()
+    for process in killed.processes:
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+    before = killed.last
+    assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
+    last = hire(2, how, method=method, restore=before).done().last
+    assert told(last) == told(whole)
+    for group in ("model", "optimizer"):
+        one, other = tensors(last, group), tensors(whole, group)
+        assert one.keys() == other.keys()
+        assert all(bool((one[name] == other[name]).all()) for name in other), group
+
+
+def killed_within_a_step(rank: int) -> None:
+    from trainer.loop import Loop
+
+    clip = Loop._clip
+
+    def fail(loop: Loop) -> float:
+        if loop._progress.step == 2:
+            until(loop._run.waiting, "a whole snapshot")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return clip(loop)
+
+    Loop._clip = fail  # type: ignore[assignment, method-assign]
+
+
+def test_four_two_one_four(hire: Hire, alone: Callable[[str], Path]) -> None:
+    """The one that is alone stops within a step, which the four then begin anew."""
+    four = hire(4, HYBRID).drained().last
+    two = hire(2, FSDP, restore=four).drained().last
+    one = hire(1, restore=two).drained().last
+    state = json.loads((one / "state.json").read_text())
+    assert (state["step"], state["samples"]) == (2, 36)
+    assert state["micro"] > 0
+    last = hire(4, FSDP, restore=one).done().last
+    near(last, alone("lora"))
+    assert json.loads((last / "state.json").read_text())["samples"] == STEPS * 18
+
+
+def test_two_machines_stop_at_the_same_step_and_keep_a_part_each(hire: Hire, tmp_path: Path) -> None:
+    crew = hire(2, FSDP, nodes=2, train={"max_steps": 10_000}).start()
+    until(lambda: all(run.status.exists() and _status(run.status).step >= 1 for run in crew.runs), "both train")
+    crew.runs[1].drain.touch()
+    assert [ended.code for ended in crew.ends()] == [ExitCode.DRAINED] * 2
+    found = [run.waiting()[-1] for run in crew.runs]
+    infos = [SnapshotInfo.model_validate_json((folder / "snapshot.json").read_bytes()) for folder in found]
+    assert infos[0].step == infos[1].step
+    parts = [info.part for info in infos]
+    assert [(p.node, p.nodes) for p in parts if p] == [(0, 2), (1, 2)]
+    assert len({p.nonce for p in parts if p}) == 1
+    shutil.copytree(found[0], tmp_path / "joined")
+    with pytest.raises(Exception, match="is absent"):
+        verify(tmp_path / "joined")
+    shutil.copytree(found[1], tmp_path / "joined", dirs_exist_ok=True)
+    verify(tmp_path / "joined")
+
+
+def _status(path: Path) -> Status:
+    return Status.model_validate_json(path.read_bytes())
+
+
+def out_of_memory(rank: int) -> None:
+    from trainer.loop import Loop
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    if rank == 1:
+        Loop._clip = fail  # type: ignore[method-assign, assignment]
+
+
+def dead(rank: int) -> None:
+    from trainer.loop import Loop
+
+    if rank == 1:
+        Loop._clip = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign, assignment]
+
+
+def test_the_process_that_failed_says_why_and_the_other_only_that_it_was_pulled(hire: Hire) -> None:
+    ends = hire(1, FSDP, nodes=2, harm=out_of_memory).start().ends()
+    assert (ends[1].code, ends[1].pulled) == (ExitCode.OOM, False)
+    assert (ends[0].code, ends[0].pulled) == (ExitCode.INFRASTRUCTURE, True)
+    assert ends[0].message.startswith("another process of this job has gone")
+
+
+def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
+    assert hire(2, harm=out_of_memory).start().ends()[0].code == ExitCode.OOM
+
+
+def test_a_killed_process_ends_the_others(hire: Hire) -> None:
+    ended = hire(2, harm=dead).start().ends()[0]
+    assert (ended.code, ended.pulled) == (ExitCode.INFRASTRUCTURE, True)
