@@ -206,6 +206,7 @@ def test_the_tightest_policy_says_how_many_gpus_there_is_room_for() -> None:
 def test_an_attempt_asks_for_all_its_machines() -> None:
     bought = attempt(reserved_usd=Decimal(3), line=replace(line(gpus=4), nodes=2))
     assert admission(bought, Decimal(5), None) == ask("3", cap_usd=Decimal(5), gpus=8)
+    assert admission(bought, Decimal(5), Decimal(4)).approved_usd == 4
 
 
 @pytest.mark.parametrize(
