@@ -57,6 +57,7 @@ reliability: venv ## 10,000 simulated job lifetimes under faults, others for eve
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 10000
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 	$(BIN)/python -m tests.sim --seeds commit --hashes 100
+	$(BIN)/python -m tests.sim --mutants --known --seeds 0:2000
 
 soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are added up in TOTALS, over runs
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(if $(TOTALS),--totals $(TOTALS))

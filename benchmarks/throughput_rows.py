@@ -139,7 +139,7 @@ def _asked(shape: ModelShape, ask: sizes.Ask) -> Run:
         trained=adapted_weights(shape, numerics),
         optimizer=ask.optimizer,
         devices=ask.gpus,
-        sharding=ask.sharding,
+        sharding="fsdp" if ask.gpus > 1 else "none",
     )
 
 

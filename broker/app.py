@@ -34,6 +34,7 @@ from broker.controllers.house_clock import HouseClock
 from broker.controllers.loop import run_forever
 from broker.controllers.outbox import Keep
 from broker.decide.digest import DigestPlan
+from broker.decide.experience import Learned
 from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
@@ -171,7 +172,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
             report_only=report_only, troubles=market.troubles, keep=keep_of(config),
             digest=DigestPlan(**config.notify.digest.model_dump()),
         )  # fmt: skip
-        service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s)
+        service = _service(config, context, market, box, notifiers, skew=lambda: clock.skew_s, learned=fleet.learned)
         incoming, sockets = await stack.enter_async_context(slacks.serving(service))
         authenticator = Authenticator(context.store, context.clock, Rate(**config.rate_limit.model_dump()))
         limits = StreamLimits(**config.streams.model_dump())
@@ -308,7 +309,7 @@ def keep_of(config: DaemonConfig) -> Keep:
 
 def _service(
     config: DaemonConfig, context: Context, market: Market, box: SecretBox, notifiers: Sequence[Notifier], *,
-    skew: Callable[[], float],
+    skew: Callable[[], float], learned: Learned,
 ) -> Service:  # fmt: skip
     return Service(
         store=context.store,
@@ -318,6 +319,7 @@ def _service(
         box=box,
         clock=context.clock,
         skew=skew,
+        learned=learned,
         entropy=os.urandom,
         notifiers=notifiers,
         check_providers=partial(_check_providers, context.providers),

@@ -94,6 +94,8 @@ def _speed(
         return None, None, "no --gpu was given"
     if (why := unmeasured(shape, ask)) is not None:
         return None, None, why
+    if ask.sharding in ("hybrid", "tensor") or ask.offload or ask.nodes > 1:
+        return None, None, "no basis: several machines, hybrid and tensor sharding and offload are not timed here"
     way: Mapping[sizes.Sharding, Parallelism] = {"none": "single", "ddp": "ddp", "fsdp": "fsdp"}
     plan = Plan(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
@@ -151,6 +153,8 @@ def estimate(
     micro_batch: int = 1,
     accumulate: bool = False,
     gpus: int = 1,
+    nodes: int = 1,
+    offload: bool = False,
     sharding: str | None = None,
     gradient_checkpointing: bool = False,
     lora_r: int = 16,
@@ -180,6 +184,8 @@ def estimate(
         rows=micro_batch,
         accumulated=accumulate,
         gpus=gpus,
+        nodes=nodes,
+        offload=offload,
         sharding=sharding or ("ddp" if gpus > 1 else "none"),  # type: ignore[arg-type]
         checkpointing=gradient_checkpointing,
         rank=lora_r,

@@ -1,25 +1,30 @@
 """The long versions of the reliability tests, for as long as they are let, and what they have come to in all.
 
     .venv/bin/python -m tests.soak --minutes 120        # goes on where the last one ended
-    .venv/bin/python -m tests.soak --only crash --totals FILE
+    .venv/bin/python -m tests.soak --only checkpoints fuzz --totals FILE
 
 Each part is a command whose last line is one JSON object of numbers and whose exit status is 1 where something broke.
 The numbers are added up in a file after every round, so nothing is lost when this is ended at any time.
 """
 
 import argparse
+import ctypes
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HOUSES = 250
 """Simulated ones in a round."""
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +34,25 @@ class Part:
     command: Callable[[int], Sequence[str]]
 
 
+def _sim(number: int, houses: int, *more: str) -> Sequence[str]:
+    return ("tests.sim", "--seeds", f"{number * houses}:{(number + 1) * houses}", *more)
+
+
+def _crash(number: int, *what: str) -> Sequence[str]:
+    return ("tests.crash", *what, "--seed", str(number))
+
+
+ENDS = ("--homes", "14", "--migrations", "4", "--terms", "8", "--freezes", "8", "--disks", "4")
 PARTS: Mapping[str, Part] = {
-    "crash-points": Part(command=lambda n: ("tests.crash", "--points", "all", "--seed", str(n))),
-    "crash-random": Part(command=lambda n: ("tests.crash", "--random", "100", "--cuts", "50", "--seed", str(n))),
-    "sim": Part(command=lambda n: ("tests.sim", "--seeds", f"{n * HOUSES}:{(n + 1) * HOUSES}")),
-    "crash-fights": Part(command=lambda n: ("tests.crash", "--fights", "50", "--postgres", "20", "--seed", str(n))),
+    "sim": Part(command=lambda n: _sim(n, HOUSES)),
+    "sim-without-hints": Part(command=lambda n: _sim(n, HOUSES // 5, "--hints", "dropped")),
+    "crash-points": Part(command=lambda n: _crash(n, "--points", "sample")),
+    "crash-random": Part(command=lambda n: _crash(n, "--random", "30", "--cuts", "10")),
+    "crash-ends": Part(command=lambda n: _crash(n, *ENDS)),
+    "crash-fights": Part(command=lambda n: _crash(n, "--fights", "20")),
+    "crash-postgres": Part(command=lambda n: _crash(n, "--postgres", "10")),
+    "checkpoints": Part(command=lambda n: _crash(n, "--checkpoints", "100")),
+    "fuzz": Part(command=lambda n: ("tests.api.fuzz", "--cases", "5000", "--seed", str(n))),
 }
 
 
@@ -52,9 +71,11 @@ def added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool]:
     """(what it told, whether it held). The words of one that did not are kept beside the totals."""
+    begun = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", *PARTS[name].command(number)], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", *PARTS[name].command(number)], capture_output=True, text=True, check=False,
+        preexec_fn=end_with_parent,
+    )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     try:
         told = json.loads(lines[-1]) if lines else {}
@@ -62,7 +83,29 @@ def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool
         told = {}
     if done.returncode:
         (folder / f"{name}-{number}.log").write_text(done.stderr + done.stdout)
-    return told if isinstance(told, dict) else {}, done.returncode == 0
+    result = told if isinstance(told, dict) else {}
+    return result | {"seconds": round(time.monotonic() - begun)}, done.returncode == 0
+
+
+def end_with_parent() -> None:
+    """A round does not go on when this is killed: it is interrupted, and cleans up after itself."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def behind(totals: Mapping[str, Any], parts: Sequence[str]) -> str:
+    """The part that has had the least time of all so far, so that short runs add up to all of them."""
+    return min(parts, key=lambda name: [totals.get(name, {}).get(what, 0) for what in ("seconds", "rounds")])
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Raises SystemExit where another one adds to the same sums."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"{folder}: another soak is adding up there; wait for it, or give --totals") from None
+        yield
 
 
 def kept(file: Path, totals: Mapping[str, Any]) -> None:
@@ -79,17 +122,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--totals", type=Path, default=default_totals(), help="file of the sums; default %(default)s")
     told = parser.parse_args(arguments)
     told.totals.parent.mkdir(parents=True, exist_ok=True)
-    totals = json.loads(told.totals.read_text()) if told.totals.exists() else {}
-    ends, turn, failed = time.monotonic() + 60 * told.minutes, 0, False
-    while time.monotonic() < ends:
-        name = told.only[turn % len(told.only)]
-        turn += 1
+    with alone(told.totals.parent):
+        return soak(told.totals, told.only, time.monotonic() + 60 * told.minutes)
+
+
+def soak(file: Path, parts: Sequence[str], until: float) -> int:
+    """Round after round, each added up as soon as it is over: one at least, and none begins later. Exit status."""
+    totals = json.loads(file.read_text()) if file.exists() else {}
+    failed = False
+    while True:
+        name = behind(totals, parts)
         before = totals.get(name, {})
-        result, held = round_of(name, before.get("rounds", 0), told.totals.parent)
+        result, held = round_of(name, before.get("rounds", 0), file.parent)
         totals[name] = added(before, result | {"rounds": 1, "failed_rounds": int(not held)})
-        kept(told.totals, totals)
+        kept(file, totals)
         failed |= not held
         print(f"{name}: {'held' if held else 'BROKE'}; in all {json.dumps(totals[name])}", flush=True)
+        if time.monotonic() >= until:
+            break
     print(json.dumps(totals))
     return 1 if failed else 0
 

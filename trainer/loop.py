@@ -329,7 +329,7 @@ class Loop:
 
     def _set(self, **changes: Any) -> None:
         peak = (
-            torch.cuda.max_memory_reserved()
+            torch.cuda.max_memory_allocated()
             if self._device.type == "cuda"
             else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         )

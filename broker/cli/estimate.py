@@ -1,5 +1,7 @@
 """`gpubroker estimate`: memory and speed of a fine-tune, offline and without a daemon."""
 
+from collections.abc import Mapping
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
@@ -21,110 +23,111 @@ def _of(words: tuple[str, ...]) -> str:
     return "|".join(words)
 
 
-@command
-async def estimate(
-    model: Annotated[
+def _option(kind: Any, metavar: str | None = None, help: str | None = None, *names: str) -> Any:
+    return Annotated[kind, typer.Option(*names, metavar=metavar, help=help)]
+
+
+OPTIONS: Mapping[str, Any] = {
+    "model": Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="A Hub id of the bundled catalogue, or a folder.")
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(metavar="CONFIG.json", help="A transformers config.json, its folder, or the JSON."),
-    ] = None,
-    method: Annotated[str, typer.Option(metavar=_of(METHODS))] = "lora",
-    optimizer: Annotated[str, typer.Option(metavar=_of(OPTIMIZERS))] = "adamw_fused",
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar=_of(PRECISIONS),
-            help="With -autocast trained weights are float32, as in the trainer; else all is of one type.",
-        ),
-    ] = "bf16-autocast",
-    seq: Annotated[int, typer.Option(help="Tokens of every row.")] = 2048,
-    micro_batch: Annotated[int, typer.Option(help="Rows of one GPU at a time.")] = 1,
-    accumulate: Annotated[bool, typer.Option(help="A step has several micro-batches.")] = False,
-    gpus: Annotated[int, typer.Option()] = 1,
-    sharding: Annotated[
-        str | None, typer.Option(metavar=_of(SHARDINGS), help="By default none on one GPU, ddp on several.")
-    ] = None,
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing/--no-gradient-checkpointing")
-    ] = False,
-    lora_r: Annotated[int, typer.Option()] = 16,
-    lora_targets: Annotated[
-        str, typer.Option(metavar="NAMES", help="Module names with commas between, or all-linear.")
-    ] = "all-linear",
-    lora_dropout: Annotated[float, typer.Option()] = 0.05,
-    trainable_parameters: Annotated[
-        int | None, typer.Option(metavar="N", help="Of --method adapter: IA3, VeRA, OFT, prompt tuning and the like.")
-    ] = None,
-    attention: Annotated[str, typer.Option(metavar=_of(ATTENTIONS))] = "sdpa",
-    stack: Annotated[
-        str | None,
-        typer.Option(metavar="transformers=VERSION", help="That version's own loss, not the trainer's."),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Trace the model's own code; needs the trainer's packages.")
-    ] = False,
-    gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For tokens/s and whether it fits: A100-80GB, L40S, RTX4090.")
-    ] = None,
-    what_if: WhatIf = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Of --what-if: rows a step. By default --micro-batch for each of the most GPUs.")
-    ] = None,
-    rows: Annotated[int | None, typer.Option(help="Of --what-if: the data set's, for hours and dollars.")] = None,
-    usd_per_gpu_hour: Annotated[float | None, typer.Option(help="Of --what-if: price of one GPU.")] = None,
-    plot: PlotFile = None,
-    as_json: Json = False,
-) -> None:
+    ],
+    "config": _option(str | None, "CONFIG.json", "A transformers config.json, its folder, or the JSON."),
+    "method": _option(str, _of(METHODS)),
+    "optimizer": _option(str, _of(OPTIMIZERS)),
+    "precision": _option(
+        str, _of(PRECISIONS), "With -autocast trained weights are float32, as in the trainer; else all is of one type."
+    ),
+    "seq": _option(int, None, "Tokens of every row."),
+    "micro_batch": _option(int, None, "Rows of one GPU at a time."),
+    "accumulate": _option(bool, None, "A step has several micro-batches."),
+    "gpus": _option(int, None, "Of all machines together."),
+    "nodes": _option(int, None, "Machines that these GPUs are in."),
+    "offload": _option(bool, None, "FSDP keeps its shards in the host's memory.", "--offload"),
+    "sharding": _option(str | None, _of(SHARDINGS), "By default none on one GPU, ddp on several."),
+    "gradient_checkpointing": _option(bool, None, None, "--gradient-checkpointing/--no-gradient-checkpointing"),
+    "lora_r": _option(int),
+    "lora_targets": _option(str, "NAMES", "Module names with commas between, or all-linear."),
+    "lora_dropout": _option(float),
+    "trainable_parameters": _option(
+        int | None, "N", "Of --method adapter: IA3, VeRA, OFT, prompt tuning and the like."
+    ),
+    "attention": _option(str, _of(ATTENTIONS)),
+    "stack": _option(str | None, "transformers=VERSION", "That version's own loss, not the trainer's."),
+    "exact": _option(bool, None, "Trace the model's own code; needs the trainer's packages.", "--exact"),
+    "gpu": _option(str | None, "NAME", "For tokens/s and whether it fits: A100-80GB, L40S, RTX4090."),
+}
+"""How each parameter of `broker.estimate()` is given here; names and defaults are that function's."""
+
+
+SCALING: Mapping[str, Any] = {
+    "what_if": WhatIf,
+    "global_batch": _option(
+        int | None, None, "Of --what-if: rows a step. By default --micro-batch for each of the most GPUs."
+    ),
+    "rows": _option(int | None, None, "Of --what-if: the data set's, for hours and dollars."),
+    "usd_per_gpu_hour": _option(float | None, None, "Of --what-if: price of one GPU."),
+    "plot": PlotFile,
+}
+"""What is asked of several GPUs besides; none by default."""
+
+
+async def _estimate(*, as_json: bool, **given: Any) -> None:
     """Say what a fine-tune takes of a GPU, by category and with the evidence. Offline: no daemon, GPU or weights."""
     out = Output(as_json=as_json)
-    if what_if is not None:
-        ask = Ask(
-            method=method,  # type: ignore[arg-type]  # checked with one line that names the choices
-            optimizer=optimizer,
-            precision=precision,  # type: ignore[arg-type]
-            length=seq,
-            rows=micro_batch,
-            rank=lora_r,
-            targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
-            dropout=lora_dropout,
-            attention=attention,  # type: ignore[arg-type]
-        )
-        try:
-            scaled = scaling_table(
-                what_if, model=model, config=config, gpu=gpu, ask=ask, global_batch=global_batch, rows=rows,
-                usd_per_gpu_hour=usd_per_gpu_hour,
-            )  # fmt: skip
-        except BadAsk as e:
-            raise BadInput(str(e)) from None
-        return whatifview.show(out, scaled, plot)
+    scaling = {name: given.pop(name) for name in SCALING}
     try:
-        found = estimated(
-            model,
-            config=config,
-            method=method,
-            optimizer=optimizer,
-            precision=precision,
-            seq=seq,
-            micro_batch=micro_batch,
-            accumulate=accumulate,
-            gpus=gpus,
-            sharding=sharding,
-            gradient_checkpointing=gradient_checkpointing,
-            lora_r=lora_r,
-            lora_targets=lora_targets,
-            lora_dropout=lora_dropout,
-            trainable_parameters=trainable_parameters,
-            attention=attention,
-            stack=stack,
-            exact=exact,
-            gpu=gpu,
-        )
+        if scaling["what_if"] is not None:
+            plot = scaling.pop("plot")
+            return whatifview.show(out, _scaled(given, **scaling), plot)
+        found = estimated(**given)
     except BadAsk as e:
         raise BadInput(str(e)) from None
     out.document(found)
     _show(out, found)
+
+
+def _scaled(
+    given: Mapping[str, Any],
+    *,
+    what_if: str,
+    global_batch: int | None,
+    rows: int | None,
+    usd_per_gpu_hour: float | None,
+) -> dict[str, Any]:
+    """Raises BadAsk."""
+    ask = Ask(
+        method=given["method"],
+        optimizer=given["optimizer"],
+        precision=given["precision"],
+        length=given["seq"],
+        rows=given["micro_batch"],
+        rank=given["lora_r"],
+        targets=tuple(t.strip() for t in given["lora_targets"].split(",") if t.strip()),
+        dropout=given["lora_dropout"],
+        attention=given["attention"],
+    )
+    return scaling_table(
+        what_if, model=given["model"], config=given["config"], gpu=given["gpu"], ask=ask, global_batch=global_batch,
+        rows=rows, usd_per_gpu_hour=usd_per_gpu_hour,
+    )  # fmt: skip
+
+
+def _signature() -> Signature:
+    """Of the command: typer makes its options of it."""
+    asked = [
+        one.replace(annotation=OPTIONS[one.name], kind=Parameter.KEYWORD_ONLY)
+        for one in signature(estimated).parameters.values()
+    ]
+    more = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option) for name, option in SCALING.items()
+    ]
+    as_json = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    return Signature([*asked, *more, as_json])
+
+
+_estimate.__signature__ = _signature()  # type: ignore[attr-defined]
+_estimate.__annotations__ = {name: one.annotation for name, one in _signature().parameters.items()}
+estimate = command(_estimate)
 
 
 def _show(out: Output, found: dict[str, Any]) -> None:

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from broker.decide.memory_builds import BUILDS, Numerics, build_of
-from broker.decide.memory_step import STATES, Loss, Played, Step, play
+from broker.decide.memory_held import STATES, divided
+from broker.decide.memory_step import Loss, Played, Step, play
 from broker.domain.offer import GIB, ModelShape
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
 """`adapter`: any other kind over a frozen base, by how many parameters it trains."""
 Precision = Literal["bf16", "fp16", "bf16-autocast", "fp16-autocast", "fp32"]
-Sharding = Literal["none", "ddp", "fsdp"]
+Sharding = Literal["none", "ddp", "fsdp", "hybrid", "tensor"]
+"""`hybrid`: FSDP within a machine, DDP between; `tensor`: every layer divided within a machine, DDP between."""
 Attention = Literal["sdpa", "flash", "eager"]
 METHODS, PRECISIONS, SHARDINGS, ATTENTIONS = (get_args(t) for t in (Method, Precision, Sharding, Attention))
 OPTIMIZERS = tuple(STATES)
@@ -54,7 +56,11 @@ class Ask:
     rows: int = 1
     accumulated: bool = False
     gpus: int = 1
+    nodes: int = 1
+    """Machines that the GPUs are in, equally many in each."""
     sharding: Sharding = "none"
+    offload: bool = False
+    """FSDP keeps its shards in the host's memory."""
     checkpointing: bool = False
     rank: int = 16
     targets: tuple[str, ...] = ("all-linear",)
@@ -114,7 +120,13 @@ def adapted_modules(
 
 def check(shape: ModelShape, ask: Ask) -> None:
     """Raises Unanswerable."""
-    sizes = (("--seq", ask.length), ("--micro-batch", ask.rows), ("--gpus", ask.gpus), ("--lora-r", ask.rank))
+    sizes = (
+        ("--seq", ask.length),
+        ("--micro-batch", ask.rows),
+        ("--gpus", ask.gpus),
+        ("--nodes", ask.nodes),
+        ("--lora-r", ask.rank),
+    )
     for name, value in sizes:
         if value < 1:
             raise Unanswerable(f"{name} {value}: must be at least 1")
@@ -130,14 +142,28 @@ def check(shape: ModelShape, ask: Ask) -> None:
     for name, chosen, known in choices:
         if chosen not in known:
             raise Unanswerable(f"{name} {chosen}: not one of {', '.join(known)}")
-    if ask.gpus > 1 and ask.sharding == "none":
-        raise Unanswerable(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp or fsdp")
+    _check_devices(shape, ask)
     if (ask.method == "adapter") != (ask.trainable is not None):
         raise Unanswerable("--trainable-parameters N goes with --method adapter, and with no other")
     if ask.trainable is not None and not 1 <= ask.trainable <= shape.parameters:
         raise Unanswerable(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
     if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
         raise Unanswerable(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+
+
+def _check_devices(shape: ModelShape, ask: Ask) -> None:
+    """Raises Unanswerable."""
+    if ask.gpus > 1 and ask.sharding == "none":
+        raise Unanswerable(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp, fsdp, hybrid or tensor")
+    if ask.gpus % ask.nodes:
+        raise Unanswerable(f"--nodes {ask.nodes}: --gpus {ask.gpus} cannot be divided between them")
+    if ask.sharding == "hybrid" and (ask.nodes == 1 or ask.gpus == ask.nodes):
+        raise Unanswerable("--sharding hybrid: needs several --nodes of several GPUs each; use fsdp")
+    if ask.offload and ask.sharding not in ("fsdp", "hybrid"):
+        raise Unanswerable(f"--offload goes with --sharding fsdp or hybrid, not with {ask.sharding}")
+    if ask.sharding == "tensor" and (ask.method in ("qlora", "lora8") or "q" not in build_of(shape).names):
+        what = f"--method {ask.method}" if ask.method in ("qlora", "lora8") else shape.family
+        raise Unanswerable(f"--sharding tensor: not known for {what}")
 
 
 OWN_LOSS = frozenset({"falcon", "gpt_neox", "gpt2", "gpt_bigcode"})
@@ -166,7 +192,9 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
     full, single = ask.method == "full", ask.precision == "fp32"
     autocast = ask.precision.endswith("-autocast")
     adapted, missing = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
-    sharded = ask.sharding == "fsdp" and ask.gpus > 1  # its own mixed precision gathers halves, so nothing is cast
+    sharded = (
+        ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
+    )  # its own mixed precision gathers halves, so nothing is cast
     trained = 4 if not full or autocast or single else 2
     bits: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     return Numerics(
@@ -206,6 +234,8 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
     tier, words, margin = evidence_of(shape, several=several)
     if tier == "unchecked":
         return tier, words, margin
+    if ask.sharding in ("hybrid", "tensor") or ask.offload:
+        return tier, f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
     if ask.method == "adapter":
         return tier, f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
     if ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8" or ask.attention == "eager":
@@ -224,7 +254,15 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
     """The peak of one device. Raises Unanswerable."""
     check(shape, ask)
     how, missing = numerics(shape, ask)
-    sharded = ask.sharding == "fsdp" and ask.gpus > 1
+    local = ask.gpus // ask.nodes
+    shards = {"fsdp": ask.gpus, "hybrid": local}.get(ask.sharding, 1)
+    replicas = {"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1)
+    part = shape
+    if ask.sharding == "tensor":
+        try:
+            part = divided(shape, local)
+        except ValueError as e:
+            raise Unanswerable(f"--sharding tensor: {e}") from None
     step = Step(
         numerics=how,
         rows=ask.rows,
@@ -235,12 +273,13 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         optimizer=ask.optimizer,
         trained=ask.trainable,
         loss=loss_of(shape.family, ask.transformers),
-        shards=ask.gpus if sharded else 1,
-        replicas=ask.gpus if ask.sharding == "ddp" else 1,
-        masters=sharded and how.full and how.trained > how.weight,
-        hooked=sharded and not how.full and ask.transformers is not None,
+        shards=shards,
+        replicas=replicas,
+        masters=shards > 1 and how.full and how.trained > how.weight,
+        fsdp=2 if ask.transformers is None else 1,
+        offload=ask.offload and shards > 1,
     )
-    played = play(shape, step)
+    played = play(part, step)
     tier, evidence, margin = _evidence(shape, ask)
     notes = tuple(f"LoRA target {name} matches no module of {shape.family}, and is left out" for name in missing)
     return _made(shape, played, step, tier, evidence, margin, notes)

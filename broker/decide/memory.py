@@ -2,7 +2,8 @@
 
 from broker.decide.estimate import ATTENTION_ROLES, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
-from broker.decide.memory_step import Step, adapter_parameters, play
+from broker.decide.memory_held import adapter_parameters
+from broker.decide.memory_step import Step, play
 from broker.domain.offer import GIB, MemoryNeed, ModelShape, Workload
 
 GPU_CONTEXT = GIB * 3 // 4

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears
+from broker.decide.memory_builds import Numerics, build_of, layer_matrices
+from broker.decide.memory_held import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
 from broker.domain.offer import ModelShape
@@ -19,14 +20,6 @@ Loss = Literal["trainer", "padded", "shifted", "float", "own"]
 """How logits become a loss: the trainer's way, outside the model; or as versions of transformers did inside it: labels
 padded; logits raised to float32 and shifted; the raised ones in place of the first; shifted in their own type."""
 PLAYED = 3
-STATES: Mapping[str, float] = {
-    "adamw_fused": 2.0,
-    "adamw_foreach": 2.0,
-    "adamw_8bit": 2.0,
-    "sgd": 0.0,
-    "adafactor": 0.0,
-}
-"""Optimizers, and how many moments each keeps of a trained weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +44,19 @@ class Step:
     """Devices that hold everything (DDP)."""
     masters: bool = False
     """Shards are kept in the trained weights' type, and gathered in the compute type."""
-    hooked: bool = False
-    """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and where
-    checkpointing is reentrant, which makes leaves of them, their gradients too."""
+    fsdp: Literal[1, 2] = 2
+    offload: bool = False
+    """Shards of weights, gradients and states are in the host's memory, and the optimizer steps there."""
+
+    def share(self, size: int) -> int:
+        """What one device keeps of so many bytes."""
+        return 0 if self.offload else size // self.shards
+
+    @property
+    def hooked(self) -> bool:
+        """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and
+        where checkpointing is reentrant, which makes leaves of them, their gradients too."""
+        return self.fsdp == 1 and self.shards > 1 and not self.numerics.full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,49 +71,6 @@ class Played:
     def worst(self) -> str:
         """The segment of the peak."""
         return max(self.segments, key=lambda name: sum(self.segments[name].values()))
-
-
-def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
-    """Of LoRA's two matrices beside every adapted linear module."""
-    return (
-        shape.layers
-        * rank
-        * sum(sum(size) * copies(shape, role) for role, size in linears(shape).items() if role in adapted)
-    )
-
-
-def base_bytes(shape: ModelShape, n: Numerics) -> int:
-    """Of the base model's weights as they are held."""
-    matrices = shape.layers * layer_matrices(shape)
-    norms = (shape.layers * build_of(shape).norms + 1) * shape.hidden
-    rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
-    if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
-        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4
-    return rest + matrices * (1 if n.bits == 8 else n.weight)
-
-
-def layer_bytes(shape: ModelShape, n: Numerics) -> int:
-    """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
-    matrices = layer_matrices(shape)
-    return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
-
-
-def trained_parameters(shape: ModelShape, n: Numerics) -> int:
-    """What gradients and states are kept for."""
-    return shape.parameters if n.full else adapter_parameters(shape, n.rank, n.adapted)
-
-
-def optimizer_bytes(step: Step, trained: int) -> tuple[int, int]:
-    """(states, what its update takes besides) for so many trained weights."""
-    width = step.numerics.trained
-    match step.optimizer:
-        case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
-            return 2 * trained + 2 * 4 * (trained // 256), 0
-        case "adamw_foreach":  # the square roots of all second moments at once
-            return 2 * trained * width, trained * width
-        case "adafactor" | "sgd":
-            return 0, 0
-    return 2 * trained * width, 0
 
 
 class _Player:
@@ -170,18 +130,17 @@ class _Player:
     def _hold(self) -> None:
         step, n = self.step, self.step.numerics
         adapters = 0 if n.full else self.trained * n.trained
-        states, _ = optimizer_bytes(step, self.trained)
-        shards = step.shards
+        states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
         if build_of(self.shape).mask_buffer:
             self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
-        self.tape.shift("weights", (base + adapters) // shards)
-        self.tape.shift("optimizer", states // shards)
-        if n.bits == 4 and shards > 1:  # the scales of a quantised base are not sharded
-            matrices = self.shape.layers * layer_matrices(self.shape)
-            self.tape.shift("weights", (matrices // 64) * (shards - 1) // shards)
+        self.tape.shift("weights", step.share(base + adapters))
+        self.tape.shift("optimizer", step.share(states))
+        if n.bits == 4:  # the scales of a quantised base are not sharded
+            scales = self.shape.layers * layer_matrices(self.shape) // 64
+            self.tape.shift("weights", scales - step.share(scales))
         if step.accumulated:
-            self.tape.shift("gradients", self.trained * n.trained // shards)
+            self.tape.shift("gradients", step.share(self.trained * n.trained))
         self.settled = self.tape.live["gradients"]
 
     def _embed(self) -> tuple[Tensor, Tensor]:
@@ -357,38 +316,29 @@ class _Player:
     def _settle(self) -> None:
         """FSDP: a layer's whole gradients are summed over the devices, and only the own shard stays."""
         made = self.tape.live["gradients"] - self.settled
-        self.tape.leap({"gradients": made // self.step.shards - made}, 1)
+        self.tape.leap({"gradients": self.step.share(made) - made}, 1)
         self.settled = self.tape.live["gradients"]
 
     def _update(self) -> None:
         step, tape = self.step, self.tape
-        _, scratch = optimizer_bytes(step, self.trained)
+        _, scratch = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
         tape.enter("optimizer", "temporary")
-        gradients = self.trained * step.numerics.trained // step.shards
+        gradients = step.share(self.trained * step.numerics.trained)
         if step.optimizer == "adafactor":
             largest = max(self.embedding.count if step.numerics.full else 0, *(
                 w.count for w in self.layers[0].weights.values() if w.trained
             ))  # fmt: skip
             scratch = 12 * largest
         tape.shift("gradients", gradients - tape.live["gradients"])
-        tape.shift("temporary", scratch // step.shards)
+        tape.shift("temporary", step.share(scratch))
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
-        """With what the devices exchange: DDP's buckets are as large as the gradients; FSDP has the root's weights and
-        those of one layer whole, in a layer's own pass also those of the next."""
-        step = self.step
-        if step.replicas > 1:
-            return {**by, "communication": self.trained * step.numerics.trained}
-        if step.shards == 1 or name == "optimizer":
-            return by
-        whole = base_bytes(self.shape, step.numerics)
-        scales = 0
-        if step.numerics.bits == 4:
-            matrices = self.shape.layers * layer_matrices(self.shape)
-            scales = matrices // 64 + matrices // 64 // 256 * 4
-        root = whole - scales - layer_bytes(self.shape, step.numerics) * self.shape.layers
-        layers = 2 if "layer" in name and name != "backward first layer" else 1
-        return {**by, "communication": root + layers * layer_bytes(self.shape, step.numerics)}
+        """With what the devices exchange: DDP's buckets are as large as the gradients."""
+        step, n = self.step, self.step.numerics
+        if step.shards == 1:
+            return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by
+        sent = self.trained * n.trained // self.shape.layers if step.fsdp == 2 else 0
+        return {**by, "communication": exchanged(self.shape, n, name, sent)}
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREA
 from broker.decide.hardware import Hardware
 from broker.decide.memory import numerics_of, trainable_parameters
 from broker.decide.memory_builds import Numerics
-from broker.decide.memory_step import adapter_parameters
+from broker.decide.memory_held import adapter_parameters
 from broker.decide.roofline import Run, ideal, terms
 from broker.domain.offer import ModelShape, Parallelism, Workload
 

@@ -13,12 +13,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from tests.crash.scenes import Plan, carry_out, commit
+from tests.crash.plan import Plan, carry_out
+from tests.crash.scenes import commit
 
 SAMPLE = 8
 """One point of so many is in a sample."""
 POINTS = {"none": None, "sample": SAMPLE, "all": 1}
-CI = {"points": "all", "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20}
+CI = {
+    "points": "all", "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20, "homes": 14,
+    "migrations": 2, "terms": 4, "freezes": 4, "disks": 4,
+}  # fmt: skip
 """Of every change; its commit is the seed."""
 
 
@@ -33,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("fights", "two brokers on one database, one frozen past its leases"),
         ("cuts", "rounds of connections that break"),
         ("checkpoints", "kill -9 of a machine that saves, restores or prunes"),
+        ("homes", "kill -9 while a home is made, before an effect on one of its files"),
+        ("migrations", "kill -9 before and after the commit of a migration"),
+        ("terms", "SIGTERM at a point"),
+        ("freezes", "of two brokers, one frozen at a point until its leases are the other's"),
+        ("disks", "times that the home's disk is full for a while"),
         ("seed", "of all that is drawn"),
     ):
         parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=what)

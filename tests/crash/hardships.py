@@ -5,7 +5,6 @@ import random
 import re
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.crash.gate import Point
 from tests.crash.house import House, Seat
@@ -93,7 +92,6 @@ async def frozen_at(rig: Rig, point: Point, totals: Totals) -> None:
         for seat in house.seats:
             await seat.serves()
         await house.submit()
-        held = sum(seat.gate.held for seat in house.seats)
         verdict = await house.settle()
         held = sum(seat.gate.held for seat in house.seats)
         totals.add(house, verdict, held)
@@ -129,9 +127,3 @@ async def filled(rig: Rig, times: int, seed: int, totals: Totals) -> None:
                     await asyncio.sleep(draw.uniform(0, 2.0))
                 seat.disk(full=False)
         totals.add(house, await house.settle(), kills)
-
-
-def log_of(home: Path) -> str:
-    """What its daemons have said."""
-    file = home / "daemon.log"
-    return file.read_text() if file.exists() else ""

@@ -4,17 +4,15 @@ import asyncio
 import random
 import signal
 import subprocess
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.clock import SystemClock
-from tests.crash import checkpoints
 from tests.crash.checkpoints import Found
 from tests.crash.gate import Point
 from tests.crash.house import LOOK_S, House, Verdict
 from tests.crash.nursery import LEASE_S
-from tests.crash.rig import Rig, opened
+from tests.crash.rig import Rig
 
 OFTEN = ("commit:claim_", "commit:forget", "blob:get", "blob:list", "blob:head", "cloud:list", "cloud:offers")
 """What changes nothing anybody could lose, and comes by all the time: its first passage is a point, no other."""
@@ -101,9 +99,10 @@ async def kill_at(rig: Rig, point: Point, totals: Totals) -> None:
         totals.missed += not gate.killed
 
 
-def sampled(points: Sequence[Point], commit: str, share: int) -> list[Point]:
-    """Every `share`-th point, beginning where the commit says: over the commits, all of them."""
-    return list(points[int(commit, 16) % share :: share])
+def sampled(points: Sequence[Point], commit: str, share: int, seed: int = 0) -> list[Point]:
+    """Every `share`-th point, beginning where the commit says, or as far after it as the seed: over the commits, or the
+    seeds, all of them."""
+    return list(points[(int(commit, 16) + seed) % share :: share])
 
 
 def commit() -> str:
@@ -215,74 +214,3 @@ async def fought(rig: Rig, fights: int, seed: int, totals: Totals) -> None:
                     second.signal(signal.SIGKILL)
                 first.signal(signal.SIGCONT)
         totals.add(house, await house.settle(), stops)
-
-
-# -------------------------------------------------------------------------------------------------------------- a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How many of each; `points`: None for none, 1 for all, n for every n-th by the commit."""
-
-    points: int | None = None
-    random: int = 0
-    postgres: int = 0
-    fights: int = 0
-    cuts: int = 0
-    checkpoints: int = 0
-    seed: int = 0
-    lanes: int = 2
-    """Houses at a time, where they do not share what is killed."""
-    preempts: float = 0.1
-    """Share of the machines that the cloud takes away while kills come at random."""
-
-
-async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
-    totals = Totals()
-    if plan.checkpoints:
-        totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
-    if plan.points:
-        async with opened(seed=plan.seed) as rig:
-            found = await enumerate_points(rig)
-            chosen = found if plan.points == 1 else sampled(found, commit(), plan.points)
-            say(f"{len(found)} points of one life, {len(chosen)} of them now")
-            await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
-    scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
-        (plan.random, plan.lanes, killed_at_random),
-        (plan.cuts, plan.lanes, cut_at_random),
-        (plan.fights, plan.lanes, fought),
-        (plan.postgres, 1, postgres_killed),
-    )
-    if any(count for count, _, _ in scenes):
-        async with opened(seed=plan.seed, preempts=plan.preempts) as rig:
-            for count, lanes, scene in scenes:
-                rounds = [(i, min(ROUND, count - i)) for i in range(0, count, ROUND)]
-                await _in_lanes(
-                    plan, rounds, _round(rig, scene, plan.seed, totals), totals, say, lanes=lanes, name=scene.__name__
-                )
-    return totals
-
-
-def _round(
-    rig: Rig, scene: Callable[..., Awaitable[None]], seed: int, totals: Totals
-) -> Callable[[tuple[int, int]], Awaitable[None]]:
-    return lambda part: scene(rig, part[1], seed * 1_000_000 + part[0], totals)
-
-
-async def _in_lanes(
-    plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, say: Say, *,
-    lanes: int | None = None, name: str = "",
-) -> None:  # fmt: skip
-    """Each item once, so many at a time; one line each."""
-    waiting, clock = list(reversed(items)), SystemClock()
-
-    async def lane() -> None:
-        while waiting:
-            item, began, broken = waiting.pop(), clock.monotonic(), len(totals.broken)
-            await act(item)
-            trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
-            say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(lanes or plan.lanes, len(waiting))):
-            group.create_task(lane())

@@ -131,6 +131,12 @@ def test_a_file_that_is_no_text_and_json_that_is_no_object_are_refused(tmp_path:
             estimate(config=file)
 
 
+def test_speed_of_several_machines_is_not_said() -> None:
+    found = estimate(MISTRAL, gpu="h100", gpus=16, nodes=2, sharding="hybrid", offload=True)
+    assert found["tokens_per_s"] is None
+    assert "no basis" in found["tokens_per_s_basis"]
+
+
 def test_a_mixture_of_experts_is_estimated_and_its_speed_is_not_known() -> None:
     found = estimate("mistralai/Mixtral-8x7B-v0.1", gpu="h200", method="qlora", gradient_checkpointing=True)
     assert found["parameters"] == 46_702_792_704

@@ -83,16 +83,16 @@ def test_nine_of_ten_next_runs_are_in_the_interval() -> None:
     """In a world that is as assumed, one host in ten throttled: 90 % of the others, wherever they are."""
     draw, inside, asked = random.Random(7), 0, 0
     for _ in range(150):
-        gpu, means = draw.gauss(0, 0.05), {}
+        gpu = draw.gauss(0, 0.05)
+        means: dict[Path, float] = {}
         runs: list[tuple[Path, float]] = []
         for _ in range(draw.randint(1, 10)):
-            path = ("l40s", draw.choice(["lora", "full"]), draw.choice(["llama", "qwen2"]))
+            path: Path = ("l40s", draw.choice(["lora", "full"]), draw.choice(["llama", "qwen2"]))
             method = means.setdefault(path[:2], gpu + draw.gauss(0, 0.03))
             mean = means.setdefault(path, method + draw.gauss(0, 0.03))
             runs.append((path, mean + draw.gauss(0, 0.04) - (0.7 if draw.random() < 0.1 else 0.0)))
-        *known, _ = [*runs, runs[-1]]
-        path = known[-1][0]
-        belief = believe(known, path, GPU_PRIOR)
+        path = runs[-1][0]
+        belief = believe(runs, path, GPU_PRIOR)
         half = 1.645 * GPU_PRIOR.whole * belief.scale
         inside += abs(means[path] + draw.gauss(0, 0.04) - belief.shift) <= half
         asked += 1

@@ -110,8 +110,16 @@ def test_an_unknown_architecture_is_said_to_be_one() -> None:
         ({"method": "adapter"}, "--trainable-parameters N goes with --method adapter"),
         ({"trainable": 5}, "--trainable-parameters N goes with --method adapter"),
         ({"method": "adapter", "trainable": 0}, "--trainable-parameters 0: must be from 1"),
-        ({"gpus": 2}, "need ddp or fsdp"),
+        ({"gpus": 2}, "need ddp, fsdp"),
         ({"method": "qlora", "precision": "fp32"}, "half precision"),
+        ({"nodes": 0}, "--nodes 0"),
+        ({"gpus": 4, "nodes": 3, "sharding": "fsdp"}, "--gpus 4 cannot be divided"),
+        ({"gpus": 4, "sharding": "hybrid"}, "needs several --nodes"),
+        ({"gpus": 4, "nodes": 4, "sharding": "hybrid"}, "needs several --nodes"),
+        ({"offload": True}, "--offload goes with"),
+        ({"gpus": 3, "sharding": "tensor"}, "3 devices do not divide 32 heads"),
+        ({"gpus": 16, "sharding": "tensor"}, "do not divide 8 heads of keys"),
+        ({"gpus": 2, "sharding": "tensor", "method": "qlora"}, "tensor: not known for --method qlora"),
         ({"targets": ("wq", "wv")}, "wq,wv matches no module"),
         ({"targets": ()}, "(none) matches no module"),
         ({"transformers": "newest"}, "transformers=newest"),
@@ -249,6 +257,28 @@ def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
     assert fsdp.device_used < ddp.device_used / 1.9
 
 
+def test_hybrid_sharding_divides_within_a_machine_and_offload_leaves_only_what_is_gathered() -> None:
+    asked = replace(A100, method="full", precision="bf16-autocast", rows=1, transformers=None)
+    eight = estimate(MISTRAL_7B, replace(asked, gpus=8, sharding="fsdp"))
+    hybrid = estimate(MISTRAL_7B, replace(asked, gpus=16, nodes=2, sharding="hybrid"))
+    far = estimate(MISTRAL_7B, replace(asked, gpus=16, nodes=2, sharding="fsdp"))
+    off = estimate(MISTRAL_7B, replace(asked, gpus=8, sharding="fsdp", offload=True))
+    assert hybrid.by_category == eight.by_category
+    assert far.peak_allocated < eight.peak_allocated
+    assert (off.by_category["weights"], off.by_category["optimizer"]) == (0, 0)
+    assert (eight.margin, hybrid.margin, off.margin) == (0.10, 0.15, 0.15)
+
+
+def test_tensor_parallel_devices_share_the_layers_and_each_have_all_logits() -> None:
+    asked = replace(A100, method="full", precision="bf16-autocast", rows=1, transformers=None, checkpointing=False)
+    one = estimate(MISTRAL_7B, asked)
+    four = estimate(MISTRAL_7B, replace(asked, gpus=4, sharding="tensor"))
+    layers = MISTRAL_7B.parameters - 2 * 32000 * 4096
+    assert one.by_category["weights"] - four.by_category["weights"] == pytest.approx(4 * layers * 3 / 4, rel=0.001)
+    twice = estimate(MISTRAL_7B, replace(asked, gpus=8, nodes=2, sharding="tensor"))
+    assert twice.by_category["communication"] == four.by_category["weights"]
+
+
 FAMILIES = [
     *(of(name) for name in BUILDS),
     of("falcon", kv_heads=1, parallel=True, activation="gelu"),
@@ -258,14 +288,14 @@ FAMILIES = [
     of("llama", tied_embeddings=True),
     of("llama", layers=1),
     of("mamba"),
-    of("mixtral", experts=4, active_experts=2),
+    replace(of("mixtral", experts=4, active_experts=2), parameters=14_000_000),
 ]
 
 
 @pytest.mark.parametrize("shape", FAMILIES, ids=lambda s: f"{s.family}-{s.layers}-{s.kv_heads}-{s.parallel_norms}")
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_checkpointing_trades_activations_of_deep_models(shape: ModelShape, attention: Attention) -> None:
-    deep = replace(shape, layers=40, parameters=shape.parameters + 35 * 800_000)
+    deep = replace(shape, layers=40, parameters=shape.parameters + 35 * (3_000_000 if shape.experts else 800_000))
     for method, precision in product(("full", "lora", "qlora"), ("bf16", "bf16-autocast", "fp32")):
         if (method, precision) == ("qlora", "fp32"):
             continue
@@ -304,10 +334,15 @@ def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape
     assert min(base.by_category.values()) >= 0
     for more in (replace(ask, rows=ask.rows + 1), replace(ask, length=ask.length + 1), replace(ask, rank=ask.rank + 1)):
         assert estimate(shape, more).peak_allocated >= base.peak_allocated
-    deeper = replace(shape, layers=shape.layers + 1, parameters=shape.parameters + 1_000_000)
+    deeper = replace(shape, layers=shape.layers + 1, parameters=shape.parameters + 3_000_000)
     assert estimate(deeper, ask).peak_allocated >= base.peak_allocated
     fewer = estimate(shape, replace(ask, gpus=gpus + 1, sharding="fsdp"))
-    assert estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp")).peak_allocated <= fewer.peak_allocated
+    more = estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp"))
+    assert more.peak_allocated <= fewer.peak_allocated
+    assert (
+        estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp", offload=True)).peak_allocated
+        <= more.peak_allocated
+    )
 
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))

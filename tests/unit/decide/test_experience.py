@@ -203,7 +203,7 @@ def test_a_peak_larger_than_the_device_is_not_believed() -> None:
 
 def test_a_process_on_a_cpu_is_measured_with_its_own_context() -> None:
     need = Planner(WORK).need(PLAN, TABLE["cpu"])
-    base = {"hardware": "cpu", "device_bytes": 256 * GIB}
+    base: dict[str, Any] = {"hardware": "cpu", "device_bytes": 256 * GIB}
     learned = knows(seen(**base, peak_bytes=need.peak + need.context))
     assert [y for _, y in learned.peaks] == [pytest.approx(0.0)]
     assert knows(seen(**base, peak_bytes=need.context)).peaks == []
@@ -243,3 +243,12 @@ def test_alike_is_what_needs_the_same_memory() -> None:
     same = replace(WORK, steps=1, eval_rows=9, tokens_per_row=3.0, shape=replace(SHAPE, name="other", bundled=True))
     assert like(same) == like(WORK)
     assert like(replace(WORK, micro_batch=2)) != like(WORK)
+
+
+def test_of_what_is_divided_between_gpus_only_the_speed_is_learned() -> None:
+    plan = Plan(parallelism="fsdp", devices=8, micro_batch=1, accumulation=3)
+    learned = knows(seen(plan=plan, peak_bytes=GIB, tokens_per_s=1000.0))
+    assert len(learned.speeds["l40s"]) == 1
+    assert (learned.floors, learned.peaks) == ({}, [])
+    sharded = knows(seen(peak_bytes=GIB)).need(replace(WORK, memory_scale=1.5), estimated_need(), True, True)
+    assert (sharded.correction, sharded.floor) == (1.5, 0)

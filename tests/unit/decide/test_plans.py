@@ -60,7 +60,7 @@ def test_only_what_the_trainer_runs_is_planned() -> None:
 
 def test_a_model_is_divided_within_machines_where_their_network_is_slow() -> None:
     slow = replace(TABLE["h100-sxm"], network=1e9)
-    full = replace(FREE, method="full")
+    full = replace(FREE, method="full", free_micro_batch=False, micro_batch=1)
     found = Planner(full, EVERY).best(slow, 80 * GIB, 16, computing=slow, nodes=2)
     assert (found.plan.parallelism, found.plan.devices) == ("hybrid", 16)
     assert ways(2, 2, EVERY) == ["ddp", "fsdp"]

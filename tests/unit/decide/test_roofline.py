@@ -11,7 +11,7 @@ from broker.decide.calibration import FITTED, Calibration
 from broker.decide.estimate import ATTENTIONS
 from broker.decide.hardware import TABLE, Hardware
 from broker.decide.memory_builds import BUILDS, Numerics, build_of
-from broker.decide.memory_step import STATES
+from broker.decide.memory_held import STATES
 from broker.decide.roofline import Run, Terms, ideal, terms
 from broker.decide.traffic import layer_bytes, optimizer_bytes, weight_bytes
 from broker.domain.offer import ModelShape

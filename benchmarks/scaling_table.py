@@ -1,0 +1,92 @@
+"""What more GPUs bring, against what was published for 8 to 512 of them.
+
+Every row of llm-foundry and torchtitan that is not fp8: its throughput by number of GPUs, by a fit that had not seen
+its model; how it changes from the fewest GPUs that were measured; and what plan would have been chosen, with the
+throughput that is estimated for it beside the best that was measured. The last line is JSON.
+"""
+
+import argparse
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+
+from benchmarks.throughput_fit import surprise
+from benchmarks.throughput_rows import Row, everything
+from benchmarks.throughput_table import Left, left_out, table
+from broker.decide.calibration import FITTED
+
+SCALED = ("llm-foundry", "torchtitan")
+
+
+def devices(row: Row) -> int:
+    """Its number of GPUs."""
+    found = re.search(r", (\d+) x ", row.name)
+    assert found is not None
+    return int(found[1])
+
+
+def alike(row: Row) -> str:
+    """All of its name but the number of GPUs: rows that differ in nothing else show what more GPUs bring."""
+    return re.sub(r", \d+ x ", ", ", row.name)
+
+
+def efficiencies(left: Iterable[Left]) -> dict[int, list[float]]:
+    """By number of GPUs, ln of estimated over measured change of tokens/s and GPU since the fewest GPUs."""
+    groups: dict[str, list[Left]] = {}
+    for one in left:
+        groups.setdefault(f"{one.row.source} {alike(one.row)}", []).append(one)
+    found: dict[int, list[float]] = {}
+    for same in groups.values():
+        fewest = min(same, key=lambda one: devices(one.row))
+        for one in same:
+            if devices(one.row) > devices(fewest.row):
+                found.setdefault(devices(one.row), []).append(one.surprise - fewest.surprise)
+    return found
+
+
+def by_count(left: Iterable[Left]) -> dict[str, list[float]]:
+    """Surprises by number of GPUs."""
+    found: dict[int, list[float]] = {}
+    for one in left:
+        found.setdefault(devices(one.row), []).append(one.surprise)
+    return {f"{n} GPUs": found[n] for n in sorted(found)}
+
+
+def _median(surprises: Sequence[float]) -> float:
+    return round(statistics.median(100 * abs(math.expm1(s)) for s in surprises), 2)
+
+
+def main() -> None:
+    """Prints the tables, then one JSON line."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    rows, _ = everything()
+    used = [r for r in rows if r.source in SCALED or r.source == "fms"]
+    left = [one for one in left_out(used, lambda r: r.group) if one.row.source in SCALED]
+    for source in SCALED:
+        table(
+            f"{source}: its model left out of the fit, by number of GPUs",
+            by_count(o for o in left if o.row.source == source),
+        )
+    shipped = [Left(row=o.row, surprise=surprise(o.row, FITTED)) for o in left]
+    table("both, as shipped (fitted on these rows)", by_count(shipped))
+    changes = efficiencies(left)
+    table("change of tokens/s and GPU since the fewest GPUs", {f"{n} GPUs": changes[n] for n in sorted(changes)})
+    every = [s for group in changes.values() for s in group]
+    print(
+        json.dumps(
+            {
+                "n": len(left),
+                "gpus": [min(devices(o.row) for o in left), max(devices(o.row) for o in left)],
+                "median_pct": _median([o.surprise for o in left]),
+                "n_changes": len(every),
+                "change_median_pct": _median(every),
+                "change_max_pct": round(max(100 * abs(math.expm1(s)) for s in every), 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Bytes that a step holds from its start to its end, and those that devices exchange: counts, without a tape."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears
+from broker.domain.offer import ModelShape
+
+STATES: Mapping[str, float] = {
+    "adamw_fused": 2.0,
+    "adamw_foreach": 2.0,
+    "adamw_8bit": 2.0,
+    "sgd": 0.0,
+    "adafactor": 0.0,
+}
+"""Optimizers, and how many moments each keeps of a trained weight."""
+
+
+def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
+    """Of LoRA's two matrices beside every adapted linear module."""
+    return (
+        shape.layers
+        * rank
+        * sum(sum(size) * copies(shape, role) for role, size in linears(shape).items() if role in adapted)
+    )
+
+
+def base_bytes(shape: ModelShape, n: Numerics) -> int:
+    """Of the base model's weights as they are held."""
+    matrices = shape.layers * layer_matrices(shape)
+    norms = (shape.layers * build_of(shape).norms + 1) * shape.hidden
+    rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
+    if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
+        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4
+    return rest + matrices * (1 if n.bits == 8 else n.weight)
+
+
+def layer_bytes(shape: ModelShape, n: Numerics) -> int:
+    """Of one layer's base weights, without the scales of quantised ones, which are never divided."""
+    matrices = layer_matrices(shape)
+    return matrices // 2 if n.bits == 4 else matrices * (1 if n.bits == 8 else n.weight)
+
+
+def trained_parameters(shape: ModelShape, n: Numerics) -> int:
+    """What gradients and states are kept for."""
+    return shape.parameters if n.full else adapter_parameters(shape, n.rank, n.adapted)
+
+
+def optimizer_bytes(optimizer: str, width: int, trained: int) -> tuple[int, int]:
+    """(states, what its update takes besides) for so many trained weights, each of `width` bytes."""
+    match optimizer:
+        case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
+            return 2 * trained + 2 * 4 * (trained // 256), 0
+        case "adamw_foreach":  # the square roots of all second moments at once
+            return 2 * trained * width, trained * width
+        case "adafactor" | "sgd":
+            return 0, 0
+    return 2 * trained * width, 0
+
+
+def exchanged(shape: ModelShape, n: Numerics, segment: str, trained: int) -> int:
+    """Bytes of what FSDP has whole within a segment: the root's weights and those of one layer; in a layer's own pass
+    also those of the next, and the gradients that it sums over the devices (`trained`: of a layer, as they are sent),
+    with those that it is still sending."""
+    if segment == "optimizer":
+        return 0
+    scales = 0
+    if n.bits == 4:
+        matrices = shape.layers * layer_matrices(shape)
+        scales = matrices // 64 + matrices // 64 // 256 * 4
+    layer = layer_bytes(shape, n)
+    root = base_bytes(shape, n) - scales - layer * shape.layers
+    layers = 2 if "layer" in segment and segment != "backward first layer" else 1
+    return root + layers * layer + (2 * trained if segment.startswith("backward") and "layer" in segment else 0)
+
+
+def divided(shape: ModelShape, ways: int) -> ModelShape:
+    """What one of so many tensor-parallel devices has of every layer: some heads and columns of the MLP. Raises
+    ValueError where they do not divide."""
+    for what, size in (("heads", shape.heads), ("heads of keys", shape.kv_heads), ("columns", shape.intermediate)):
+        if size % ways:
+            raise ValueError(f"{ways} devices do not divide {size} {what}")
+    part = replace(
+        shape, heads=shape.heads // ways, kv_heads=shape.kv_heads // ways, intermediate=shape.intermediate // ways
+    )
+    return replace(part, parameters=shape.parameters - shape.layers * (layer_matrices(shape) - layer_matrices(part)))

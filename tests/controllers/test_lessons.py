@@ -1,0 +1,97 @@
+"""Ended attempts teach later quotes, and a job that runs out of memory goes on with another plan; in no time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from broker.controllers.lessons import Lessons
+from broker.decide.experience import NOTHING
+from broker.domain.ids import AttemptId
+from broker.domain.job import AttemptState, JobState, Reason
+from broker.domain.observation import Observation
+from broker.domain.offer import Plan
+from tests.conformance.samples import make_job
+from tests.controllers.house import House
+from trainer.contract import keys
+from trainer.contract.rendezvous import Final, Outcome
+
+WORK = replace(make_job().workload, micro_batch=8, global_batch=24)
+
+
+async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = house().fleet("one")
+    seen: list[Observation] = []
+
+    async def observations(*, each: int) -> Sequence[Observation]:
+        return seen[-each:]
+
+    monkeypatch.setattr(here.context.store, "observations", observations)
+    lessons = Lessons(here.context)
+    await lessons.step()
+    assert lessons() is NOTHING
+    for number, rate in enumerate((900.0, 1000.0, 1100.0)):
+        seen.append(
+            Observation(
+                attempt_id=AttemptId(f"a{number}"), hardware="l40s", plan=Plan(micro_batch=1), nodes=1, cores=8,
+                workload=WORK, tokens_per_s=rate,
+            )
+        )  # fmt: skip
+    await lessons.step()
+    learned = lessons()
+    assert len(learned.speeds["l40s"]) == 3
+    await lessons.step()
+    assert lessons() is learned  # nothing new: quotes keep what was worked out
+    seen.append(replace(seen[0], attempt_id=AttemptId("a3")))
+    await lessons.step()
+    assert len(lessons().speeds["l40s"]) == 4
+
+
+async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_job_with_what_was_tried(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every attempt of a virtual machine writes that its memory ran out, as soon as it trains."""
+    broker = house()
+    put = broker.blobs.put
+
+    async def short(key: str, data: bytes, *, if_absent: bool = False) -> object:
+        if key.startswith(keys.BEATS):
+            attempt = keys.attempt_of_beat(key)
+            last = Final(attempt=attempt, outcome=Outcome.OOM, message="GPU memory is too small", ran_out="device")
+            await put(keys.final(attempt), last.model_dump_json().encode())
+        return await put(key, data, if_absent=if_absent)
+
+    monkeypatch.setattr(broker.blobs, "put", short)
+    async with broker.running():
+        job = await broker.submit(workload=WORK)
+        failed = await broker.state_of(job, JobState.FAILED)
+        attempts = await broker.attempts(job)
+        events = await broker.store.events(job, after=0, limit=200)
+    assert [one.reason for one in attempts] == [Reason.OOM] * 3
+    assert all(one.state is AttemptState.ENDED for one in attempts)
+    rows = [one.line.plan.micro_batch for one in attempts if one.line.plan]
+    assert len(rows) == 3
+    assert failed.reason.startswith("memory ran out 3 times: micro-batch ")
+    assert failed.remedy is not None
+    assert len(failed.remedy.tried) == 2
+    for one in attempts:
+        assert one.line.plan is not None
+        plan = one.line.plan
+        assert plan.micro_batch * plan.accumulation * plan.devices == WORK.global_batch
+    told = [event.message for event in events if event.kind == "job.replanned"]
+    assert len(told) == 2
+    assert all(line.endswith("; global batch 24 as before") for line in told)
+
+
+async def test_what_an_attempt_showed_is_kept_with_its_end(house: Callable[..., House]) -> None:
+    broker = house()
+    async with broker.running():
+        job = await broker.submit(workload=WORK)
+        await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+        (kept,) = await broker.store.observations(each=9)
+    assert kept.attempt_id == attempt.id
+    assert kept.tokens_per_s == attempt.final.tokens_per_s if attempt.final else False
+    assert kept.plan == attempt.line.plan

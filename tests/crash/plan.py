@@ -1,0 +1,123 @@
+"""A run: how many of which scene, in lanes side by side, and what they have come to."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.clock import SystemClock
+from tests.crash import checkpoints, hardships
+from tests.crash.rig import Rig, opened
+from tests.crash.scenes import (
+    ROUND,
+    Say,
+    Totals,
+    commit,
+    cut_at_random,
+    enumerate_points,
+    fought,
+    kill_at,
+    killed_at_random,
+    postgres_killed,
+    sampled,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How many of each; `points`: None for none, 1 for all, n for every n-th by the commit."""
+
+    points: int | None = None
+    random: int = 0
+    postgres: int = 0
+    fights: int = 0
+    cuts: int = 0
+    checkpoints: int = 0
+    homes: int = 0
+    migrations: int = 0
+    terms: int = 0
+    freezes: int = 0
+    disks: int = 0
+    seed: int = 0
+    lanes: int = 2
+    """Houses at a time, where they do not share what is killed."""
+    preempts: float = 0.1
+    """Share of the machines that the cloud takes away while kills come at random."""
+
+
+async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
+    totals = Totals()
+    if plan.checkpoints:
+        totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
+    if plan.points or plan.homes or plan.migrations or plan.terms or plan.freezes:
+        async with opened(seed=plan.seed) as rig:
+            await _at_points(plan, rig, totals, say)
+    scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
+        (plan.random, plan.lanes, killed_at_random),
+        (plan.cuts, plan.lanes, cut_at_random),
+        (plan.fights, plan.lanes, fought),
+        (plan.disks, plan.lanes, hardships.filled),
+        (plan.postgres, 1, postgres_killed),
+    )
+    if any(count for count, _, _ in scenes):
+        async with opened(seed=plan.seed, preempts=plan.preempts) as rig:
+            for count, lanes, scene in scenes:
+                rounds = [(i, min(ROUND, count - i)) for i in range(0, count, ROUND)]
+                await _in_lanes(
+                    plan, rounds, _round(rig, scene, plan.seed, totals), totals, say, lanes=lanes, name=scene.__name__
+                )
+    return totals
+
+
+async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
+    """What happens at a place that is known: each in a house of its own."""
+    found = await enumerate_points(rig)
+    if plan.points:
+        chosen = found if plan.points == 1 else sampled(found, commit(), plan.points, plan.seed)
+        say(f"{len(found)} points of one life, {len(chosen)} of them now")
+        await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
+    effects = list(enumerate(await hardships.home_effects(rig))) if plan.homes else []
+    steps = await hardships.migrations(rig) if plan.migrations else []
+    once = [point for point in found if point.number == 1]
+    scenes: tuple[tuple[str, Sequence[Any], int, Callable[[Any], Awaitable[None]]], ...] = (
+        ("killed before", effects, plan.homes, lambda one: hardships.killed_at_file(rig, one[0], totals)),
+        ("killed", steps, plan.migrations, lambda one: hardships.killed_in_migration(rig, one, totals)),
+        ("SIGTERM", once, plan.terms, lambda one: hardships.ended_at(rig, one, totals)),
+        ("frozen", once, plan.freezes, lambda one: hardships.frozen_at(rig, one, totals)),
+    )
+    for name, places, count, act in scenes:
+        await _in_lanes(plan, _drawn(places, count, f"{name}/{plan.seed}"), act, totals, say, name=name)
+
+
+def _drawn(places: Sequence[Any], count: int, seed: str) -> list[Any]:
+    """Each once before any comes twice."""
+    draw, order = random.Random(seed), list[Any]()
+    while places and len(order) < count:
+        order += draw.sample(places, len(places))
+    return order[:count]
+
+
+def _round(
+    rig: Rig, scene: Callable[..., Awaitable[None]], seed: int, totals: Totals
+) -> Callable[[tuple[int, int]], Awaitable[None]]:
+    return lambda part: scene(rig, part[1], seed * 1_000_000 + part[0], totals)
+
+
+async def _in_lanes(
+    plan: Plan, items: Sequence[Any], act: Callable[[Any], Awaitable[None]], totals: Totals, say: Say, *,
+    lanes: int | None = None, name: str = "",
+) -> None:  # fmt: skip
+    """Each item once, so many at a time; one line each."""
+    waiting, clock = list(reversed(items)), SystemClock()
+
+    async def lane() -> None:
+        while waiting:
+            item, began, broken = waiting.pop(), clock.monotonic(), len(totals.broken)
+            await act(item)
+            trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
+            say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(lanes or plan.lanes, len(waiting))):
+            group.create_task(lane())

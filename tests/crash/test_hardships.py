@@ -1,0 +1,62 @@
+"""Other ends than a kill at a passage, and nothing is lost, doubled, left over or unpaid: a sample."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.crash.gate import Moment, Point
+from tests.crash.hardships import (
+    ended_at,
+    filled,
+    frozen_at,
+    home_effects,
+    killed_at_file,
+    killed_in_migration,
+    migrations,
+)
+from tests.crash.rig import Rig, opened
+from tests.crash.scenes import Totals, commit
+
+
+@pytest.fixture(scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    async with opened(seed=int(commit(), 16)) as rig:
+        yield rig
+
+
+async def test_a_daemon_killed_while_its_home_is_made(rig: Rig) -> None:
+    """Before its key is in its place; the other effects are in `python -m tests.crash --ci`."""
+    effects, totals = await home_effects(rig), Totals()
+    (link,) = (number for number, effect in enumerate(effects) if effect == "os.link master.key")
+    await killed_at_file(rig, link, totals)
+    assert (totals.broken, totals.jobs) == ([], 1)
+    for effect in ("os.rename installation", "os.rename client.json"):
+        assert effect in effects
+
+
+async def test_a_daemon_killed_between_migrations_still_knows_that_the_database_is_new(rig: Rig) -> None:
+    totals, points = Totals(), await migrations(rig)
+    await killed_in_migration(rig, points[1], totals)
+    assert points[1] == Point(name="commit:insert into schema_migrations", number=1, moment="after")
+    assert (totals.broken, totals.kills) == ([], 1)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_daemon_asked_to_end_in_the_middle_of_a_create(rig: Rig, moment: Moment) -> None:
+    totals = Totals()
+    await ended_at(rig, Point(name="cloud:create", number=1, moment=moment), totals)
+    assert (totals.broken, totals.kills) == ([], 1)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_broker_frozen_in_the_middle_of_a_create(rig: Rig, moment: Moment) -> None:
+    """Its create arrives, or its answer, when the row is another broker's."""
+    totals = Totals()
+    await frozen_at(rig, Point(name="cloud:create", number=1, moment=moment), totals)
+    assert (totals.broken, totals.kills) == ([], 1)
+
+
+async def test_a_home_on_a_full_disk(rig: Rig) -> None:
+    totals = Totals()
+    await filled(rig, 2, 0, totals)
+    assert (totals.broken, totals.kills) == ([], 1)
