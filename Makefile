@@ -65,9 +65,6 @@ soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are adde
 mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
 	$(BIN)/python -m tests.mutation
 
-mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
-	$(BIN)/python -m tests.mutation
-
 lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files, the gRPC contract
 	$(BIN)/ruff check $(ALL)
 	$(BIN)/ruff format --check $(ALL)
