@@ -13,14 +13,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 if os.environ.get("PYTHONHASHSEED") != "0":
     os.environ["PYTHONHASHSEED"] = "0"
     os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]])
 
 from tests.sim import many
-from tests.sim.mutants import MUTANTS, hunt
+from tests.sim.hunting import mutants
 from tests.sim.outcome import Outcome, summary
 from tests.sim.run import quiet, simulate
 
@@ -73,19 +72,6 @@ def same(seeds: range) -> int:
     return 1 if others else 0
 
 
-def mutants(seeds: Sequence[int], only: str | None) -> int:
-    """Each must be caught by an invariant that is named for it."""
-    chosen = [mutant for mutant in MUTANTS if only is None or only in mutant.name]
-    needed: list[int] = []
-    for mutant in chosen:
-        tried, others = hunt(mutant, seeds)
-        said = f"caught by seed {seeds[tried - 1]}" if tried else "NOT CAUGHT"
-        print(f"{mutant.name}: {said}{f'; besides {others}' if others else ''}", flush=True)
-        needed += [tried] if tried else []
-    print(json.dumps({"mutants": len(chosen), "caught": len(needed), "seeds_needed_max": max(needed, default=0)}))
-    return 0 if len(needed) == len(chosen) else 1
-
-
 def seeds_of(text: str) -> range:
     """`FROM:TO`, without TO itself; of `commit`: others for every commit, the same ones for the same commit."""
     if text == "commit":
@@ -111,11 +97,13 @@ def main() -> int:
     what.add_argument("--hashes", type=int, metavar="N", help="run the first N seeds in two processes, and compare")
     what.add_argument("--mutants", action="store_true", help="plant each mutant until a seed catches it")
     parser.add_argument("--only", metavar="NAME", help="of the mutants those with this in their name")
+    parser.add_argument("--known", action="store_true", help="try the seeds first that caught them before")
+    parser.add_argument("--note", action="store_true", help="write down which seeds catch them")
     asked = parser.parse_args()
     hints = asked.hints == "kept"
     quiet()
     if asked.mutants:
-        return mutants(asked.seeds, asked.only)
+        return mutants(asked.seeds, asked.only, known=asked.known, note=asked.note)
     if asked.hashes is not None:
         return same(range(asked.seeds.start, asked.seeds.start + asked.hashes))
     if asked.replay is not None:

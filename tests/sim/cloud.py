@@ -219,7 +219,8 @@ class CloudDoor:
         self._process = process
         self._clock = clock
         self._broker = broker
-        self._lied: set[str] = set()
+        self._lied: dict[str, int] = {}
+        """How many listings have to show a machine before one may leave it out."""
 
     @property
     def caps(self) -> Caps:
@@ -305,11 +306,13 @@ class CloudDoor:
         share = 0.5 if self._world.weather.hits("cloud.list_omits") else self._world.blinks
         kept = []
         for one in shown:
-            # Never in two listings in a row, which would be more than a listing that lags.
-            if one.handle.id not in self._lied and self._world.sometimes(share):
-                self._lied.add(one.handle.id)
+            # Never in two listings in a row, which would be more than a listing that lags; nor in two with one between
+            # them, which may be the gate's own look whether the cloud is back, and which nobody else sees.
+            owed = self._lied.get(one.handle.id, 0)
+            if not owed and self._world.sometimes(share):
+                self._lied[one.handle.id] = 2
             else:
-                self._lied.discard(one.handle.id)
+                self._lied[one.handle.id] = max(0, owed - 1)
                 kept.append(one)
         return kept
 

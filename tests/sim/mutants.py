@@ -127,6 +127,11 @@ def _any_time(self: inventory.Inventory, provider: str, since: float, shows: Any
 _ABSENT_SINCE = inventory.Inventory._absent_since
 
 
+def _left_out_once(self: inventory.Inventory, provider: str, name: Any, since: float) -> bool:
+    listing = self.latest(provider)
+    return listing is not None and not listing.shows(name)
+
+
 async def _give_up(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
     change = await _DESTROY(self, one, launcher_dead=launcher_dead)
     assert change.attempt is not None
@@ -317,6 +322,10 @@ MUTANTS = (
     _mutant(
         "unknown is dead", "no_false_death", (f"{D}.liveness.liveness", _unknown_is_dead),
         aim=_now_and_then("silence"),
+    ),
+    _mutant(
+        "what one listing leaves out is dead", "no_false_death", (f"{INVENTORY}.left_out", _left_out_once),
+        aim=(*_now_and_then("silence"), *_always_on("cloud.list_omits", share=0.5)),
     ),
     _mutant("silence is death", "no_false_death", (f"{D}.liveness.liveness", _silent_is_dead)),
     _mutant(
