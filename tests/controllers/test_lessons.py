@@ -10,13 +10,17 @@ from broker.decide.experience import NOTHING
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.observation import Observation
-from broker.domain.offer import Plan
+from broker.domain.offer import ModelShape, Plan
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
 from trainer.contract import keys
 from trainer.contract.rendezvous import AttemptSpec, Final, Outcome
 
-WORK = replace(make_job().workload, micro_batch=8, global_batch=24)
+SHAPE = ModelShape(
+    name="", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
+    vocabulary=128_256, tied_embeddings=True, parameters=1_235_814_400, known=True,
+)  # fmt: skip
+WORK = replace(make_job().workload, shape=SHAPE, lora_r=16, micro_batch=8, global_batch=24)
 TRAIN = {
     "model": "m", "data": {"path": "upload:" + "0" * 64, "format": "csv", "completion": "{a}"},
     "micro_batch": 8, "global_batch": 24,
@@ -77,7 +81,7 @@ async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_jo
     assert [one.reason for one in attempts] == [Reason.OOM] * 3
     assert all(one.state is AttemptState.ENDED for one in attempts)
     rows = [one.line.plan.micro_batch for one in attempts if one.line.plan]
-    assert len(rows) == 3
+    assert rows[0] == 8 > rows[1] > rows[2]
     assert failed.reason.startswith("memory ran out 3 times: micro-batch ")
     assert failed.remedy is not None
     assert len(failed.remedy.tried) == 2
