@@ -53,17 +53,15 @@ test: venv ## set everything up and run all tests but those of clouds-test
 	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED)
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
 
-reliability: venv ## 10,000 simulated job lifetimes under faults, others for every commit
+reliability: venv ## 10,000 simulated job lifetimes under faults, and kills of real processes; others for every commit
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 10000
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 	$(BIN)/python -m tests.sim --seeds commit --hashes 100
 	$(BIN)/python -m tests.sim --mutants --known --seeds 0:2000
+	$(BIN)/python -m tests.crash --ci
 
 soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are added up in TOTALS, over runs
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(if $(TOTALS),--totals $(TOTALS))
-
-mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
-	$(BIN)/python -m tests.mutation
 
 mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
 	$(BIN)/python -m tests.mutation

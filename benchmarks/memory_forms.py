@@ -11,6 +11,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from broker.decide.memory_builds import BUILDS
@@ -108,11 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--n", type=int, default=520)
     parser.add_argument("--seed", type=int, default=6)
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many, to run the rest in parts")
     parser.add_argument("--worst", type=int, default=12)
     args = parser.parse_args()
     errors: dict[str, list[float]] = defaultdict(list)
     rows: list[tuple[float, str]] = []
-    for config, ask in cases(args.n, args.seed):
+    for config, ask in islice(cases(args.n, args.seed), args.skip, None):
         traced, estimated, there, here = compared(config, ask)
         error = 100 * (estimated / traced - 1)
         errors[config["model_type"]].append(abs(error))

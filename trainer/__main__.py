@@ -13,13 +13,14 @@ def main() -> int:
     parser.add_argument("--config", type=Path, help="a TrainConfig as YAML or JSON: train here, without a broker")
     parser.add_argument("--output", type=Path, help="where results and checkpoints go (with --config)")
     parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS", help="default %(default)s")
+    parser.add_argument("--fsdp", action="store_true", help="divide the model between the GPUs (with --config)")
     arguments = parser.parse_args()
     if arguments.config is not None:
         if arguments.output is None:
             parser.error("--config needs --output DIR")
         from trainer import standalone
 
-        return standalone.main(arguments.config, arguments.output, arguments.save_every)
+        return standalone.main(arguments.config, arguments.output, arguments.save_every, fsdp=arguments.fsdp)
 
     from trainer.agent import environment, run
     from trainer.blobs import StoreError

@@ -84,7 +84,8 @@ class _Probe(Loop):
         config = ask.train
         self._config, self._world, self._rank = config, 1, 0
         mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
-        self._accelerator = accelerate.Accelerator(cpu=True, mixed_precision=mixed, device_placement=False)
+        cuda = next(model.parameters()).device.type == "cuda"
+        self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
         self._parameters = models.trainable(model)
         optimizer = models.optimizer_of(self._parameters, config.optim)
         if ask.foreach:
@@ -182,7 +183,7 @@ def watch(storages: Storages, asif: AsIf | None) -> None:
     storages.on_operation = before
 
 
-def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool) -> Any:
+def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, device: str) -> Any:
     """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
     fields = dict(config)
     depth = next((fields[k] for k in DEPTH if k in fields), None)
@@ -192,7 +193,7 @@ def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool) -> A
     fields.update({k: layers for k in DEPTH if k in fields})
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
     kept = half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
-    with torch.device("cpu" if real else "meta"):
+    with torch.device(device):
         built = AutoConfig.for_model(str(fields.pop("model_type", None)), **fields)
         model = AutoModelForCausalLM.from_config(built, dtype=kept)
         model.config.use_cache = False
@@ -216,7 +217,7 @@ def trace(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool = Fals
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
     with _as_if(ask, real=real) as asif:
-        probe = _Probe(ask, model := _build(config, layers, ask, real=real), storages)
+        probe = _Probe(ask, model := _build(config, layers, ask, device="cpu" if real else "meta"), storages)
         probe.warm()
         mark(model, storages)
         watch(storages, asif)
@@ -224,6 +225,23 @@ def trace(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool = Fals
         with storages:
             probe.step(storages)
     return {name: categories for name, (_, categories) in storages.peaks.items()}
+
+
+def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, int]:
+    """What the same steps really take of this machine's GPU, with random weights; bytes. `device_used_bytes` is what
+    the driver counts of the whole GPU, so nobody else may use it."""
+    layers = next(config[k] for k in DEPTH if k in config)
+    probe = _Probe(ask, _build(config, layers, ask, device="cuda"), Storages("meta"))
+    probe._bare.train()
+    for _ in range(steps):
+        torch.cuda.reset_peak_memory_stats()
+        probe._step()
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "device_used_bytes": total - free,
+    }
 
 
 def _kinds(segments: Mapping[str, dict[str, int]], layers: int) -> dict[str, dict[str, int]]:

@@ -18,7 +18,7 @@ from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys
 from trainer.contract.data import DataError, format_of
-from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, World
+from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, Parallelism, World
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 ME = "standalone"
@@ -29,10 +29,11 @@ class BadConfig(ValueError):
     """The configuration cannot be used; the message names the place and the fix."""
 
 
-def main(config: Path, output: Path, save_every_s: float) -> int:
+def main(config: Path, output: Path, save_every_s: float, *, fsdp: bool = False) -> int:
     """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code."""
     try:
-        outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s))
+        how = Parallelism(kind="fsdp" if fsdp else "ddp")
+        outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
         return 64
@@ -50,7 +51,7 @@ def read_config(path: Path) -> TrainConfig:
         raise BadConfig(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from None
 
 
-async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: float) -> Outcome:
+async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: float, how: Parallelism) -> Outcome:
     store = output / "store"
     store.mkdir(parents=True, exist_ok=True)
     objects = Objects(connect(store.as_uri(), {}), ME)
@@ -65,7 +66,7 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
         data=await _put_data(objects, train, beside),
         checkpoint=CheckpointConfig(every_s=save_every_s),
         resume_from=await _candidates(objects),
-        world=World(gpus_per_node=gpus()),
+        world=World(gpus_per_node=gpus(), parallelism=how),
         limits=Limits(deadman_s=0),
     )
     await objects.create(keys.spec(attempt), spec.model_dump_json().encode())

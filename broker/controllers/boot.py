@@ -8,6 +8,7 @@ from typing import Any
 from broker.controllers.context import Context
 from broker.controllers.grants import Granting
 from broker.decide.recovery import as_planned
+from broker.decide.world import world
 from broker.domain.errors import AlreadyExists, Rejected
 from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
@@ -16,7 +17,7 @@ from broker.ports import Leased, TenantStore
 from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
 from trainer.contract.data import format_of
-from trainer.contract.rendezvous import AttemptSpec, DataFile, World
+from trainer.contract.rendezvous import AttemptSpec, DataFile
 
 UPLOAD = "upload:"
 SELF_STOP_S = 1800.0
@@ -125,7 +126,7 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
         resume_from=attempt.resume_from,
         env=spec.env,
         secrets=spec.secrets,
-        world=World(nodes=spec.resources.nodes, gpus_per_node=gpus),
+        world=world(attempt.line.plan, nodes=spec.resources.nodes, gpus=gpus),
         limits=context.limits,
     )
 

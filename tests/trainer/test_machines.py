@@ -3,19 +3,22 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench, until
 from tests.trainer.test_agent import script
-from trainer.agent.child import worker_argv, worker_defaults
+from trainer import launch
+from trainer.agent.child import free_port, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
+from trainer.checkpoint_plan import verify
 from trainer.contract import keys
-from trainer.contract.rendezvous import ExitCode, Final, Outcome, World
+from trainer.contract.rendezvous import ExitCode, Final, Outcome, Parallelism, World
 from trainer.contract.train import DataConfig, TrainConfig
 from trainer.ipc import Ended, RunFolder, Status, WorkerJob
 
@@ -63,9 +66,7 @@ def nodes(tmp_path: Path, tiny_models: dict[str, Path]) -> Iterator[tuple[Node, 
         precision="fp32",
     )
     job = WorkerJob(train=train, data=str(data), data_format="csv", number=1, save_every_s=3600)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     made = Node(tmp_path, 0, port, job), Node(tmp_path, 1, port, job)
     yield made
     for node in made:
@@ -102,3 +103,55 @@ def test_what_the_second_machine_is_told_both_obey(nodes: tuple[Node, Node]) -> 
     nodes[1].run.drain.touch()
     assert [node.end().code for node in nodes] == [ExitCode.DRAINED, ExitCode.DRAINED]
     assert [len(node.run.waiting()) for node in nodes] == [1, 0], "the first machine alone saves"
+
+
+def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_models: dict[str, Path]) -> None:
+    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
+    train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=2, global_batch=4, micro_batch=2)
+    world = World(nodes=2, parallelism=Parallelism(kind="fsdp"))
+    bench.env = {"GPUBROKER_MASTER": f"127.0.0.1:{free_port()}"}
+    first = bench.start(train=train, data=bench.data(rows(), "csv"), world=world)
+    bench.env |= {"GPUBROKER_NODE": "1", "GPUBROKER_WORKDIR": str(bench.folder / "work" / "second")}
+    second = bench.restart(first)
+    assert first.wait().outcome is Outcome.COMPLETED, first.log
+    assert second.process.wait(60) == ExitCode.COMPLETED
+    manifest = bench.committed()[0][1]
+    assert (manifest.step, manifest.complete) == (2, True)
+    assert {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors", "plan.json"} < {
+        f.path for f in manifest.files
+    }
+    folder = bench.path(bench.committed()[0][0]).parent
+    for part in folder.glob("part-*"):
+        part.unlink()
+    verify(folder)
+
+
+def sleeper(code: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    ("ends", "grace_s", "code"),
+    [
+        (["pass", "pass"], 60, 0),
+        (["pass", "raise SystemExit(71)"], 60, 71),
+        (["raise SystemExit(75)", "import os; os.kill(os.getpid(), 9)"], 60, -9),
+        (["raise SystemExit(65)", "input()"], 0, 65),
+    ],
+)
+def test_the_launcher_ends_all_with_the_code_that_tells_most(
+    ends: list[str], grace_s: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_S", grace_s)
+    processes = [sleeper(end) for end in ends]
+    assert launch.wait(processes) == code
+    assert all(p.returncode is not None for p in processes)
+
+
+def test_every_process_is_told_its_place() -> None:
+    told = [launch.variables(n, each=2, nodes=2, node=1, master="10.0.0.1:29400") for n in range(2)]
+    assert [(t["RANK"], t["LOCAL_RANK"], t["GROUP_RANK"], t["WORLD_SIZE"]) for t in told] == [
+        ("2", "0", "1", "4"),
+        ("3", "1", "1", "4"),
+    ]
+    assert (told[0]["MASTER_ADDR"], told[0]["MASTER_PORT"]) == ("10.0.0.1", "29400")

@@ -1,0 +1,26 @@
+"""What the trainer is told of the plan's parallelism."""
+
+import pytest
+
+from broker.decide.world import world
+from broker.domain.offer import Plan
+from trainer.contract.rendezvous import Parallelism, World
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "gpus", "expected"),
+    [
+        ("single", 1, Parallelism()),
+        ("ddp", 8, Parallelism()),
+        ("fsdp", 8, Parallelism(kind="fsdp")),
+        ("hybrid", 8, Parallelism(kind="fsdp", shard=8)),
+        ("hybrid", 0, Parallelism(kind="fsdp", shard=1)),
+    ],
+)
+def test_the_plan_says_who_holds_what(parallelism: str, gpus: int, expected: Parallelism) -> None:
+    plan = Plan(parallelism=parallelism, micro_batch=1)  # type: ignore[arg-type]
+    assert world(plan, nodes=2, gpus=gpus) == World(nodes=2, gpus_per_node=gpus, parallelism=expected)
+
+
+def test_without_a_plan_everyone_holds_everything() -> None:
+    assert world(None, nodes=2, gpus=4) == World(nodes=2, gpus_per_node=4)
