@@ -135,14 +135,16 @@ def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, al
 
 @pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
 def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str, hire: Hire) -> None:
-    whole = hire(2, how, method=method).done().last
-    killed = hire(2, how, method=method, harm=killed_within_a_step).start()
+    """Packing has the model compute something before it is restored."""
+    packed = {"packing": method == "full"}
+    whole = hire(2, how, method=method, train=packed).done().last
+    killed = hire(2, how, method=method, train=packed, harm=killed_within_a_step).start()
     for process in killed.processes:
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
     before = killed.last
     assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
-    last = hire(2, how, method=method, restore=before).done().last
+    last = hire(2, how, method=method, train=packed, restore=before).done().last
     assert told(last) == told(whole)
     for group in ("model", "optimizer"):
         one, other = tensors(last, group), tensors(whole, group)
