@@ -20,7 +20,7 @@ COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-cover
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test test reliability soak lint fix proto proto-kept model constraints image clean
+.PHONY: help venv demo clouds clouds-test test reliability soak mutation lint fix proto proto-kept model constraints image clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,14 +53,18 @@ test: venv ## set everything up and run all tests but those of clouds-test
 	$(BIN)/pytest tests --ignore=tests/trainer $(MACHINES:%=--ignore=%) -n $(WORKERS) --dist loadfile $(COVERED)
 	$(BIN)/pytest tests/trainer -n $(TRAINER_WORKERS) --dist worksteal
 
-reliability: venv ## 10,000 simulated job lifetimes under faults, others for every commit
+reliability: venv ## 10,000 simulated job lifetimes under faults, and kills of real processes; others for every commit
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 10000
 	$(BIN)/python -m tests.sim --seeds commit --lifetimes 1000 --hints dropped
 	$(BIN)/python -m tests.sim --seeds commit --hashes 100
 	$(BIN)/python -m tests.sim --mutants --known --seeds 0:2000
+	$(BIN)/python -m tests.crash --ci
 
 soak: venv ## the reliability tests at length, e.g. MINUTES=600; totals are added up in TOTALS, over runs
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) $(if $(TOTALS),--totals $(TOTALS))
+
+mutation: venv ## change the rules one place at a time, and count the changes that a test sees; takes minutes
+	$(BIN)/python -m tests.mutation
 
 lint: venv ## ruff, mypy --strict, import contracts, SQL migrations, container files, the gRPC contract
 	$(BIN)/ruff check $(ALL)
@@ -96,5 +100,5 @@ image: ## build the trainer's image; with IMAGE=registry/name push it and print 
 	deploy/image.sh $(IMAGE)
 
 clean: ## remove .venv, .demo and every cache
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
+	rm -rf .venv .demo mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*
 	find $(ALL) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -45,7 +45,7 @@ class RhythmConfig(Config):
     """Between two listings of one cloud."""
     billing_s: Annotated[float, Field(gt=0)] = 15.0
     """Between two charges; part of the drain line of a cap."""
-    sweep_s: Annotated[float, Field(gt=0)] = 60.0
+    sweep_s: Annotated[float, Field(gt=0)] = 20.0
     """Between two sweeps for orphans."""
     market_s: Annotated[float, Field(gt=0)] = 30.0
     """Between two polls of all offers."""

@@ -27,7 +27,7 @@ class Rhythm:
     list_limit_s: float = 10.0
     """How long one listing may take; after that nothing new is known."""
     billing_s: float = 15.0
-    sweep_s: float = 60.0
+    sweep_s: float = 20.0
     market_s: float = 30.0
     grants_s: float = 15.0
     """Between two looks for credentials that are to be renewed."""

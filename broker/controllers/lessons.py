@@ -6,7 +6,7 @@ from broker.controllers.context import Context
 from broker.decide.experience import NOTHING, Assessed, Experience, assess, learn
 from broker.domain.ids import AttemptId
 
-EACH = 64
+EACH = 16
 """Latest runs of a GPU, method and family that are looked at."""
 
 
@@ -34,6 +34,9 @@ class Lessons:
             assessed[one.attempt_id] = self._assessed[one.attempt_id] if known else assess(one)
             if not known:
                 await asyncio.sleep(0)  # others' turn: a first look at many takes a while
-        self._assessed = assessed
-        self._experience = learn([one for one in assessed.values() if one is not None])
+        experience = learn([one for one in assessed.values() if one is not None])
+        for hardware in experience.speeds:
+            experience.prepare(hardware)
+            await asyncio.sleep(0)
+        self._assessed, self._experience = assessed, experience
         return False

@@ -87,7 +87,7 @@ FREEDOM = 4.0
 """Degrees of freedom of Student's t, as Lange, Little and Taylor advise for small samples."""
 WORTH = 8.0
 """Runs that the assumed deviation of a run counts for, once that is estimated too."""
-ROUNDS = 30
+ROUNDS, SETTLED = 30, 1e-6
 
 Path = tuple[str, ...]
 """Where a run belongs, level by level: (GPU, method, family)."""
@@ -141,15 +141,30 @@ def _posterior(path: Path, told: Mapping[Path, Mapping[Path, Gauss]], prior: Pri
     return _joined([at, *told.get(path, {}).values()])
 
 
-def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
-    """What is known of `path` after `runs`, each (where it belongs, logarithm of observed over estimated)."""
-    near = [(where, y) for where, y in runs if where[0] == path[0]]
-    if not near:
-        return NO_RUNS
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All runs that share the first level, weighed."""
+
+    prior: Prior
+    told: Mapping[Path, Mapping[Path, Gauss]]
+    variance: float
+    """Of a run."""
+    runs: int
+
+    def of(self, path: Path) -> Belief:
+        """What is known of a path below that level."""
+        mean, precision = _posterior(path, self.told, self.prior)
+        scale = sqrt(1 / precision + self.variance) / self.prior.whole
+        return Belief(shift=mean, scale=scale, runs=self.runs)
+
+
+def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:
+    """`near`: runs of one first level, each (where it belongs, logarithm of observed over estimated)."""
+    cells = {where for where, _ in near}
     noise, squares = prior.run**2, 0.0
-    told: dict[Path, dict[Path, Gauss]] = {}  # from the estimate itself, so that no lone outlier is the beginning
+    told: dict[Path, dict[Path, Gauss]] = {}
+    means = dict.fromkeys(cells, 0.0)  # from the estimate itself, so that no lone outlier is the beginning
     for _ in range(ROUNDS):
-        means = {where: _posterior(where, told, prior)[0] for where, _ in near}
         off = [(y - means[where]) ** 2 / noise for where, y in near]
         weights = [(FREEDOM + 1) / (FREEDOM + square) for square in off]
         squares = sum(w * square for w, square in zip(weights, off, strict=True)) * noise
@@ -157,6 +172,14 @@ def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Bel
         for (where, y), weight in zip(near, weights, strict=True):
             by_cell[where].append((y, weight / noise))
         told = _upward({where: _joined(said) for where, said in by_cell.items()}, prior)
-    mean, precision = _posterior(path, told, prior)
-    run = max(noise, (WORTH * noise + squares) / (WORTH + len(near)))
-    return Belief(shift=mean, scale=sqrt(1 / precision + run) / prior.whole, runs=len(near))
+        before, means = means, {where: _posterior(where, told, prior)[0] for where in cells}
+        if all(abs(means[where] - before[where]) < SETTLED for where in cells):
+            break
+    variance = max(noise, (WORTH * noise + squares) / (WORTH + len(near)))
+    return Evidence(prior=prior, told=told, variance=variance, runs=len(near))
+
+
+def believe(runs: Sequence[tuple[Path, float]], path: Path, prior: Prior) -> Belief:
+    """What is known of `path` after `runs`, each (where it belongs, logarithm of observed over estimated)."""
+    near = [(where, y) for where, y in runs if where[0] == path[0]]
+    return weigh(near, prior).of(path) if near else NO_RUNS

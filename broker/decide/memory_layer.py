@@ -191,13 +191,21 @@ class Layer:
         grouped = k.count != q.count
         if n.attention == "eager":
             return self._eager(q, k, v)
-        if n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4):
+        bias = None
+        written = n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4)
+        masked = n.attention == "sdpa" and s.window and self.length > s.window
+        if masked and not (written and self.build.mixed_windows):  # a mask, in the type of the queries
+            bias = tape.new(self.rows * self.length * self.length, q.width)
+            if grouped:  # no kernel shares keys under a mask
+                q, k, v = self._repeated([q, k, v])
+        elif written:
             return self._written_out(q, k, v)
         sums = tape.new(self.tokens * s.heads, 4)
         padded = -(-self.length // 128) * 128, -(-s.head_dim // 32) * 32 + 1
-        back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped else 0)
-        out = tape.op([q, k, v], q.count, q.width, saves=[q, k, v, sums], back=back, saves_out=True)
-        tape.drop(q, k, v, sums)
+        back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped and not bias else 0)
+        masks = [bias] if bias else []
+        out = tape.op([q, k, v], q.count, q.width, saves=[q, k, v, sums, *masks], back=back, saves_out=True)
+        tape.drop(q, k, v, sums, *masks)
         return out
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -139,6 +139,8 @@ class _Player:
         if n.bits == 4:  # the scales of a quantised base are not sharded
             scales = self.shape.layers * layer_matrices(self.shape) // 64
             self.tape.shift("weights", scales - step.share(scales))
+        if n.attention == "sdpa" and self.shape.window and step.length > self.shape.window:
+            self.tape.shift("activations", step.length * step.length)  # the mask of all layers, a byte for each pair
         if step.accumulated:
             self.tape.shift("gradients", step.share(self.trained * n.trained))
         self.settled = self.tape.live["gradients"]

@@ -196,6 +196,8 @@ class ModelShape:
     parallel_norms: int = 1
     dropout: bool = False
     """What a layer adds is dropped out first."""
+    window: int | None = None
+    """Tokens that a token looks back at; longer rows need a mask."""
     experts: int = 0
     """Of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
     active_experts: int = 0

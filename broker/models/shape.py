@@ -18,6 +18,8 @@ def _invalid(message: str) -> InvalidInput:
     return InvalidInput(Problem(field="train.model", message=message))
 
 
+WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
+"""Families whose class has a sliding window of 4096 tokens where the config says nothing."""
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -91,10 +93,14 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "gpt_neox": bool(config.get("use_parallel_residual", True)),
         "phi": True,
     }.get(family, False)
+    window = config.get("sliding_window", 4096 if family in WINDOWED else None)
+    if "use_sliding_window" in config or family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+        window = window if config.get("use_sliding_window") else None
     norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
     return {
         "activation": activation,
         "parallel": parallel,
         "parallel_norms": norms,
+        "window": window if isinstance(window, int) and window > 0 else None,
         "dropout": isinstance(rate, int | float) and rate > 0,
     }

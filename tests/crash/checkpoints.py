@@ -21,7 +21,7 @@ from broker.domain.ids import Installation
 from tests.crash.gate import Gate, Point
 from tests.crash.proxy import HttpProxy
 from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Nursery, blob_store, nursery_of
-from tests.crash.trainee import LOCK, TOLD, Order
+from tests.crash.trainee import GO, LOCK, TOLD, Order
 from trainer.contract import keys
 
 StoreKind = Literal["folder", "s3"]
@@ -68,7 +68,7 @@ class Found:
     """Committed checkpoints that a restore could not use."""
     without_a_good_one: int = 0
     """Restores that found nothing as new as what was committed and told."""
-    missed: int = 0
+    missed: list[str] = field(default_factory=list)
     """Points that did not come by."""
     broken: list[str] = field(default_factory=list)
 
@@ -128,8 +128,10 @@ class Saved:
         passed = {Point(name=one["passed"], number=one["number"], moment="before") for one in told if "passed" in one}
         told += [{"passed": p.name, "number": p.number} for p in gate.seen if p not in passed]
         self._judge(told, kill)
-        self._found.kills += bool(killed or any("killed" in one for one in told))
-        self._found.missed += kill is not None and not (killed or any("killed" in one for one in told))
+        killed = killed or any("killed" in one for one in told)
+        self._found.kills += killed
+        if kill is not None and not killed:
+            self._found.missed.append(f"{self._kind}: {kill}")
         shutil.rmtree(folder)
         return told
 
@@ -167,6 +169,7 @@ class Saved:
         else:
             if kill is not None and kill.point and kill.point.name.startswith("blob:"):
                 gate.kill_at, gate.end = kill.point, lambda: signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            (folder / GO).touch()
             try:
                 if kill is not None and kill.point is None:
                     await asyncio.wait_for(self._end_at(kill, pidfd, folder), LIFE_S)
@@ -276,4 +279,5 @@ async def carry_out(count: int, seed: int, say: Callable[[str], None]) -> Found:
             await killed_at(shared, store, part, seed * 1_000_000 + turn, found)
             turn += 1
             say(f"{found.kills} kills, {len(found.broken)} broken")
+        say("".join(f"did not come by: {point}\n" for point in found.missed))
     return found

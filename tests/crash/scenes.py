@@ -50,7 +50,7 @@ class Totals:
         self.torn_loads += found.torn_loads
         self.torn_commits += found.torn_commits
         self.without_a_good_one += found.without_a_good_one
-        self.missed += found.missed
+        self.missed += len(found.missed)
         self.broken += found.broken
 
     def add(self, house: House, verdict: Verdict, kills: int) -> None:

@@ -39,7 +39,7 @@ from trainer.contract.rendezvous import AttemptSpec
 from trainer.ipc import RunFolder, replace
 from trainer.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
 
-TOLD, LOCK = "told.jsonl", "worker.lock"
+TOLD, LOCK, GO = "told.jsonl", "worker.lock", "go"
 KEEP = 2
 LOOK_S = 0.002
 SMALL, LARGE = 1_000, 1_500_000
@@ -278,6 +278,7 @@ def live(asked: dict[str, Any]) -> None:
     os.setpgid(0, 0)
     told, run = Told(folder), RunFolder(root=folder / "run")
     run.make()
+    _wait((folder / GO).exists)  # until whoever kills is ready to
     agent, worker = os.getpid(), os.fork()
     role = "agent" if worker else "worker"
     kill = Point(name=order.kill[0], number=order.kill[1], moment=order.kill[2]) if order.kill else None  # type: ignore[arg-type]

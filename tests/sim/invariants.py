@@ -322,7 +322,7 @@ class Watch:
                 self._orphan_since.pop(machine_id, None)
                 continue
             since = self._orphan_since.setdefault(machine_id, now)
-            if self._calm(since) > lag_s + 2 * sweep_s + 30:
+            if self._calm(since) > 2 * lag_s + 3 * sweep_s + 30:  # one of them may leave it out
                 self._fail("no_leak", f"{machine_id} stands for {now - since:.0f} s, and nobody answers for it")
         limits = {
             AttemptState.INTENDED: 90.0, AttemptState.LAUNCHING: 400.0, AttemptState.BOOTING: 400.0,

@@ -257,6 +257,20 @@ def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
     assert fsdp.device_used < ddp.device_used / 1.9
 
 
+def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None:
+    short = replace(SMALL, window=512, family="mistral", parameters=6_000_000)
+    asked = Ask(length=1024, rows=2, precision="bf16")
+    masked, plain = estimate(short, asked), estimate(replace(short, window=None), asked)
+    mask = 2 * 2 * 1024 * 1024
+    assert masked.peak_allocated - plain.peak_allocated > short.layers * mask
+    assert estimate(short, replace(asked, attention="flash")).peak_allocated == plain.peak_allocated
+    assert estimate(short, replace(asked, length=512)).margin == masked.margin == 0.03
+    assert estimate(replace(short, family="gemma2"), asked).margin == 0.25
+    single = replace(asked, precision="fp32")
+    assert estimate(replace(short, family="gemma2"), single).peak_allocated > 0
+    assert estimate(short, single).peak_allocated < estimate(replace(short, window=None), single).peak_allocated
+
+
 def test_hybrid_sharding_divides_within_a_machine_and_offload_leaves_only_what_is_gathered() -> None:
     asked = replace(A100, method="full", precision="bf16-autocast", rows=1, transformers=None)
     eight = estimate(MISTRAL_7B, replace(asked, gpus=8, sharding="fsdp"))

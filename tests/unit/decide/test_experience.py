@@ -146,6 +146,9 @@ def test_a_run_moves_the_next_estimate_and_narrows_its_interval() -> None:
     assert 1.05 < now.pace.step_s / before.pace.step_s < 1 / 0.9
     assert now.pace.spread < before.pace.spread
     assert (before.pace.runs, now.pace.runs) == (0, 1)
+    ready = knows(seen(tokens_per_s=0.9 * estimated_rate()))
+    ready.prepare("l40s")
+    assert fit(WORK, OFFER, learned=ready).pace == now.pace
     assert "by 1 observed run on such hardware" in now.pace.evidence
     other_gpu = replace(OFFER, accelerator="l4", gpu_memory_bytes=TABLE["l4"].memory_bytes)
     learned = knows(seen(tokens_per_s=0.9 * estimated_rate()))

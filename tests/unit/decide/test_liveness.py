@@ -127,6 +127,16 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "step_age_s": 4.0}, AttemptState.TRAINING, None),
         ({"seen": (), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(),)}, AttemptState.BOOTING, None),
+        ({"absent": True, "beat": BEAT, "beat_age_s": 20.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(notice_s=150.0),)}, AttemptState.TRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(notice_s=900.0), machine(notice_s=30.0))}, AttemptState.DRAINING, AttemptEvent.NOTICE),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 299.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.DRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "step_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok": False}, AttemptState.TRAINING, None),
+        ({"seen": (machine(), machine(InstanceState.STARTING)), "beat": BEAT, "beat_age_s": 400.0},
+         AttemptState.TRAINING, None),
     ],
 )  # fmt: skip
 def test_what_an_observation_amounts_to(
@@ -141,6 +151,7 @@ def test_the_fault_of_any_machine_is_told() -> None:
 
 
 def test_booting_has_a_deadline() -> None:
+    assert verdict(AttemptState.BOOTING, at=600, seen=(machine(),)) is None
     assert verdict(AttemptState.BOOTING, at=601, seen=(machine(),)) is AttemptEvent.DEADLINE
 
 
@@ -149,7 +160,7 @@ def test_booting_has_a_deadline() -> None:
     [
         ({"accelerator": "t4"}, "t4"),
         ({"gpus": 2}, "1 GPUs, got 2"),
-        ({"spot": False}, "spot"),
+        ({"spot": False}, "asked for spot, got the other"),
         ({"gpu_memory_bytes": 43 * GIB}, "asked for 48 GiB a GPU, got 43"),
         ({"usd_per_hour": Decimal("0.365")}, "asked for $0.3600/h, billed $0.3650/h"),
     ],
@@ -158,6 +169,15 @@ def test_a_wrong_machine_is_named(changes: dict[str, Any], word: str) -> None:
     found = mismatch(build.offer(), (machine(**changes),))
     assert found is not None
     assert word in found
+
+
+def test_a_bid_that_was_not_asked_for_is_named() -> None:
+    assert mismatch(build.offer(spot=False), (machine(spot=True),)) == "asked for on-demand, got the other"
+
+
+def test_what_is_within_the_slack_is_what_was_asked_for() -> None:
+    assert mismatch(build.offer(gpu_memory_bytes=40 * GIB), (machine(gpu_memory_bytes=36 * GIB),)) is None
+    assert mismatch(build.offer(), (machine(usd_per_hour=Decimal("0.3646")),)) is None
 
 
 def test_what_the_cloud_does_not_say_contradicts_nothing() -> None:

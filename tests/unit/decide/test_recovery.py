@@ -42,19 +42,19 @@ WORK = Workload(
 )  # fmt: skip
 
 
-def manifest(step: int, attempt: str = "a") -> str:
-    return keys.checkpoint("job", attempt, step, "n0nce") + keys.MANIFEST
+def manifest(step: int, attempt: str = "a", nonce: str = "n0nce") -> str:
+    return keys.checkpoint("job", attempt, step, nonce) + keys.MANIFEST
 
 
-def test_the_furthest_step_comes_first_whatever_attempt_wrote_it() -> None:
-    assert furthest_first([manifest(5, "z"), manifest(40, "a"), manifest(7, "b")]) == (
-        manifest(40, "a"), manifest(7, "b"), manifest(5, "z"),
-    )  # fmt: skip
+@pytest.mark.parametrize("attempts", ["abz", "zba", "azb"])
+def test_the_furthest_step_comes_first_whatever_attempt_wrote_it(attempts: str) -> None:
+    five, forty, seven = (manifest(step, attempt) for step, attempt in zip((5, 40, 7), attempts, strict=True))
+    assert furthest_first([five, forty, seven]) == (forty, seven, five)
 
 
-@given(st.integers(0, 10**9))
-def test_a_manifest_carries_its_step(step: int) -> None:
-    assert step_of(manifest(step)) == step
+@given(st.integers(0, 10**9), st.sampled_from(["n0nce", "7", "5-6", "-"]))
+def test_a_manifest_carries_its_step(step: int, nonce: str) -> None:
+    assert step_of(manifest(step, nonce=nonce)) == step
 
 
 PLANS = st.builds(

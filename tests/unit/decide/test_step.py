@@ -5,7 +5,18 @@ from decimal import Decimal
 
 import pytest
 
-from broker.decide.step import after_attempt, back_off_s, end_reason, kept_until, reason_of, setup_reason
+from broker.decide.lifecycle import AttemptEvent, Effect, JobEvent
+from broker.decide.step import (
+    after_attempt,
+    back_off_s,
+    cap_was_raised,
+    end_reason,
+    job_event,
+    kept_until,
+    reason_of,
+    setup_reason,
+    step,
+)
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason, Signal
 from tests.unit.decide import build
@@ -182,3 +193,74 @@ def test_a_fault_of_the_job_is_not_run_again_since_a_signal_came_as_well(signal:
     assert end_reason(ending(signal=signal, final=final(Outcome.OOM)), build.active_job()) is Reason.OOM
     capped = ending(signal=Signal.CAP, final=final(Outcome.USER_ERROR))
     assert end_reason(capped, build.active_job()) is Reason.CAPPED
+
+
+def test_the_time_of_a_jobs_machines_is_added_up_to_their_absence() -> None:
+    attempt = ending(create_sent_at=build.at(10), absent_at=build.at(110))
+    job = build.active_job(machine_s=7.0)
+    assert after_attempt(job, attempt, Reason.LOST, "", build.at(500)).machine_s == 107.0
+    still = replace(attempt, absent_at=None)
+    assert after_attempt(job, still, Reason.LOST, "", build.at(500)).machine_s == 497.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "used", "wait_s"),
+    [
+        (Reason.PREEMPTED, 0, 1), (Reason.PREEMPTED, 2, 4), (Reason.LOST, 0, 5), (Reason.LOST, 1, 10),
+        (Reason.NO_CAPACITY, 0, 1), (Reason.NO_CAPACITY, 3, 4), (Reason.DEADMAN, 0, 5), (Reason.DEADMAN, 2, 10),
+        (Reason.LOST, 5, 160), (Reason.LOST, 7, 300), (Reason.QUOTE_EXPIRED, 4, 0),
+    ],
+)  # fmt: skip
+def test_each_try_waits_longer_and_each_cause_as_it_deserves(reason: Reason, used: int, wait_s: float) -> None:
+    job = build.active_job(spec_changes={"retry": {"max": 20}}, retries_used=used)
+    assert after_attempt(job, build.attempt(), reason, "", build.at(1)).due_at == build.at(1 + wait_s)
+
+
+@pytest.mark.parametrize("reason", [Reason.USER_ERROR, Reason.LOST])
+def test_a_job_says_what_its_attempt_said_or_else_why_it_ended(reason: Reason) -> None:
+    told = after_attempt(build.active_job(), build.attempt(), reason, "no such column", build.at(1))
+    silent = after_attempt(build.active_job(), build.attempt(), reason, "", build.at(1))
+    assert (told.reason, silent.reason) == ("no such column", reason.value)
+    assert told.finished_at == (build.at(1) if reason is Reason.USER_ERROR else None)
+
+
+def test_a_cap_that_was_not_used_up_says_why_the_job_goes_on() -> None:
+    attempt = build.attempt(reserved_usd=Decimal(1), charged_usd=Decimal("0.9"), signal=Signal.CAP)
+    raised = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("0.9"))
+    after = after_attempt(raised, attempt, Reason.CAPPED, "", build.at(9))
+    assert (after.reason, after.due_at, after.retries_used) == ("cap raised", build.at(9), 0)
+    timed = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("0.9"), spec_changes={"max_duration": 3600})
+    after = after_attempt(timed, attempt, Reason.CAPPED, "", build.at(9))
+    assert after.reason == "what this attempt had reserved is used up"
+
+
+def test_what_an_event_says_of_itself_beats_its_rule_which_beats_what_was_known() -> None:
+    draining = build.attempt(AttemptState.DRAINING, reason=Reason.CAPPED)
+    assert step(draining, AttemptEvent.FINAL, build.T0, reason=Reason.COMPLETED).attempt.reason is Reason.COMPLETED
+    assert step(draining, AttemptEvent.FINAL, build.T0).attempt.reason is Reason.CAPPED
+    training = build.attempt(AttemptState.TRAINING, reason=Reason.IDLE)
+    moved = step(training, AttemptEvent.HUNG, build.T0)
+    assert (moved.attempt.reason, moved.effects, moved.stale) == (Reason.HUNG, (Effect.DESTROY,), False)
+
+
+def test_the_last_retry_for_an_image_is_the_last() -> None:
+    one = {"retry": {"max": 1}}
+    again = after_attempt(build.active_job(spec_changes=one), build.attempt(), Reason.IMAGE, "", build.T0)
+    over = after_attempt(
+        build.active_job(spec_changes=one, retries_used=1), build.attempt(), Reason.IMAGE, "", build.T0
+    )
+    assert (again.state, over.state) == (JobState.RECOVERING, JobState.FAILED)
+
+
+def test_a_drain_ends_for_what_it_was_begun_for() -> None:
+    assert end_reason(ending(reason=Reason.IDLE, final=final(Outcome.DRAINED)), build.active_job()) is Reason.IDLE
+
+
+def test_an_image_that_no_earlier_attempt_was_refused_for_is_tried_again() -> None:
+    assert job_event(build.active_job(), Reason.IMAGE) is JobEvent.RETRY
+
+
+def test_what_earlier_attempts_have_spent_leaves_less_of_the_cap() -> None:
+    job = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("1.5"))
+    assert not cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.4"), charged_usd=Decimal("0.9")))
+    assert cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.3"), charged_usd=Decimal("0.9")))
