@@ -8,7 +8,7 @@ from time import perf_counter
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from broker.api import admin, channels, costs, feeds, files, jobs, policies, shell, slack, spending, tenancy
+from broker.api import admin, channels, costs, decisions, feeds, files, jobs, policies, shell, slack, spending, tenancy
 from broker.api.answers import again_after_s, answer_to
 from broker.api.auth import Authenticator
 from broker.api.content import Content
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 access = logging.getLogger("gpubroker.access")
 APIS: tuple[Api, ...] = (
     jobs.api, feeds.api, files.api, admin.api, tenancy.api, spending.api, slack.api, channels.api, policies.api,
-    costs.api,
+    costs.api, decisions.api,
 )  # fmt: skip
 BODY_BYTES = 4 * 1024**2
 """Of a JSON body; uploads are streamed under their own limit."""

@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from broker.api.models_costs import ForecastView, StorageView
+from broker.api.models_plans import CostsView, HoursView, PlanView
 from broker.api.models_policies import HoldView
 from broker.api.wire import Wire
 from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
-from broker.domain.offer import Drop, Parallelism, Verdict
+from broker.domain.offer import Drop, Verdict
 from broker.domain.spec import EnvName, JobSpec, Moment, Name, Usd
 from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
@@ -146,41 +147,6 @@ class MemoryView(Wire):
     """What own runs make of the sum of the categories."""
     runs: int = 0
     """Own runs that this rests on."""
-
-
-class PlanView(Wire):
-    """How a job runs on one kind of machine; global batch = micro_batch x accumulation x devices."""
-
-    parallelism: Parallelism
-    devices: int
-    micro_batch: int
-    accumulation: int
-    gradient_checkpointing: bool
-
-
-class HoursView(Wire):
-    """Parts of the expected time."""
-
-    boot: float
-    """From create to the agent's first beat, with the image."""
-    load: float
-    """Imports, weights and data."""
-    training: float
-    evaluation: float
-    checkpoints: float
-    """For which training stands still, and the last upload."""
-    preemptions: float
-    """Work lost, and machines changed."""
-
-
-class CostsView(Wire):
-    """Parts of the expected dollars to finish."""
-
-    machines: Decimal
-    traffic: Decimal
-    storage: Decimal
-    """Of the bucket."""
-    requests: Decimal
 
 
 class LineView(Wire):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.api.models import EventList, JobDetail
-from broker.cli import jobviews, plots, results, summaryview, words
+from broker.cli import decisionview, jobviews, plots, results, summaryview, words
 from broker.cli.exits import BadInput, NotFound
 from broker.cli.find import job_id
 from broker.cli.output import Output
@@ -77,6 +77,24 @@ async def get(job: JobArgument, wait: Wait = False, as_json: Json = False) -> No
         detail = await c.job(wanted)
     out.document(detail)
     out.say(jobviews.detail(detail))
+
+
+@command
+async def explain(
+    job: JobArgument,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Its number; by default the newest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say why an attempt was bought: every offer that there was, kept or dropped, with the reason."""
+    out = Output(as_json=as_json)
+    async with client() as c:
+        wanted = await job_id(c, job)
+        number = attempt or (await c.job(wanted)).attempts
+        if not number:
+            raise NotFound(f"job {wanted} has no attempt yet; `gpubroker quote` says what there is for it")
+        found = await c.decision(wanted, number)
+    out.document(found)
+    out.say(decisionview.show(found))
 
 
 @command

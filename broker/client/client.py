@@ -13,6 +13,7 @@ import aiohttp
 
 from broker.api import models
 from broker.api.models_costs import StoredKindView
+from broker.api.models_plans import Decision
 from broker.api.wire import Wire
 from broker.client import connection, sse
 from broker.client.channels import ChannelCalls
@@ -141,6 +142,9 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     async def ledger(self, job: str) -> models.LedgerList:
         return await self._call("GET", f"{_job(job)}/ledger", models.LedgerList)
+
+    async def decision(self, job: str, number: int) -> Decision:
+        return await self._call("GET", f"{_job(job)}/decisions/{number}", Decision)
 
     # --- feeds
 

@@ -13,6 +13,7 @@ from broker.controllers.events import event
 from broker.controllers.forsale import Offers
 from broker.decide.billing import least_usd, out_of_time, reservation, reserved
 from broker.decide.budgets import Applied, Hold, Refusal, admission, entry, gpu_room, judge
+from broker.decide.decision import packed
 from broker.decide.experience import NOTHING, Learned
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
@@ -207,6 +208,7 @@ class Placement:
         return Change(
             job=(job, active),
             admit=attempt,
+            decision=packed(made),
             ledger=(held,),
             events=(event(job, "attempt.intended", reason, attempt=attempt, data=data),),
         )

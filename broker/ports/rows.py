@@ -75,6 +75,8 @@ class Change:
     job: tuple[Job, Job] | None = None
     admit: Attempt | None = None
     """A new attempt: inserted with its reservation in the same transaction."""
+    decision: bytes | None = None
+    """Of the admitted attempt: see `decide.decision`."""
     charge: Charge | None = None
     ledger: tuple[LedgerEntry, ...] = ()
     events: tuple[Event, ...] = ()

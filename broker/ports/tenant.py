@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Protocol
 
-from broker.domain.ids import JobId
+from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import AuditEntry, Team
 from broker.ports.channels import TenantChannels
@@ -48,6 +48,9 @@ class TenantStore(TenantChannels, TenantPolicies, TenantSlack, SpendingStore, Te
 
     async def events(self, job_id: JobId, *, after: int, limit: int) -> Sequence[Event]: ...
     async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]: ...
+    async def decision(self, attempt_id: AttemptId) -> bytes | None:
+        """Why it was bought, as `Change.decision` had it; None: nothing was kept, or there is no such attempt."""
+        ...
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
         """True when somebody hinted at `topic` ("jobs", or "job/<id>"): only shortens a wait, never replaces a read."""

@@ -86,6 +86,8 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             job_row.free(now, 0.0 if unseen_stop else change.due_in_s)
         if change.admit is not None:
             self._admit(change.admit, now)
+            if change.decision is not None:
+                self._state.decisions[change.admit.id] = change.decision
         if change.charge is not None:
             self._charge(change.charge)
         self._state.write_ledger(change.ledger)

@@ -72,6 +72,7 @@ class State:
         self.policies = PolicyTables()
         self.keys: dict[tuple[str, str, str], tuple[str, JobId]] = {}
         self.observations: list[Observation] = []
+        self.decisions: dict[AttemptId, bytes] = {}
         self.blocked: dict[str, tuple[str, datetime]] = {}
         default = Team(name=DEFAULT_TEAM, created_at=clock.now(), note="made with the installation")
         self.teams: dict[str, Team] = {DEFAULT_TEAM: default}

@@ -6,7 +6,7 @@ A concern of its own is a `Part` in memory_<concern>.py, added to the bases of `
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from broker.domain.ids import JobId
+from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
 from broker.ports import JobFilter, Upload
 from broker.store import cost_rules, fences
@@ -80,6 +80,10 @@ class MemoryTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUser
 
     async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]:
         return [] if self._visible(job_id) is None else list(self._state.ledger[job_id])
+
+    async def decision(self, attempt_id: AttemptId) -> bytes | None:
+        row = self._state.attempts.get(attempt_id)
+        return None if row is None or self._visible(row.value.job_id) is None else self._state.decisions.get(attempt_id)
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
         return await self._state.hints.wait(topic, timeout_s)

@@ -178,6 +178,7 @@ class _Writes:
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     events: list[tuple[Any, ...]] = field(default_factory=list)
     observations: list[tuple[Any, ...]] = field(default_factory=list)
+    decisions: list[tuple[Any, ...]] = field(default_factory=list)
     topics: dict[str, None] = field(default_factory=dict)
 
     def add(self, change: Change) -> None:
@@ -190,6 +191,8 @@ class _Writes:
             self.jobs[read.id].state = rows.written_job(to, 0.0 if unseen_stop else change.due_in_s)
         if change.admit is not None:
             self.admitted.append(rows.admitted(change.admit, self.locked[change.admit.job_id].stop_requested))
+            if change.decision is not None:
+                self.decisions.append((change.admit.id, change.decision))
         if change.charge is not None:
             self._add_charge(change.charge)
         self.ledger += map(rows.written_entry, change.ledger)
@@ -228,6 +231,7 @@ class _Writes:
             ("write_prices", self.prices),
             ("write_ledger", self.ledger),
             ("write_observations", self.observations),
+            ("write_decisions", self.decisions),
         )
         try:
             for name, batch in batches:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import TypeAdapter
 
-from broker.domain.ids import JobId
+from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, LedgerEntry
 from broker.domain.tenancy import Tenant
 from broker.ports import JobFilter, Upload
@@ -75,6 +75,10 @@ class PostgresTenant(Teams, TenantChannels, TenantPolicies, TenantCosts, SlackUs
 
     async def ledger(self, job_id: JobId) -> Sequence[LedgerEntry]:
         return [rows.ledger_entry(row) for row in await self._pool.read("ledger", job_id)]
+
+    async def decision(self, attempt_id: AttemptId) -> bytes | None:
+        found = await self._pool.read("decision", attempt_id)
+        return found[0]["document"] if found else None
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
         return await self._listener.wait(topic, timeout_s)

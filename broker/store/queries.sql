@@ -172,6 +172,10 @@ ON CONFLICT (offer_id) DO UPDATE SET reason = excluded.reason, until = excluded.
 -- name: blocked_offers
 SELECT offer_id, reason FROM offer_blocks WHERE until > clock_timestamp();
 
+-- name: write_decisions
+INSERT INTO decisions (attempt_id, document)
+SELECT u.attempt_id, u.document FROM unnest($1::text[], $2::bytea[]) AS u (attempt_id, document);
+
 -- name: write_observations
 INSERT INTO observations (attempt_id, hardware, method, family, seen)
 SELECT u.attempt_id, u.hardware, u.method, u.family, u.seen::jsonb
@@ -244,6 +248,9 @@ WHERE id = $1 RETURNING *;
 
 -- name: events
 SELECT * FROM events WHERE job_id = $1 AND seq > $2 ORDER BY seq LIMIT $3;
+
+-- name: decision
+SELECT document FROM decisions WHERE attempt_id = $1;
 
 -- name: ledger
 SELECT * FROM ledger WHERE job_id = $1 ORDER BY id;

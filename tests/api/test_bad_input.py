@@ -41,7 +41,12 @@ CASES: list[tuple[str, Change, str, str]] = [
     ("neither of a union", top(resources={"gpus": "many"}), "resources.gpus", "or must be 'auto'"),
     ("too large", train(micro_batch=5000), "train.micro_batch", "less than or equal to 4096"),
     ("missing key", lambda b: b["train"].pop("model"), "train.model", "is missing; add it"),
-    ("batches do not divide", train(micro_batch=4, global_batch=6), "train", "micro_batch 4 does not divide global_batch 6"),
+    (
+        "batches do not divide",
+        train(micro_batch=4, global_batch=6),
+        "train",
+        "micro_batch 4 does not divide global_batch 6",
+    ),
     ("missing column", data(completion="{meaning}"), "train.data.completion", "no column 'meaning'"),
     ("broken template", data(prompt="Define {word:"), "train.data.prompt", "write {column}"),
     ("no upload", data(path="words.csv"), "train.data.path", "POST the file to /v1/uploads"),

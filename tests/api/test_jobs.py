@@ -1,12 +1,16 @@
 """Quotes and jobs over HTTP, as a client sees them."""
 
 import asyncio
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from broker.decide.decision import packed
 from broker.domain.ids import JobId
-from broker.domain.job import Event
+from broker.domain.job import Event, JobState
 from tests.api.harness import Running, spec
+from tests.conformance.samples import admission
+from tests.unit.decide.machines import offer, quoted
 from trainer.contract import keys
 
 
@@ -175,6 +179,22 @@ async def test_the_ledger_and_offers_are_shown(api: Running) -> None:
     assert offers["total"] == len(api.market.items)
     prices = [Decimal(o["usd_per_hour"]) for o in offers["items"]]
     assert prices == sorted(prices)
+
+
+async def test_why_an_attempt_was_bought_is_shown_to_its_team_alone(api: Running) -> None:
+    ada, bob = await api.token("ada"), await api.token("bob", team="blue")
+    job = await submitted(api, ada)
+    path = f"/v1/jobs/{job['id']}/decisions/1"
+    assert (await api.call("GET", path, ada, 404))["detail"].endswith("has no attempt 1")
+    market = [offer(id="cheap"), offer(id="dear", usd_per_hour=Decimal(20))]
+    made = quoted(market, resources={"max_usd_per_hour": "10"})
+    (claimed,) = await api.service.store.claim_jobs([JobState.QUEUED], owner="p", lease_s=60, limit=1)
+    assert await api.service.store.apply([replace(admission(claimed), decision=packed(made))]) == [True]
+    cheap, dear = (await api.call("GET", path, ada, 200))["items"]
+    assert (cheap["offer"], cheap["drop"], Decimal(cheap["usd_p50"])) == ("cheap", None, made.lines[0].usd_p50)
+    assert (dear["drop"], dear["usd_p50"]) == ("hourly_limit", None)
+    assert dear["reason"] == "$20.00/h is above max_usd_per_hour 10"
+    await api.call("GET", path, bob, 404)
 
 
 async def test_an_event_written_by_another_part_is_seen(api: Running) -> None:

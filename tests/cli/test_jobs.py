@@ -4,15 +4,19 @@ import json
 from asyncio import to_thread
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 
 from broker.cli import admin, daemon, jobs, submit, tenancy
 from broker.cli.exits import Exit
+from broker.decide.decision import packed
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState
 from broker.ports import Change
 from tests.cli.conftest import GOOD, Shell
+from tests.conformance.samples import admission
+from tests.unit.decide.machines import offer, quoted
 
 
 async def submitted(shell: Shell, text: str = GOOD) -> JobId:
@@ -62,6 +66,21 @@ async def test_unknown_job_is_exit_3(shell: Shell, command: str) -> None:
         ran = await to_thread(shell.run, command, said, "--json")
         assert ran.code == Exit.NOT_FOUND
         assert ran.document["error"]["kind"] == "not_found"
+
+
+async def test_explain_says_why_an_attempt_was_bought(shell: Shell) -> None:
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "explain", job)
+    assert (ran.code, "has no attempt yet" in ran.err) == (3, True)
+    made = quoted([offer(id="cheap"), offer(id="dear", usd_per_hour=Decimal(20))], resources={"max_usd_per_hour": "10"})
+    store = shell.api.service.store
+    (row,) = await store.claim_jobs([JobState.QUEUED], owner="test", lease_s=60, limit=1)
+    assert await store.apply([replace(admission(row), decision=packed(made))]) == [True]
+    ran = await to_thread(shell.run, "explain", "last")
+    assert "cheap" in ran.out
+    assert "hourly_limit" in ran.out
+    ran = await to_thread(shell.run, "explain", job, "--attempt", "1", "--json")
+    assert [one["offer"] for one in ran.document["items"]] == ["cheap", "dear"]
 
 
 async def test_cancel_is_idempotent(shell: Shell) -> None:

@@ -119,7 +119,8 @@ def admission(job: Job, number: int = 1) -> Change:
         job_id=job.id, attempt_id=attempt.id, kind=LedgerKind.RESERVATION, usd=attempt.reserved_usd, note="quote"
     )
     to = replace(job, state=JobState.ACTIVE, attempts=number, reason="")
-    return Change(job=(job, to), admit=attempt, ledger=(entry,), events=(make_event(job, "attempt.intended"),))
+    told = (make_event(job, "attempt.intended"),)
+    return Change(job=(job, to), admit=attempt, decision=b"why", ledger=(entry,), events=told)
 
 
 async def running(store: Store, state: AttemptState = AttemptState.TRAINING, **changes: Any) -> tuple[Attempt, Job]:

@@ -10,13 +10,21 @@ from broker.decide.experience import NOTHING
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.observation import Observation
-from broker.domain.offer import Plan
+from broker.domain.offer import ModelShape, Plan
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
 from trainer.contract import keys
-from trainer.contract.rendezvous import Final, Outcome
+from trainer.contract.rendezvous import AttemptSpec, Final, Outcome
 
-WORK = replace(make_job().workload, micro_batch=8, global_batch=24)
+SHAPE = ModelShape(
+    name="", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
+    vocabulary=128_256, tied_embeddings=True, parameters=1_235_814_400, known=True,
+)  # fmt: skip
+WORK = replace(make_job().workload, shape=SHAPE, lora_r=16, micro_batch=8, global_batch=24)
+TRAIN = {
+    "model": "m", "data": {"path": "upload:" + "0" * 64, "format": "csv", "completion": "{a}"},
+    "micro_batch": 8, "global_batch": 24,
+}  # fmt: skip
 
 
 async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
@@ -65,14 +73,15 @@ async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_jo
 
     monkeypatch.setattr(broker.blobs, "put", short)
     async with broker.running():
-        job = await broker.submit(workload=WORK)
+        job = await broker.submit(WORK, script=None, train=TRAIN)
         failed = await broker.state_of(job, JobState.FAILED)
         attempts = await broker.attempts(job)
         events = await broker.store.events(job, after=0, limit=200)
+        specs = [await broker.blobs.get(keys.spec(one.id)) for one in attempts]
     assert [one.reason for one in attempts] == [Reason.OOM] * 3
     assert all(one.state is AttemptState.ENDED for one in attempts)
     rows = [one.line.plan.micro_batch for one in attempts if one.line.plan]
-    assert len(rows) == 3
+    assert rows[0] == 8 > rows[1] > rows[2]
     assert failed.reason.startswith("memory ran out 3 times: micro-batch ")
     assert failed.remedy is not None
     assert len(failed.remedy.tried) == 2
@@ -80,6 +89,9 @@ async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_jo
         assert one.line.plan is not None
         plan = one.line.plan
         assert plan.micro_batch * plan.accumulation * plan.devices == WORK.global_batch
+    trained = [AttemptSpec.model_validate_json(spec).train for spec in specs if spec]
+    assert [train.micro_batch for train in trained if train] == rows
+    assert {train.global_batch for train in trained if train} == {WORK.global_batch}
     told = [event.message for event in events if event.kind == "job.replanned"]
     assert len(told) == 2
     assert all(line.endswith("; global batch 24 as before") for line in told)

@@ -7,6 +7,7 @@ from decimal import Decimal
 import pytest
 
 from broker.decide.billing import accrued
+from broker.decide.decision import unpacked
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
@@ -32,6 +33,11 @@ async def test_a_job_succeeds_and_everything_is_settled(house: Build) -> None:
         released = sum((e.usd for e in ledger if e.kind is LedgerKind.RELEASE), Decimal(0))
         assert 0 < charged == done.spent_usd == attempt.charged_usd
         assert reserved == charged + released
+        document = await broker.store.decision(attempt.id)
+        assert document is not None
+        considered = unpacked(document)
+        assert considered[0].offer == attempt.line.offer.id
+        assert len(considered) > 1
         kinds = [e.kind for e in await broker.events(job)]
         assert kinds == [
             "attempt.intended", "attempt.booting", "attempt.training", "attempt.completed", "attempt.ended",

@@ -42,7 +42,7 @@ class Tried:
             "cursor": [(what, world.cursor(side.jobs["running"])) for side, what in sides],
             "after": [("1", "1"), ("99", "99")],
             "follow": [("0", "0")],
-            "attempt": [("1", "1"), ("2", "2")],
+            "attempt": [("1", "1"), ("2", "2")], "number": [("1", "1"), ("2", "2")],
             "resume": [("0", "0")],
             "provider": [("one", "simulated")], "cloud": [("one", "alpha"), ("none", "beta")],
             "accelerator": [("one", "l40s")],

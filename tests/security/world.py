@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from broker.api.service import Settings
+from broker.decide.decision import packed
 from broker.domain.ids import AttemptId, JobId, base32, job_id
 from broker.domain.job import AttemptState, Job, JobState
 from broker.domain.policy import Policy
@@ -28,6 +29,7 @@ from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Change, Charge, Lane, Store
 from tests.api.harness import Running, memory_blobs, serving, spec
 from tests.conformance.samples import HOUR, admission, in_state, make_event
+from tests.unit.decide.machines import offer, quoted
 from trainer.contract import keys
 from trainer.contract.rendezvous import Manifest, ManifestFile
 
@@ -167,7 +169,7 @@ async def _run(api: Running, job: JobId, mark: str) -> str:
     """Trains, with a charge, a log and a checkpoint."""
     store, blobs = api.service.store, api.service.blobs
     row = await _claimed(store, job)
-    change = admission(row)
+    change = replace(admission(row), decision=packed(quoted([offer(id=mark)])))
     assert change.admit is not None
     assert await store.apply([change]) == [True]
     (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="world", lease_s=HOUR, limit=9)

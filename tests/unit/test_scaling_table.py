@@ -8,7 +8,10 @@ from benchmarks.throughput_table import Left
 
 
 def left(name: str, surprise: float) -> Left:
-    row = Row(source="llm-foundry", name=name, gpu="h100-sxm", group="7b", method="full", family="gpt2", tokens=1.0, rate=1.0, at_best=())
+    row = Row(
+        source="llm-foundry", name=name, gpu="h100-sxm", group="7b", method="full", family="gpt2", tokens=1.0, rate=1.0,
+        at_best=(),
+    )  # fmt: skip
     return Left(row=row, surprise=surprise)
 
 

@@ -1,0 +1,33 @@
+"""What was considered when an attempt was bought comes back as it was."""
+
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.decide.decision import packed, unpacked
+from broker.domain.offer import Drop
+from tests.unit.decide.machines import SCRIPT, offer, quoted
+
+
+def test_every_offer_with_its_reason() -> None:
+    market = [offer(id="a"), offer(id="dear", usd_per_hour=Decimal("20.5")), offer(id="b", accelerator="tpu")]
+    made = quoted(market, resources={"max_usd_per_hour": "10"})
+    found = unpacked(packed(made))
+    assert [(one.offer, one.drop) for one in found] == [
+        ("a", None), ("dear", Drop.HOURLY_LIMIT), ("b", Drop.UNKNOWN_HARDWARE),
+    ]  # fmt: skip
+    assert [one.reason for one in found] == [line.reason for line in made.lines]
+    assert found[0].usd_p50 == made.lines[0].usd_p50
+    assert found[1].usd_per_hour == Decimal("20.5")
+
+
+def test_of_a_script_the_dollars_are_not_known() -> None:
+    assert unpacked(packed(quoted([offer()], work=SCRIPT)))[0].usd_p50 is None
+
+
+@given(st.integers(0, 40))
+def test_a_record_is_small(count: int) -> None:
+    document = packed(quoted([offer(id=f"cloud/region/{n}") for n in range(count)]))
+    assert len(unpacked(document)) == count
+    assert len(document) < 200 + 20 * count
