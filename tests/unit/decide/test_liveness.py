@@ -1,5 +1,6 @@
 """Unknown is never taken for dead, and a false death is never declared."""
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -91,6 +92,14 @@ def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict
 )
 def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dict[str, Any], share: float) -> None:
     assert haste(Observation(**seen), PATIENCE) == share
+
+
+def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
+    """It may be gone, and the listing one that leaves it out."""
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
+        seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        assert judge(two, seen, build.at(10), PATIENCE, 600) is event
 
 
 def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
