@@ -138,7 +138,7 @@ def judge(
         return _judge_booting(attempt, seen, now, boot_deadline_s)
     if _notice(seen, patience):
         return AttemptEvent.NOTICE
-    if attempt.state is AttemptState.TRAINING and _hung(seen, patience):
+    if attempt.state is AttemptState.TRAINING and _hung(attempt.line.nodes, seen, patience):
         return AttemptEvent.HUNG
     return None
 
@@ -163,9 +163,9 @@ def _notice(seen: Observation, patience: Patience) -> bool:
     return any(n <= patience.notice_s for n in notices)
 
 
-def _hung(seen: Observation, patience: Patience) -> bool:
-    """Silent or stuck although the cloud says running; never while our own store probe fails."""
-    running = bool(seen.seen) and all(o.state is InstanceState.RUNNING for o in seen.seen)
+def _hung(nodes: int, seen: Observation, patience: Patience) -> bool:
+    """Silent or stuck although the cloud says that all of it runs; never while our own store probe fails."""
+    running = len(seen.seen) >= nodes and all(o.state is InstanceState.RUNNING for o in seen.seen)
     if not (running and seen.store_ok):
         return False
     silent = seen.beat_age_s is not None and seen.beat_age_s >= patience.silence_s

@@ -1,5 +1,6 @@
 """Unknown is never taken for dead, and a false death is never declared."""
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -143,6 +144,14 @@ def test_what_an_observation_amounts_to(
     seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
 ) -> None:
     assert verdict(state, **seen) is expected
+
+
+def test_silence_of_several_machines_is_a_hang_only_while_all_of_them_are_shown() -> None:
+    """Node 0 may be gone, and the one that still runs says nothing about it."""
+    both = build.attempt(AttemptState.TRAINING, line=replace(build.line(), nodes=2))
+    for shown, expected in ((1, None), (2, AttemptEvent.HUNG)):
+        seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        assert judge(both, seen, build.at(10), PATIENCE, 600) is expected
 
 
 def test_the_fault_of_any_machine_is_told() -> None:
