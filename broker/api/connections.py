@@ -33,13 +33,29 @@ class Runner(web.AppRunner):
     def __init__(self, app: web.Application, *, shutdown_timeout: float = 60.0, most: int = MOST) -> None:
         super().__init__(app, access_log=None, shutdown_timeout=shutdown_timeout, handler_cancellation=True)
         self.most = bounded(most)
-        self.here = 0
+        self._here = 0
+        self._full = False
 
     @property
     def server(self) -> Any:
         """What makes the connections' protocols."""
         made = super().server
         return None if made is None else partial(_Connection, self, made)
+
+    def come(self) -> bool:
+        """Whether there is room for one more. That there is none is told once, until there is plenty again."""
+        self._here += 1
+        if self._here <= self.most:
+            return True
+        if not self._full:
+            log.warning("%d connections are open, which is the most; more are dropped", self.most)
+        self._full = True
+        return False
+
+    def gone(self) -> None:
+        """One of those that came."""
+        self._here -= 1
+        self._full = self._full and self._here > 0.9 * self.most
 
 
 class _Connection(web.RequestHandler):
@@ -53,13 +69,11 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._runner.here += 1
-        if self._runner.here > self._runner.most:
-            log.warning("%d connections are open, which is the most; one more was dropped", self._runner.most)
+        if not self._runner.come():
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._runner.here -= 1
+        self._runner.gone()
         super().connection_lost(exc)
 
     def handle_error(

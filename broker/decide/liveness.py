@@ -164,7 +164,8 @@ def _notice(seen: Observation, patience: Patience) -> bool:
 
 
 def _hung(nodes: int, seen: Observation, patience: Patience) -> bool:
-    """Silent or stuck although the cloud says that all of it runs; never while our own store probe fails."""
+    """Silent or stuck although the cloud says that all run; never while our own store probe fails. A machine that it
+    leaves out may be gone."""
     running = len(seen.seen) >= nodes and all(o.state is InstanceState.RUNNING for o in seen.seen)
     if not (running and seen.store_ok):
         return False

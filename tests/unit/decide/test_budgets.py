@@ -206,6 +206,7 @@ def test_the_tightest_policy_says_how_many_gpus_there_is_room_for() -> None:
 def test_an_attempt_asks_for_all_its_machines() -> None:
     bought = attempt(reserved_usd=Decimal(3), line=replace(line(gpus=4), nodes=2))
     assert admission(bought, Decimal(5), None) == ask("3", cap_usd=Decimal(5), gpus=8)
+    assert admission(bought, Decimal(5), Decimal(4)).approved_usd == 4
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,14 @@ def test_what_a_higher_cap_reserves(
     wanted = extension(active_job(**job_changes), runs, Decimal(6))
     assert (wanted and wanted.reserve_usd) == (more and Decimal(more))
     assert wanted is None or (wanted.gpus, wanted.jobs, wanted.cap_usd) == (0, 0, 6)
+    assert wanted is None or wanted.approved_usd is None
     assert extension(active_job(), None, Decimal(6)) is None
+
+
+def test_a_higher_cap_that_was_approved_before_is_not_asked_for_again() -> None:
+    wanted = extension(active_job(approved_usd=Decimal(6)), attempt(reserved_usd=Decimal(1)), Decimal(6))
+    assert wanted is not None
+    assert told(wanted, applied(policy(approval_above_usd="5"))) is None
 
 
 def test_what_people_are_told_of_a_threshold() -> None:

@@ -266,6 +266,10 @@ def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None
     assert estimate(short, replace(asked, attention="flash")).peak_allocated == plain.peak_allocated
     assert estimate(short, replace(asked, length=512)).margin == masked.margin == 0.03
     assert estimate(replace(short, family="gemma2"), asked).margin == 0.25
+    every = replace(short, kv_heads=short.heads)
+    assert (
+        estimate(every, asked).peak_allocated - estimate(replace(every, window=None), asked).peak_allocated > 4 * mask
+    )
     single = replace(asked, precision="fp32")
     assert estimate(replace(short, family="gemma2"), single).peak_allocated > 0
     assert estimate(short, single).peak_allocated < estimate(replace(short, window=None), single).peak_allocated

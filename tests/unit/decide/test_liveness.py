@@ -94,6 +94,14 @@ def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dic
     assert haste(Observation(**seen), PATIENCE) == share
 
 
+def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
+    """It may be gone, and the listing one that leaves it out."""
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
+        seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
+        assert judge(two, seen, build.at(10), PATIENCE, 600) is event
+
+
 def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
     assert liveness(1, Observation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
     assert liveness(1, Observation(), PATIENCE) is Liveness.UNKNOWN
@@ -144,14 +152,6 @@ def test_what_an_observation_amounts_to(
     seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
 ) -> None:
     assert verdict(state, **seen) is expected
-
-
-def test_silence_of_several_machines_is_a_hang_only_while_all_of_them_are_shown() -> None:
-    """Node 0 may be gone, and the one that still runs says nothing about it."""
-    both = build.attempt(AttemptState.TRAINING, line=replace(build.line(), nodes=2))
-    for shown, expected in ((1, None), (2, AttemptEvent.HUNG)):
-        seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
-        assert judge(both, seen, build.at(10), PATIENCE, 600) is expected
 
 
 def test_the_fault_of_any_machine_is_told() -> None:

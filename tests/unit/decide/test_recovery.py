@@ -18,6 +18,7 @@ from broker.decide.recovery import (
     given_up,
     planned,
     remedy,
+    shortfall,
     step_of,
     told,
     workload_left,
@@ -209,3 +210,25 @@ def test_only_what_is_left_is_priced() -> None:
 def test_keys_that_no_trainer_writes_are_no_candidates(folder: str) -> None:
     stray = f"checkpoints/job/a/{folder}/manifest.json"
     assert furthest_first([stray, stray.replace("manifest", "part"), manifest(5, "z")]) == (manifest(5, "z"),)
+
+
+@pytest.mark.parametrize(("times", "expected"), [(0.5, 1.0), (1.5, 1.5), (2.2, 2.2), (9.0, MOST)])
+def test_an_estimate_is_corrected_to_a_tenth_more_than_there_was(times: float, expected: float) -> None:
+    plain = need(WORK, Plan(micro_batch=8), offer_of("l4"))
+    device_bytes = int((plain.peak * times + plain.context) * (1 + plain.margin) / 1.1)
+    assert shortfall(device_bytes, plain) == pytest.approx(expected)
+
+
+def test_the_last_smaller_plan_has_one_row() -> None:
+    job = train_job(replace(WORK, shape=None, micro_batch=2))
+    assert remedy(job, build.line(), host=False).micro_batch == 1
+
+
+@pytest.mark.parametrize("sequence", [128, 512, 2048])
+def test_a_changed_plan_needs_clearly_less_or_a_larger_machine_is_asked_for(sequence: int) -> None:
+    offer, work = offer_of("l4"), replace(WORK, sequence=sequence)
+    ran = Plan(micro_batch=8, accumulation=3)
+    changed = remedy(train_job(work), line_of(offer, ran), host=False)
+    after = replace(ran, micro_batch=changed.micro_batch or 8, gradient_checkpointing=changed.gradient_checkpointing)
+    less = need(work, after, offer).required <= 0.8 * need(work, ran, offer).required
+    assert less or changed.memory_above

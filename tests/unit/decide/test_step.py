@@ -13,6 +13,7 @@ from broker.decide.step import (
     end_reason,
     job_event,
     kept_until,
+    ran_out_of_host,
     reason_of,
     setup_reason,
     step,
@@ -264,3 +265,24 @@ def test_what_earlier_attempts_have_spent_leaves_less_of_the_cap() -> None:
     job = build.active_job(cap_usd=Decimal(2), spent_usd=Decimal("1.5"))
     assert not cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.4"), charged_usd=Decimal("0.9")))
     assert cap_was_raised(job, build.attempt(reserved_usd=Decimal("1.3"), charged_usd=Decimal("0.9")))
+
+
+@pytest.mark.parametrize(
+    ("offer", "said", "host"),
+    [
+        ({}, {"ran_out": "host"}, True),
+        ({"gpus": 2}, {"ran_out": "host"}, True),
+        ({"gpus": 0}, {"ran_out": "host"}, False),
+        ({"emulated_on": "cpu"}, {"ran_out": "host"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_only_the_memory_of_a_machine_with_gpus_is_not_the_devices(
+    offer: dict[str, object], said: dict[str, str], host: bool
+) -> None:
+    ended = Final(attempt="x", outcome=Outcome.OOM, **said)  # type: ignore[arg-type]
+    attempt = ending(line=build.line(**offer), final=ended)
+    assert ran_out_of_host(attempt) is host
+    after = after_attempt(build.active_job(), attempt, Reason.OOM, "", build.T0)
+    assert after.remedy is not None
+    assert (after.remedy.ram_above > 0) is host
