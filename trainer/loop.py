@@ -286,6 +286,7 @@ class Loop:
         """Puts back everything that the next step depends on; fresh seeds where there is nothing to put back."""
         if self._job.restore is None:
             self._metrics.touch()
+            self._parallel.agree(self._progress)
             return self._set(phase="evaluating", message="", total_steps=self._total)
         folder = Path(self._job.restore)
         try:
@@ -295,7 +296,7 @@ class Loop:
                 shutil.copyfile(folder / METRICS, self._metrics)
         except (OSError, KeyError, ValueError, RuntimeError, BadFormat) as e:
             raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
-        self._accelerator.wait_for_everyone()
+        self._parallel.agree(self._progress)
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
         self._say(f"resumed at step {self._progress.step}")

@@ -25,9 +25,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainer.checkpoint_plan import Plan, Window
+from trainer.checkpoint_plan import Plan, Progress, Window
 from trainer.contract.rendezvous import Parallelism
-from trainer.faults import UserFault
+from trainer.faults import Fault, UserFault
 from trainer.ipc import Part
 from trainer.snapshot import Held, Local, Stored, Writer, joined, parts
 
@@ -107,6 +107,18 @@ class Copies:
     def settle(self, model: Any) -> None:
         """Before weights are changed by others than the optimizer."""
 
+    def agree(self, progress: Progress) -> None:
+        """Machines restore by themselves: refuses what would go on from different places. Entered by all."""
+        if self.world == 1:
+            return
+        places: list[Any] = [None] * self.world
+        distributed.all_gather_object(places, (progress.step, progress.samples))
+        if other := next((p for p in places if p != places[0]), None):
+            raise Fault(
+                f"checkpoint: some processes stand at step {places[0][0]}, some at step {other[0]}, since a machine "
+                "could not restore what the first one did; another attempt may"
+            )
+
 
 class Shares(Copies):
     """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it."""
@@ -153,8 +165,8 @@ class Shares(Copies):
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """Autocast as elsewhere, so that what torch computes in float32 there is so here as well."""
-        self.accelerator.prepare_model(model, evaluation_mode=True)
-        return model, self.accelerator.prepare_optimizer(optimizer)
+        self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        return model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
     def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
         """Gradients are divided after every micro-batch: whole ones would take as much as the model."""

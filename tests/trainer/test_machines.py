@@ -8,17 +8,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.trainer.conftest import rows
-from tests.trainer.harness import Bench, until
+from tests.trainer.harness import FAST, Agent, Bench, until
 from tests.trainer.test_agent import script
 from trainer import launch
 from trainer.agent.child import free_port, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
 from trainer.checkpoint_plan import verify
 from trainer.contract import keys
-from trainer.contract.rendezvous import ExitCode, Final, Outcome, Parallelism, World
+from trainer.contract.rendezvous import ExitCode, Final, Limits, Outcome, Parallelism, World
 from trainer.contract.train import DataConfig, TrainConfig
 from trainer.ipc import Ended, RunFolder, Status, WorkerJob
 
@@ -105,25 +106,39 @@ def test_what_the_second_machine_is_told_both_obey(nodes: tuple[Node, Node]) -> 
     assert [len(node.run.waiting()) for node in nodes] == [1, 0], "the first machine alone saves"
 
 
-def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_models: dict[str, Path]) -> None:
+def two_agents(bench: Bench, model: Path, *, steps: int, limits: Limits = FAST) -> tuple[Agent, Agent]:
+    """Of one job whose model is divided between them."""
     data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
-    train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=2, global_batch=4, micro_batch=2)
+    train = TrainConfig(model=str(model), data=data, max_steps=steps, global_batch=4, micro_batch=2)
     world = World(nodes=2, parallelism=Parallelism(kind="fsdp"))
     bench.env = {"GPUBROKER_MASTER": f"127.0.0.1:{free_port()}"}
-    first = bench.start(train=train, data=bench.data(rows(), "csv"), world=world)
+    first = bench.start(train=train, data=bench.data(rows(), "csv"), world=world, limits=limits)
     bench.env |= {"GPUBROKER_NODE": "1", "GPUBROKER_WORKDIR": str(bench.folder / "work" / "second")}
-    second = bench.restart(first)
+    return first, bench.restart(first)
+
+
+def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_models: dict[str, Path]) -> None:
+    first, second = two_agents(bench, tiny_models["lora"], steps=2)
     assert first.wait().outcome is Outcome.COMPLETED, first.log
     assert second.process.wait(60) == ExitCode.COMPLETED
-    manifest = bench.committed()[0][1]
+    key, manifest = bench.committed()[0]
     assert (manifest.step, manifest.complete) == (2, True)
-    assert {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors", "plan.json"} < {
-        f.path for f in manifest.files
-    }
-    folder = bench.path(bench.committed()[0][0]).parent
-    for part in folder.glob("part-*"):
-        part.unlink()
-    verify(folder)
+    parts = {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"}
+    assert parts < {f.path for f in manifest.files}
+    verify(bench.path(key).parent)
+
+
+def test_the_machine_that_knows_why_has_the_word(bench: Bench, tiny_models: dict[str, Path]) -> None:
+    """The first one only sees that the second has gone, and waits with that."""
+    slow = FAST.model_copy(update={"beat_s": 1.0})
+    first, second = two_agents(bench, tiny_models["lora"], steps=10_000, limits=slow)
+    status = RunFolder(root=bench.folder / "work" / "second" / "run").status
+    until(lambda: status.exists() and Status.model_validate_json(status.read_bytes()).step, "both train")
+    workers = [p for p in psutil.Process(second.process.pid).children(recursive=True) if not p.children()]
+    workers[0].kill()
+    until(bench.path(keys.final(first.attempt)).exists, "a word")
+    assert first.final.outcome is Outcome.INFRASTRUCTURE
+    assert first.final.message.startswith("the worker ended with exit code 137")
 
 
 def sleeper(code: str) -> "subprocess.Popen[bytes]":

@@ -17,7 +17,7 @@ from tests.trainer.heads import llama
 from trainer.checkpoint_plan import verify
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.ipc import SnapshotInfo, Status
+from trainer.ipc import SnapshotInfo, Status, WorkerJob
 
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
@@ -135,14 +135,16 @@ def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, al
 
 @pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
 def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str, hire: Hire) -> None:
-    whole = hire(2, how, method=method).done().last
-    killed = hire(2, how, method=method, harm=killed_within_a_step).start()
+    """Packing has the model compute something before it is restored."""
+    packed = {"packing": method == "full"}
+    whole = hire(2, how, method=method, train=packed).done().last
+    killed = hire(2, how, method=method, train=packed, harm=killed_within_a_step).start()
     for process in killed.processes:
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
     before = killed.last
     assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
-    last = hire(2, how, method=method, restore=before).done().last
+    last = hire(2, how, method=method, train=packed, restore=before).done().last
     assert told(last) == told(whole)
     for group in ("model", "optimizer"):
         one, other = tensors(last, group), tensors(whole, group)
@@ -225,6 +227,16 @@ def test_the_process_that_failed_says_why_and_the_other_only_that_it_was_pulled(
 
 def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
     assert hire(2, harm=out_of_memory).start().ends()[0].code == ExitCode.OOM
+
+
+def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -> None:
+    saved = hire(1, nodes=2).drained().last
+    crew = hire(1, nodes=2, restore=saved)
+    told_less = WorkerJob.model_validate_json(crew.runs[1].job.read_bytes()).model_copy(update={"restore": None})
+    crew.runs[1].job.write_text(told_less.model_dump_json())
+    ended = crew.start().ends()[0]
+    assert ended.code == ExitCode.INFRASTRUCTURE
+    assert ended.message.startswith("checkpoint: some processes stand at step 1, some at step 0")
 
 
 def test_a_killed_process_ends_the_others(hire: Hire) -> None:
