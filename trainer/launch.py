@@ -5,12 +5,16 @@ for the end and kills processes that are to save, waits 30 s for those that igno
 Elasticity is the broker's.
 """
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+
+import psutil
 
 from trainer.agent.tether import tie
 
@@ -33,6 +37,21 @@ def variables(local: int, *, each: int, nodes: int, node: int, master: str) -> d
     }
 
 
+def interface(master: str) -> dict[str, str]:
+    """The network interface by which the first machine is reached, for gloo.
+
+    By itself it takes the one that this machine's name stands for, which on Debian is 127.0.1.1. Nothing is sent.
+    """
+    host, port = master.rsplit(":", 1)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, int(port)))
+        own = way.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(a.address == own for a in addresses):
+                return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
 def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """0 when all succeed; after a failure the others get a moment, and are killed then.
 
@@ -52,11 +71,11 @@ def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 def main(each: int, nodes: int, node: int, master: str, run: str) -> int:
     """Runs the workers to their end; the exit code, 128 more than the signal by which one died."""
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // each))}
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // each)), **interface(master)}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "trainer.worker", run],
-            env={**threads, **os.environ, **variables(local, each=each, nodes=nodes, node=node, master=master)},
+            env={**defaults, **os.environ, **variables(local, each=each, nodes=nodes, node=node, master=master)},
         )
         for local in range(each)
     ]

@@ -34,7 +34,7 @@ class Loop:
         self._job, self._run, self._config = job, run, job.train
         config = job.train
         cpu = not torch.cuda.is_available()
-        parallel.join(cpu=cpu)
+        parallel.join(job.parallelism, cpu=cpu)
         self._device = accelerate.PartialState(cpu=cpu).device
         self._precision = model.precision_of(config, self._device)
         mixed = "no" if self._precision == "fp32" else self._precision

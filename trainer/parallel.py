@@ -37,13 +37,14 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "Connection refused")
 
 
-def join(*, cpu: bool) -> None:
+def join(how: Parallelism, *, cpu: bool) -> None:
     """Meets the other processes of the launcher, if there are any.
 
-    Beside NCCL stands gloo, by which norms are summed when the shares lie in host memory.
+    Beside NCCL stands gloo where shares lie in host memory, since norms are summed there.
     """
     if "RANK" in os.environ and not distributed.is_initialized():
-        distributed.init_process_group("gloo" if cpu else "cpu:gloo,cuda:nccl", timeout=TIMEOUT)
+        on_gpus = "cpu:gloo,cuda:nccl" if how.offload else "nccl"
+        distributed.init_process_group("gloo" if cpu else on_gpus, timeout=TIMEOUT)
 
 
 def leave() -> None:

@@ -139,11 +139,10 @@ class Kind:
         work = self.work / (1 - rate * self.lost)
         return self.entry_usd * (1 + rate * work) + self.sent_usd * work
 
-    def hours(self, rate: float) -> Hours | None:
-        """Of the expected time; None for a script."""
+    def hours(self, rate: float) -> Hours:
+        """Of the expected time, where it is known."""
         pace = self.fit.pace
-        if pace is None:
-            return None
+        assert pace is not None
         return Hours(
             boot=(self.setup - pace.load_s) / 3600,
             load=pace.load_s / 3600,

@@ -170,3 +170,7 @@ def test_every_process_is_told_its_place() -> None:
         ("3", "1", "1", "4"),
     ]
     assert (told[0]["MASTER_ADDR"], told[0]["MASTER_PORT"]) == ("10.0.0.1", "29400")
+
+
+def test_gloo_takes_the_way_to_the_first_machine() -> None:
+    assert launch.interface("127.0.0.1:29400") == {"GLOO_SOCKET_IFNAME": "lo"}

@@ -76,6 +76,12 @@ def test_what_cannot_be_said_is_refused(ask: dict[str, object], words: str) -> N
         table(**ask)
 
 
+def test_nothing_is_said_of_a_mixture_of_experts() -> None:
+    mixture = replace(MISTRAL_7B, experts=8, active_experts=2)
+    with pytest.raises(sizes.Unanswerable, match="no run of a mixture of experts was measured"):
+        scaling(mixture, sizes.Ask(), H100, (1,), LOAD)
+
+
 @pytest.mark.parametrize(
     ("said", "counts"),
     [
