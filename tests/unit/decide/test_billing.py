@@ -1,7 +1,7 @@
 """Charges never lose or repeat time, and the drain starts early enough for the cap to hold."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +16,7 @@ from broker.decide.billing import (
     drain_lead_s,
     grace_over,
     least_usd,
+    out_of_time,
     owed,
     reservation,
     runs_since,
@@ -244,3 +245,25 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
     assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
     assert not grace_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), look_s=1)
+
+
+def test_a_machine_that_nobody_saw_starting_runs_since_its_create_was_sent() -> None:
+    attempt = build.attempt(created_at=build.at(-50))
+    assert attempt.create_sent_at == build.at(0)
+    assert runs_since(attempt, None, CAPS) == build.at(0)
+    assert runs_since(replace(attempt, create_sent_at=None), None, CAPS) == build.at(-50)
+
+
+def test_time_is_out_when_none_is_left_and_not_before() -> None:
+    japan = timezone(timedelta(hours=9))
+    job = build.active_job(spec_changes={"deadline": build.at(100).astimezone(japan)})
+    assert out_of_time(job, build.at(99.5)) is None
+    words = out_of_time(job, build.at(100))
+    assert words is not None
+    assert words.startswith("out of time: its deadline 2026-01-01 00:01 UTC is reached; ")
+    assert out_of_time(job, build.at(80), needed_s=20) == words
+
+
+def test_where_both_limits_of_time_are_reached_the_deadline_is_named() -> None:
+    job = build.active_job(spec_changes={"deadline": build.at(60), "max_duration": 60}, machine_s=60.0)
+    assert "its deadline" in (out_of_time(job, build.at(60)) or "")
