@@ -281,3 +281,17 @@ def test_of_policies_with_as_much_room_the_first_is_named() -> None:
 def test_a_limit_that_was_lowered_below_what_is_held_leaves_nothing_free() -> None:
     found = gpu_room([applied(policy(max_gpus=4), gpus=6)])
     assert found == (-2, "max_gpus of policy nlp is 4, of which 0 are free")
+
+
+def test_a_reservation_as_high_as_the_budget_can_start_some_day() -> None:
+    found = told(ask("100"), applied(policy(budgets=[budget()]), "1"))
+    assert found is not None
+    assert "lower its cap" not in found[1]
+    assert "the next day begins" in found[1]
+
+
+def test_what_a_budget_has_spent_is_never_guessed() -> None:
+    limits = policy(budgets=[budget(), budget("1000", per="month")])
+    one = Applied(id=1, policy=limits, standing=Standing(charged=(ZERO,)))
+    with pytest.raises(ValueError, match="shorter"):
+        judge(ask(), [one], NOW)
