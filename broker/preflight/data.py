@@ -11,7 +11,7 @@ from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import cells
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, fill, read_rows, template_columns
+from trainer.contract.data import DataError, fill, read_rows, source, template_columns
 from trainer.contract.train import DataFormat, TrainConfig
 
 BYTES_PER_TOKEN = 3.6
@@ -276,9 +276,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
         return tuple(sorted(first))
     for label, row in first.items():
         if label not in train.data.labels:
-            raise _at(
-                "data.labels", f"{cells.source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}"
-            )
+            raise _at("data.labels", f"{source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}")
     return train.data.labels
 
 
