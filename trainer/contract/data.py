@@ -88,7 +88,7 @@ def _csv_rows(text: str, where: str) -> Iterator[dict[str, Any] | DataError]:
         except StopIteration:
             return
         except csv.Error as e:
-            broken = DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV")
+            broken = DataError(f"{where} line {reader.reader.line_num}: {e}; check the quotes of this CSV")
             if str(e) == "unexpected end of data":
                 raise broken from None
             yield broken
@@ -96,9 +96,9 @@ def _csv_rows(text: str, where: str) -> Iterator[dict[str, Any] | DataError]:
         if None in row or any(v is None for v in row.values()):
             wrong = "more" if None in row else "fewer"
             message = f"{wrong} cells than the header's {len(names)}; quote cells that hold commas"
-            yield DataError(f"{where} line {reader.line_num}: {message}")
+            yield DataError(f"{where} line {reader.reader.line_num}: {message}")
         elif torn and (undecoded := _undecoded(row.values())):
-            yield DataError(f"{where} line {reader.line_num}: {undecoded}")
+            yield DataError(f"{where} line {reader.reader.line_num}: {undecoded}")
         else:
             yield row
 
@@ -108,7 +108,7 @@ def _csv_header(reader: Any, where: str) -> list[str]:
     try:
         names = list(reader.fieldnames or ())
     except csv.Error as e:
-        raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
+        raise DataError(f"{where} line {reader.reader.line_num}: {e}; check the quotes of this CSV") from None
     twice = [name for name, count in Counter(names).items() if name and count > 1]
     if twice:
         raise DataError(f"{where} line 1: the header names {twice[0]!r} twice; rename one of the columns")
