@@ -7,7 +7,7 @@ from collections.abc import Set
 from broker.controllers.context import Context
 from broker.domain.ids import AttemptId, InstanceName
 from broker.domain.instance import Liveness
-from broker.domain.job import Attempt
+from broker.domain.job import Attempt, AttemptState
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Launchers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._in_flight: dict[InstanceName, asyncio.Task[None] | None] = {}
-        self._dead_since: dict[tuple[AttemptId, str], float] = {}
+        self._dead_since: dict[tuple[AttemptId, str, bool], float] = {}
         self._asked: dict[AttemptId, float] = {}
 
     @property
@@ -71,7 +71,8 @@ class Launchers:
         """Monotonic time at which we first knew that nothing can create the name any more; None: not known."""
         if attempt.name in self._in_flight:
             return None
-        key = (attempt.id, attempt.launched_by)
+        # Without a launcher: while launching, nothing was sent; later, another broker's create may have answered since.
+        key = (attempt.id, attempt.launched_by, attempt.state is AttemptState.LAUNCHING)
         known = self._dead_since.get(key)
         if known is not None:
             return known

@@ -87,5 +87,5 @@ class Virtual(House):
         raise AssertionError("they do not train")
 
 
-WORTH = {"cap_usd": str(Decimal(1000)), "retry": {"max": 50}, "checkpoint": {"every_s": 60}}
+WORTH: dict[str, Any] = {"cap_usd": str(Decimal(1000)), "retry": {"max": 50}, "checkpoint": {"every_s": 60}}
 """Of a job that is not to end for another reason."""

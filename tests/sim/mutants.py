@@ -90,7 +90,7 @@ async def _through_at_once(self: through.Through, attempt: Any) -> bool:
 
 
 async def _dead_at_once(self: launchers.Launchers, attempt: Any) -> float | None:
-    key = (attempt.id, attempt.launched_by)
+    key = (attempt.id, attempt.launched_by, False)
     return self._dead_since.setdefault(key, self._context.clock.monotonic())
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 
 from broker.controllers.context import Context
@@ -84,3 +85,18 @@ async def test_a_create_that_is_sent_again_is_not_over_because_an_earlier_one_wa
     broker.cloud.creating = True
     broker.launchers.end(sent.name)  # given up on; the cloud's side of it goes on
     assert await broker.launchers.dead_since(sent) is None
+
+
+async def test_what_was_known_before_another_broker_s_create_says_nothing_after_its_answer() -> None:
+    """It was not sent for a while, which this broker has seen; then another one sent it, and it was answered."""
+    store = MemoryStore(ManualClock())
+    broker = Broker(store, "watches")
+    attempt, _ = await running(store, AttemptState.LAUNCHING)
+    unsent = replace(attempt, launched_by="")
+    clock = cast(ManualClock, broker.launchers._context.clock)
+    before = await broker.launchers.dead_since(unsent)
+    clock.time += timedelta(seconds=300)
+    assert await broker.launchers.dead_since(unsent) == before
+    answered = replace(in_state(attempt, AttemptState.TERMINATING), launched_by="")
+    assert before is not None
+    assert await broker.launchers.dead_since(answered) == before + 300
