@@ -22,6 +22,7 @@ from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.faults import Fault, UserFault
 from trainer.standalone import BadConfig, read_config
+from trainer.tasks.base import Task
 
 UNCUT = 1_048_576
 SHOWN = 3
@@ -79,7 +80,7 @@ class Report:
 class _Look:
     """Sees every row on its way into the task."""
 
-    def __init__(self, train: TrainConfig, task: tasks.Task[Any]) -> None:
+    def __init__(self, train: TrainConfig, task: Task[Any]) -> None:
         self._train, self._task = train, task
         self._whole = tasks.of(train.model_copy(update={"max_length": UNCUT}))
         self._seen: set[int] = set()
@@ -163,7 +164,7 @@ def _check(spec: Path, report: Report) -> None:
     _fits(train, int(report.lengths["max"]))
 
 
-def _fill(report: Report, task: tasks.Task[Any], look: _Look) -> None:
+def _fill(report: Report, task: Task[Any], look: _Look) -> None:
     report.rows, report.bad_rows, report.bad = task.rows, task.bad, task.faults
     report.empty_rows, report.duplicates = look.empty, look.duplicates
     report.lengths = _distribution(look.lengths)

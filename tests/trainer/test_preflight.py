@@ -12,8 +12,9 @@ import yaml
 
 from tests.trainer import heads
 from tests.trainer.test_chats import TEMPLATE, turn
-from trainer import preflight
+from trainer import preflight, reach
 from trainer.contract.data import DataError, each_row
+from trainer.faults import Fault, UserFault
 
 
 @pytest.fixture(scope="session")
@@ -171,20 +172,20 @@ def test_a_gated_model_is_asked_for_with_the_token_and_names_its_licence(
     hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "bad")
-    with pytest.raises(preflight.UserFault, match=f"gated and the token has no access; accept its licence at {hub}/"):
-        preflight.reach.check("meta/gated")
+    with pytest.raises(UserFault, match=f"gated and the token has no access; accept its licence at {hub}/"):
+        reach.check("meta/gated")
     monkeypatch.setenv("HF_TOKEN", "good")
-    assert preflight.reach.check("meta/gated") == f"{hub}/meta/gated, gated, and this token may read it"
-    with pytest.raises(preflight.UserFault, match="the Hub has no 'meta/none' for this token"):
-        preflight.reach.check("meta/none")
+    assert reach.check("meta/gated") == f"{hub}/meta/gated, gated, and this token may read it"
+    with pytest.raises(UserFault, match="the Hub has no 'meta/none' for this token"):
+        reach.check("meta/none")
 
 
 def test_a_hub_that_is_silent_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with pytest.raises(preflight.Fault, match="about 'a/b'") as caught:
-        preflight.reach.check("a/b")
+    with pytest.raises(Fault, match="about 'a/b'") as caught:
+        reach.check("a/b")
     assert caught.value.code == 75
 
 
