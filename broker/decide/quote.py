@@ -4,11 +4,10 @@ What a kind of machine takes is worked out in `quote_kinds`; here prices, hazard
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from itertools import groupby, pairwise
 from math import ceil, inf
 from operator import attrgetter
 from typing import overload
@@ -18,9 +17,10 @@ from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
 from broker.decide.hazard import basis, preemptions_per_s
 from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
+from broker.decide.ranking import rank
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
-from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Trust, Verdict, Workload
+from broker.domain.offer import HOST, Considered, Drop, Offer, Quote, QuoteLine, Trust, Verdict, Workload
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 
@@ -220,9 +220,16 @@ class _Lines(Sequence[QuoteLine]):
     """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
 
     def __init__(
-        self, ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], drops: list[Drop | None], order: list[int]
+        self,
+        ask: _Ask,
+        offers: Sequence[Offer],
+        kinds: list[Kind],
+        drops: list[Drop | None],
+        micros: list[int],
+        order: list[int],
     ) -> None:
-        self._ask, self._offers, self._kinds, self._drops, self._order = ask, offers, kinds, drops, order
+        self._ask, self._offers, self._kinds = ask, offers, kinds
+        self._drops, self._micros, self._order = drops, micros, order
 
     def __len__(self) -> int:
         return len(self._order)
@@ -235,6 +242,17 @@ class _Lines(Sequence[QuoteLine]):
         if isinstance(index, slice):
             return tuple(self._line(number) for number in self._order[index])
         return self._line(self._order[index])
+
+    def considered(self) -> Iterator[Considered]:
+        """In short; an offer's dollars are those that `_assess` found, as they are in its line."""
+        for number in self._order:
+            offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
+            if drop is None:
+                cost = _dollars(self._micros[number]) if kind.fit.pace else None
+                reason = kind.reason + _notes(self._ask, offer, kind)
+            else:
+                cost, reason = None, _reason(self._ask, offer, kind, drop)
+            yield Considered(offer.id, offer.usd_per_hour, drop, reason, cost)
 
     def _line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
@@ -291,18 +309,6 @@ def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Dr
     return kinds, drops, micros
 
 
-def _rank(kept: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> list[int]:
-    """Offer numbers by key, ties by offer id; sorting numbers first and the few ties after is the fast way."""
-    ranked = sorted(kept, key=keys.__getitem__)
-    costs = [keys[number] for number in ranked]
-    same = [place for place, (one, next_) in enumerate(pairwise(costs)) if one == next_]
-    for _, run in groupby(enumerate(same), key=lambda at: at[1] - at[0]):
-        places = [place for _, place in run]
-        tie = slice(places[0], places[-1] + 2)
-        ranked[tie] = sorted(ranked[tie], key=lambda number: offers[number].id)
-    return ranked
-
-
 def _keys(ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[int]) -> Sequence[float]:
     """What offers are ranked by: less is better. Nothing is known of a script but prices."""
     objective = ask.spec.resources.objective
@@ -329,12 +335,13 @@ def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) ->
     kinds, drops, micros = _assess_all(ask, offers)
     kept = [number for number, drop in enumerate(drops) if drop is None]
     keys = _keys(ask, offers, kinds, micros)
-    order = _rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
-    lines = _Lines(ask, offers, kinds, drops, order)
+    order = rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    lines = _Lines(ask, offers, kinds, drops, micros, order)
     p90 = lines[0].usd_p90 if kept else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(
         lines=lines,
+        considered=lines.considered,
         made_at=now,
         expires_at=now + LIFETIME,
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
