@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from pydantic import AwareDatetime, BaseModel
 from pydantic.fields import FieldInfo
 
-from broker.api import costs, files, jobs, models, models_policies
+from broker.api import costs, files, jobs, models, models_plans, models_policies
 from broker.api.grpc import artifacts, inputs
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
@@ -50,6 +50,8 @@ PAIRS: tuple[tuple[type[Message], type[BaseModel], frozenset[str]], ...] = (
     (job_pb.ListJobsRequest, jobs.JobsQuery, frozenset()),
     (job_pb.ListJobsResponse, models.JobPage, frozenset()),
     (job_pb.RaiseCapRequest, models.CapChange, frozenset({"job_id"})),
+    (job_pb.GetDecisionRequest, inputs.DecisionQuery, frozenset({"job_id"})),
+    (job_pb.GetDecisionResponse, models_plans.Decision, frozenset()),
     (job_pb.DeleteJobDataRequest, costs.DataQuery, frozenset({"job_id"})),
     (job_pb.RetryJobRequest, inputs.RetryQuery, frozenset({"job_id", "idempotency_key"})),
     (job_pb.WatchEventsRequest, inputs.WatchQuery, frozenset({"job_id"})),
@@ -96,7 +98,7 @@ BY_GRPC = {
     "list_offers": "ListOffers", "list_providers": "ListProviders", "check_providers": "CheckProviders",
     "job_events": "WatchEvents", "job_logs": "FollowLogs", "upload": "Upload", "list_artifacts": "ListArtifacts",
     "get_artifact": "DownloadArtifact", "list_budgets": "ListBudgets", "approve_job": "ApproveJob",
-    "refuse_job": "RefuseJob", "delete_data": "DeleteJobData",
+    "get_decision": "GetDecision", "refuse_job": "RefuseJob", "delete_data": "DeleteJobData",
 }  # fmt: skip
 SHARED = ("/v1/quotes", "/v1/jobs", "/v1/offers", "/v1/providers", "/v1/uploads", "/v1/budgets")
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from broker.api.context import JobRef
+from broker.api.decisions import AttemptNumber
 from broker.api.feeds import MAX_SEQ
 from broker.api.openapi import HEADERS
 from broker.domain.errors import InvalidInput, Problem
@@ -25,6 +26,10 @@ class FollowQuery(Config):
     attempt: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     position: Annotated[str, Field(max_length=4096)] = ""
     follow: bool = True
+
+
+class DecisionQuery(Config):
+    number: AttemptNumber
 
 
 class RetryQuery(Config):

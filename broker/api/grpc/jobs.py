@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from broker.api import models, views
 from broker.api.content import Content, LogPiece, Position
 from broker.api.costs import DataQuery
+from broker.api.decisions import decision
 from broker.api.grpc import inputs
 from broker.api.grpc.codec import fill, parse
 from broker.api.grpc.doorkeeper import Call, scope
@@ -88,6 +89,11 @@ class Jobs(stubs.JobServiceServicer):
         entries = await self._service.ledger(call.caller, inputs.job_id(request))
         lines = (models.LedgerLine.model_validate(e) for e in entries)
         return pb.GetLedgerResponse(items=[fill(job.LedgerEntry(), line) for line in lines])
+
+    @scope("read")
+    async def GetDecision(self, request: pb.GetDecisionRequest, call: Call) -> pb.GetDecisionResponse:
+        wanted, number = inputs.job_id(request), parse(request, inputs.DecisionQuery).number
+        return fill(pb.GetDecisionResponse(), await decision(self._service, call.caller, wanted, number))
 
     @scope("read")
     async def WatchEvents(self, request: pb.WatchEventsRequest, call: Call) -> AsyncIterator[pb.WatchEventsResponse]:

@@ -24,68 +24,73 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from broker.api.proto.gpubroker.v1 import job_pb2 as gpubroker_dot_v1_dot_job__pb2
+from broker.api.proto.gpubroker.v1 import quote_pb2 as gpubroker_dot_v1_dot_quote__pb2
 from broker.api.proto.gpubroker.v1 import spec_pb2 as gpubroker_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egpubroker/v1/job_service.proto\x12\x0cgpubroker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16gpubroker/v1/job.proto\x1a\x17gpubroker/v1/spec.proto\"i\n\x10SubmitJobRequest\x12#\n\x04spec\x18\x01 \x01(\x0b\x32\x15.gpubroker.v1.JobSpec\x12\x1c\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x12\n\x10_idempotency_key\"E\n\x11SubmitJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\x0eGetJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.gpubroker.v1.JobDetail\"\x95\x02\n\x0fListJobsRequest\x12\r\n\x05label\x18\x01 \x03(\t\x12%\n\x05state\x18\x02 \x03(\x0e\x32\x16.gpubroker.v1.JobState\x12\x12\n\x05owner\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x06\x63ursor\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05limit\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04team\x18\x08 \x01(\tH\x03\x88\x01\x01\x42\x08\n\x06_ownerB\t\n\x07_cursorB\x08\n\x06_limitB\x07\n\x05_team\"P\n\x10ListJobsResponse\x12 \n\x05items\x18\x01 \x03(\x0b\x32\x11.gpubroker.v1.Job\x12\x11\n\x04next\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_next\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x11\x43\x61ncelJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"s\n\x0fRetryJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x06resume\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x0fidempotency_key\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_resumeB\x12\n\x10_idempotency_key\"D\n\x10RetryJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"2\n\x0fRaiseCapRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61p_usd\x18\x02 \x01(\t\"2\n\x10RaiseCapResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"I\n\x11\x41pproveJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\tup_to_usd\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_up_to_usd\"4\n\x12\x41pproveJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"\"\n\x10RefuseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x11RefuseJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"N\n\x14\x44\x65leteJobDataRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x03(\x0e\x32\x18.gpubroker.v1.StoredKind\"=\n\x15\x44\x65leteJobDataResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.gpubroker.v1.JobDetail\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"=\n\x11GetLedgerResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.gpubroker.v1.LedgerEntry\"b\n\x12WatchEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\x05\x61\x66ter\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_afterB\t\n\x07_follow\"h\n\x13WatchEventsResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.gpubroker.v1.EventH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"?\n\x06JobEnd\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.gpubroker.v1.JobState\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x89\x01\n\x11\x46ollowLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\n\n\x08_attemptB\x0b\n\t_positionB\t\n\x07_follow\"j\n\x12\x46ollowLogsResponse\x12\'\n\x05piece\x18\x01 \x01(\x0b\x32\x16.gpubroker.v1.LogPieceH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"I\n\x08LogPiece\x12\x10\n\x08position\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04node\x18\x03 \x01(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t2\xbe\x07\n\nJobService\x12L\n\tSubmitJob\x12\x1e.gpubroker.v1.SubmitJobRequest\x1a\x1f.gpubroker.v1.SubmitJobResponse\x12\x43\n\x06GetJob\x12\x1b.gpubroker.v1.GetJobRequest\x1a\x1c.gpubroker.v1.GetJobResponse\x12I\n\x08ListJobs\x12\x1d.gpubroker.v1.ListJobsRequest\x1a\x1e.gpubroker.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.gpubroker.v1.CancelJobRequest\x1a\x1f.gpubroker.v1.CancelJobResponse\x12I\n\x08RetryJob\x12\x1d.gpubroker.v1.RetryJobRequest\x1a\x1e.gpubroker.v1.RetryJobResponse\x12I\n\x08RaiseCap\x12\x1d.gpubroker.v1.RaiseCapRequest\x1a\x1e.gpubroker.v1.RaiseCapResponse\x12O\n\nApproveJob\x12\x1f.gpubroker.v1.ApproveJobRequest\x1a .gpubroker.v1.ApproveJobResponse\x12L\n\tRefuseJob\x12\x1e.gpubroker.v1.RefuseJobRequest\x1a\x1f.gpubroker.v1.RefuseJobResponse\x12X\n\rDeleteJobData\x12\".gpubroker.v1.DeleteJobDataRequest\x1a#.gpubroker.v1.DeleteJobDataResponse\x12L\n\tGetLedger\x12\x1e.gpubroker.v1.GetLedgerRequest\x1a\x1f.gpubroker.v1.GetLedgerResponse\x12T\n\x0bWatchEvents\x12 .gpubroker.v1.WatchEventsRequest\x1a!.gpubroker.v1.WatchEventsResponse0\x01\x12Q\n\nFollowLogs\x12\x1f.gpubroker.v1.FollowLogsRequest\x1a .gpubroker.v1.FollowLogsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1egpubroker/v1/job_service.proto\x12\x0cgpubroker.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x16gpubroker/v1/job.proto\x1a\x18gpubroker/v1/quote.proto\x1a\x17gpubroker/v1/spec.proto\"i\n\x10SubmitJobRequest\x12#\n\x04spec\x18\x01 \x01(\x0b\x32\x15.gpubroker.v1.JobSpec\x12\x1c\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x12\n\x10_idempotency_key\"E\n\x11SubmitJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"6\n\x0eGetJobResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.gpubroker.v1.JobDetail\"\x95\x02\n\x0fListJobsRequest\x12\r\n\x05label\x18\x01 \x03(\t\x12%\n\x05state\x18\x02 \x03(\x0e\x32\x16.gpubroker.v1.JobState\x12\x12\n\x05owner\x18\x03 \x01(\tH\x00\x88\x01\x01\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x06\x63ursor\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05limit\x18\x07 \x01(\x05H\x02\x88\x01\x01\x12\x11\n\x04team\x18\x08 \x01(\tH\x03\x88\x01\x01\x42\x08\n\x06_ownerB\t\n\x07_cursorB\x08\n\x06_limitB\x07\n\x05_team\"P\n\x10ListJobsResponse\x12 \n\x05items\x18\x01 \x03(\x0b\x32\x11.gpubroker.v1.Job\x12\x11\n\x04next\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_next\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x11\x43\x61ncelJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"s\n\x0fRetryJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x06resume\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x0fidempotency_key\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_resumeB\x12\n\x10_idempotency_key\"D\n\x10RetryJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\x12\x10\n\x08replayed\x18\x02 \x01(\x08\"2\n\x0fRaiseCapRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61p_usd\x18\x02 \x01(\t\"2\n\x10RaiseCapResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"I\n\x11\x41pproveJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\tup_to_usd\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0c\n\n_up_to_usd\"4\n\x12\x41pproveJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"\"\n\x10RefuseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"3\n\x11RefuseJobResponse\x12\x1e\n\x03job\x18\x01 \x01(\x0b\x32\x11.gpubroker.v1.Job\"N\n\x14\x44\x65leteJobDataRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x03(\x0e\x32\x18.gpubroker.v1.StoredKind\"=\n\x15\x44\x65leteJobDataResponse\x12$\n\x03job\x18\x01 \x01(\x0b\x32\x17.gpubroker.v1.JobDetail\"\"\n\x10GetLedgerRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"=\n\x11GetLedgerResponse\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.gpubroker.v1.LedgerEntry\"4\n\x12GetDecisionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x05\">\n\x13GetDecisionResponse\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.gpubroker.v1.Considered\"b\n\x12WatchEventsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\x05\x61\x66ter\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_afterB\t\n\x07_follow\"h\n\x13WatchEventsResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x13.gpubroker.v1.EventH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"?\n\x06JobEnd\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.gpubroker.v1.JobState\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x89\x01\n\x11\x46ollowLogsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06\x66ollow\x18\x04 \x01(\x08H\x02\x88\x01\x01\x42\n\n\x08_attemptB\x0b\n\t_positionB\t\n\x07_follow\"j\n\x12\x46ollowLogsResponse\x12\'\n\x05piece\x18\x01 \x01(\x0b\x32\x16.gpubroker.v1.LogPieceH\x00\x12#\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x14.gpubroker.v1.JobEndH\x00\x42\x06\n\x04part\"I\n\x08LogPiece\x12\x10\n\x08position\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0c\n\x04node\x18\x03 \x01(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t2\x92\x08\n\nJobService\x12L\n\tSubmitJob\x12\x1e.gpubroker.v1.SubmitJobRequest\x1a\x1f.gpubroker.v1.SubmitJobResponse\x12\x43\n\x06GetJob\x12\x1b.gpubroker.v1.GetJobRequest\x1a\x1c.gpubroker.v1.GetJobResponse\x12I\n\x08ListJobs\x12\x1d.gpubroker.v1.ListJobsRequest\x1a\x1e.gpubroker.v1.ListJobsResponse\x12L\n\tCancelJob\x12\x1e.gpubroker.v1.CancelJobRequest\x1a\x1f.gpubroker.v1.CancelJobResponse\x12I\n\x08RetryJob\x12\x1d.gpubroker.v1.RetryJobRequest\x1a\x1e.gpubroker.v1.RetryJobResponse\x12I\n\x08RaiseCap\x12\x1d.gpubroker.v1.RaiseCapRequest\x1a\x1e.gpubroker.v1.RaiseCapResponse\x12O\n\nApproveJob\x12\x1f.gpubroker.v1.ApproveJobRequest\x1a .gpubroker.v1.ApproveJobResponse\x12L\n\tRefuseJob\x12\x1e.gpubroker.v1.RefuseJobRequest\x1a\x1f.gpubroker.v1.RefuseJobResponse\x12X\n\rDeleteJobData\x12\".gpubroker.v1.DeleteJobDataRequest\x1a#.gpubroker.v1.DeleteJobDataResponse\x12L\n\tGetLedger\x12\x1e.gpubroker.v1.GetLedgerRequest\x1a\x1f.gpubroker.v1.GetLedgerResponse\x12R\n\x0bGetDecision\x12 .gpubroker.v1.GetDecisionRequest\x1a!.gpubroker.v1.GetDecisionResponse\x12T\n\x0bWatchEvents\x12 .gpubroker.v1.WatchEventsRequest\x1a!.gpubroker.v1.WatchEventsResponse0\x01\x12Q\n\nFollowLogs\x12\x1f.gpubroker.v1.FollowLogsRequest\x1a .gpubroker.v1.FollowLogsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpubroker.v1.job_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SUBMITJOBREQUEST']._serialized_start=130
-  _globals['_SUBMITJOBREQUEST']._serialized_end=235
-  _globals['_SUBMITJOBRESPONSE']._serialized_start=237
-  _globals['_SUBMITJOBRESPONSE']._serialized_end=306
-  _globals['_GETJOBREQUEST']._serialized_start=308
-  _globals['_GETJOBREQUEST']._serialized_end=339
-  _globals['_GETJOBRESPONSE']._serialized_start=341
-  _globals['_GETJOBRESPONSE']._serialized_end=395
-  _globals['_LISTJOBSREQUEST']._serialized_start=398
-  _globals['_LISTJOBSREQUEST']._serialized_end=675
-  _globals['_LISTJOBSRESPONSE']._serialized_start=677
-  _globals['_LISTJOBSRESPONSE']._serialized_end=757
-  _globals['_CANCELJOBREQUEST']._serialized_start=759
-  _globals['_CANCELJOBREQUEST']._serialized_end=793
-  _globals['_CANCELJOBRESPONSE']._serialized_start=795
-  _globals['_CANCELJOBRESPONSE']._serialized_end=846
-  _globals['_RETRYJOBREQUEST']._serialized_start=848
-  _globals['_RETRYJOBREQUEST']._serialized_end=963
-  _globals['_RETRYJOBRESPONSE']._serialized_start=965
-  _globals['_RETRYJOBRESPONSE']._serialized_end=1033
-  _globals['_RAISECAPREQUEST']._serialized_start=1035
-  _globals['_RAISECAPREQUEST']._serialized_end=1085
-  _globals['_RAISECAPRESPONSE']._serialized_start=1087
-  _globals['_RAISECAPRESPONSE']._serialized_end=1137
-  _globals['_APPROVEJOBREQUEST']._serialized_start=1139
-  _globals['_APPROVEJOBREQUEST']._serialized_end=1212
-  _globals['_APPROVEJOBRESPONSE']._serialized_start=1214
-  _globals['_APPROVEJOBRESPONSE']._serialized_end=1266
-  _globals['_REFUSEJOBREQUEST']._serialized_start=1268
-  _globals['_REFUSEJOBREQUEST']._serialized_end=1302
-  _globals['_REFUSEJOBRESPONSE']._serialized_start=1304
-  _globals['_REFUSEJOBRESPONSE']._serialized_end=1355
-  _globals['_DELETEJOBDATAREQUEST']._serialized_start=1357
-  _globals['_DELETEJOBDATAREQUEST']._serialized_end=1435
-  _globals['_DELETEJOBDATARESPONSE']._serialized_start=1437
-  _globals['_DELETEJOBDATARESPONSE']._serialized_end=1498
-  _globals['_GETLEDGERREQUEST']._serialized_start=1500
-  _globals['_GETLEDGERREQUEST']._serialized_end=1534
-  _globals['_GETLEDGERRESPONSE']._serialized_start=1536
-  _globals['_GETLEDGERRESPONSE']._serialized_end=1597
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1599
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1697
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1699
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1803
-  _globals['_JOBEND']._serialized_start=1805
-  _globals['_JOBEND']._serialized_end=1868
-  _globals['_FOLLOWLOGSREQUEST']._serialized_start=1871
-  _globals['_FOLLOWLOGSREQUEST']._serialized_end=2008
-  _globals['_FOLLOWLOGSRESPONSE']._serialized_start=2010
-  _globals['_FOLLOWLOGSRESPONSE']._serialized_end=2116
-  _globals['_LOGPIECE']._serialized_start=2118
-  _globals['_LOGPIECE']._serialized_end=2191
-  _globals['_JOBSERVICE']._serialized_start=2194
-  _globals['_JOBSERVICE']._serialized_end=3152
+  _globals['_SUBMITJOBREQUEST']._serialized_start=156
+  _globals['_SUBMITJOBREQUEST']._serialized_end=261
+  _globals['_SUBMITJOBRESPONSE']._serialized_start=263
+  _globals['_SUBMITJOBRESPONSE']._serialized_end=332
+  _globals['_GETJOBREQUEST']._serialized_start=334
+  _globals['_GETJOBREQUEST']._serialized_end=365
+  _globals['_GETJOBRESPONSE']._serialized_start=367
+  _globals['_GETJOBRESPONSE']._serialized_end=421
+  _globals['_LISTJOBSREQUEST']._serialized_start=424
+  _globals['_LISTJOBSREQUEST']._serialized_end=701
+  _globals['_LISTJOBSRESPONSE']._serialized_start=703
+  _globals['_LISTJOBSRESPONSE']._serialized_end=783
+  _globals['_CANCELJOBREQUEST']._serialized_start=785
+  _globals['_CANCELJOBREQUEST']._serialized_end=819
+  _globals['_CANCELJOBRESPONSE']._serialized_start=821
+  _globals['_CANCELJOBRESPONSE']._serialized_end=872
+  _globals['_RETRYJOBREQUEST']._serialized_start=874
+  _globals['_RETRYJOBREQUEST']._serialized_end=989
+  _globals['_RETRYJOBRESPONSE']._serialized_start=991
+  _globals['_RETRYJOBRESPONSE']._serialized_end=1059
+  _globals['_RAISECAPREQUEST']._serialized_start=1061
+  _globals['_RAISECAPREQUEST']._serialized_end=1111
+  _globals['_RAISECAPRESPONSE']._serialized_start=1113
+  _globals['_RAISECAPRESPONSE']._serialized_end=1163
+  _globals['_APPROVEJOBREQUEST']._serialized_start=1165
+  _globals['_APPROVEJOBREQUEST']._serialized_end=1238
+  _globals['_APPROVEJOBRESPONSE']._serialized_start=1240
+  _globals['_APPROVEJOBRESPONSE']._serialized_end=1292
+  _globals['_REFUSEJOBREQUEST']._serialized_start=1294
+  _globals['_REFUSEJOBREQUEST']._serialized_end=1328
+  _globals['_REFUSEJOBRESPONSE']._serialized_start=1330
+  _globals['_REFUSEJOBRESPONSE']._serialized_end=1381
+  _globals['_DELETEJOBDATAREQUEST']._serialized_start=1383
+  _globals['_DELETEJOBDATAREQUEST']._serialized_end=1461
+  _globals['_DELETEJOBDATARESPONSE']._serialized_start=1463
+  _globals['_DELETEJOBDATARESPONSE']._serialized_end=1524
+  _globals['_GETLEDGERREQUEST']._serialized_start=1526
+  _globals['_GETLEDGERREQUEST']._serialized_end=1560
+  _globals['_GETLEDGERRESPONSE']._serialized_start=1562
+  _globals['_GETLEDGERRESPONSE']._serialized_end=1623
+  _globals['_GETDECISIONREQUEST']._serialized_start=1625
+  _globals['_GETDECISIONREQUEST']._serialized_end=1677
+  _globals['_GETDECISIONRESPONSE']._serialized_start=1679
+  _globals['_GETDECISIONRESPONSE']._serialized_end=1741
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1743
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1841
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1843
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1947
+  _globals['_JOBEND']._serialized_start=1949
+  _globals['_JOBEND']._serialized_end=2012
+  _globals['_FOLLOWLOGSREQUEST']._serialized_start=2015
+  _globals['_FOLLOWLOGSREQUEST']._serialized_end=2152
+  _globals['_FOLLOWLOGSRESPONSE']._serialized_start=2154
+  _globals['_FOLLOWLOGSRESPONSE']._serialized_end=2260
+  _globals['_LOGPIECE']._serialized_start=2262
+  _globals['_LOGPIECE']._serialized_end=2335
+  _globals['_JOBSERVICE']._serialized_start=2338
+  _globals['_JOBSERVICE']._serialized_end=3380
 # @@protoc_insertion_point(module_scope)

@@ -2,6 +2,7 @@ import datetime
 
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from broker.api.proto.gpubroker.v1 import job_pb2 as _job_pb2
+from broker.api.proto.gpubroker.v1 import quote_pb2 as _quote_pb2
 from broker.api.proto.gpubroker.v1 import spec_pb2 as _spec_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -162,6 +163,20 @@ class GetLedgerResponse(_message.Message):
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[_job_pb2.LedgerEntry]
     def __init__(self, items: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ...) -> None: ...
+
+class GetDecisionRequest(_message.Message):
+    __slots__ = ("job_id", "number")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    number: int
+    def __init__(self, job_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class GetDecisionResponse(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[_quote_pb2.Considered]
+    def __init__(self, items: _Optional[_Iterable[_Union[_quote_pb2.Considered, _Mapping]]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("job_id", "after", "follow")

@@ -85,6 +85,11 @@ class JobServiceStub(object):
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetLedgerRequest.SerializeToString,
                 response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetLedgerResponse.FromString,
                 _registered_method=True)
+        self.GetDecision = channel.unary_unary(
+                '/gpubroker.v1.JobService/GetDecision',
+                request_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionRequest.SerializeToString,
+                response_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/gpubroker.v1.JobService/WatchEvents',
                 request_serializer=gpubroker_dot_v1_dot_job__service__pb2.WatchEventsRequest.SerializeToString,
@@ -171,6 +176,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDecision(self, request, context):
+        """Why an attempt was bought: every offer of its market, kept or dropped, as it was ranked. Scope: read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """What happened to a job, in order and without gaps. Scope: read.
         """
@@ -237,6 +249,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.GetLedger,
                     request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetLedgerRequest.FromString,
                     response_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetLedgerResponse.SerializeToString,
+            ),
+            'GetDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDecision,
+                    request_deserializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionRequest.FromString,
+                    response_serializer=gpubroker_dot_v1_dot_job__service__pb2.GetDecisionResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -520,6 +537,33 @@ class JobService(object):
             '/gpubroker.v1.JobService/GetLedger',
             gpubroker_dot_v1_dot_job__service__pb2.GetLedgerRequest.SerializeToString,
             gpubroker_dot_v1_dot_job__service__pb2.GetLedgerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gpubroker.v1.JobService/GetDecision',
+            gpubroker_dot_v1_dot_job__service__pb2.GetDecisionRequest.SerializeToString,
+            gpubroker_dot_v1_dot_job__service__pb2.GetDecisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -197,6 +197,20 @@ class Hours(_message.Message):
     preemptions: float
     def __init__(self, boot: _Optional[float] = ..., load: _Optional[float] = ..., training: _Optional[float] = ..., evaluation: _Optional[float] = ..., checkpoints: _Optional[float] = ..., preemptions: _Optional[float] = ...) -> None: ...
 
+class Considered(_message.Message):
+    __slots__ = ("offer", "usd_per_hour", "drop", "reason", "usd_p50")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USD_P50_FIELD_NUMBER: _ClassVar[int]
+    offer: str
+    usd_per_hour: str
+    drop: Drop
+    reason: str
+    usd_p50: str
+    def __init__(self, offer: _Optional[str] = ..., usd_per_hour: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., reason: _Optional[str] = ..., usd_p50: _Optional[str] = ...) -> None: ...
+
 class Costs(_message.Message):
     __slots__ = ("machines", "traffic", "storage", "requests")
     MACHINES_FIELD_NUMBER: _ClassVar[int]
