@@ -40,7 +40,7 @@ def what_if(
     for option, value in (("--global-batch", batch), ("--rows", 1 if rows is None else rows)):
         if value < 1:
             raise BadAsk(f"{option} {value}: must be at least 1")
-    if usd_per_gpu_hour is not None and not usd_per_gpu_hour >= 0:
+    if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour < math.inf:
         raise BadAsk(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be 0 or more")
     load = Load(
         global_batch=batch,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "lifecycle": ("lifecycle", "step", "launch", "liveness", "signals"),
@@ -53,9 +54,13 @@ def tally(results: str) -> dict[str, dict[str, Any]]:
 
 
 def pytest_configure() -> None:
-    """As a plugin of mutmut's pytest. mutmut 3.7, the last one that lives beside skypilot's click, asks for a name that
-    pytest 9 no longer has."""
+    """As a plugin of mutmut's pytest. A failing example is enough, it need not be a small one, and each mutant sees the
+    same examples. mutmut 3.7, the last one that lives beside skypilot's click, asks for a name that pytest 9 no longer
+    has."""
     setattr(pytest.Item, "_nodeid", property(lambda item: item.nodeid))  # noqa: B010
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile("mutation", settings.default, phases=phases, database=None, derandomize=True)
+    settings.load_profile("mutation")
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from typing import NoReturn
 def main() -> int:
     """Returns the contract's exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
-    parser.add_argument("--config", type=Path, help="a TrainConfig as YAML or JSON: train here, without a broker")
+    parser.add_argument("--config", type=Path, help="a TrainConfig or a job's spec: train here, without a broker")
     parser.add_argument("--output", type=Path, help="where results and checkpoints go (with --config)")
     parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS", help="default %(default)s")
     parser.add_argument("--fsdp", action="store_true", help="divide the model between the GPUs (with --config)")

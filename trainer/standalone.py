@@ -41,10 +41,15 @@ def main(config: Path, output: Path, save_every_s: float, *, fsdp: bool = False)
 
 
 def read_config(path: Path) -> TrainConfig:
-    """Raises BadConfig naming the key."""
+    """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key."""
     try:
-        return TrainConfig.model_validate(yaml.safe_load(path.read_text()))
-    except yaml.YAMLError as e:
+        found = yaml.safe_load(path.read_text())
+        if isinstance(found, dict) and "model" not in found and ("train" in found or "script" in found):
+            found = found.get("train")
+            if found is None:
+                raise BadConfig("train: the spec has none; a script's data and model are not known")
+        return TrainConfig.model_validate(found)
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise BadConfig(" ".join(str(e).split())) from None
     except ValidationError as e:
         first: Any = e.errors()[0]

@@ -172,6 +172,7 @@ class Service:
     async def quote(self, caller: Caller, spec: JobSpec) -> tuple[Checked, Quote, Refusal | None]:
         """Every offer against the spec, and what policies would do to the job now. Raises InvalidInput."""
         spec, _, checked = await self._check(caller, spec)
+        check_time(spec, self.clock.now(), self.settings.tempo.lead_s)
         excluded = await self.store.blocked_offers()
         if not caller.admin:  # the words are about the launch of some team
             excluded = dict.fromkeys(excluded, LATELY)

@@ -69,6 +69,11 @@ SCALING: Mapping[str, Any] = {
     "plot": PlotFile,
 }
 """What is asked of several GPUs besides; none by default."""
+PLANNED = (
+    "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing", "trainable_parameters", "stack",
+    "exact",
+)  # fmt: skip
+"""Chosen anew for each number of GPUs, or of no meaning to a scaling table."""
 
 
 async def _estimate(*, as_json: bool, **given: Any) -> None:
@@ -79,6 +84,7 @@ async def _estimate(*, as_json: bool, **given: Any) -> None:
         if scaling["what_if"] is not None:
             plot = scaling.pop("plot")
             return whatifview.show(out, _scaled(given, **scaling), plot)
+        whatifview.without(**scaling)
         found = estimated(**given)
     except BadAsk as e:
         raise BadInput(str(e)) from None
@@ -95,6 +101,9 @@ def _scaled(
     usd_per_gpu_hour: float | None,
 ) -> dict[str, Any]:
     """Raises BadAsk."""
+    for name in PLANNED:
+        if given[name] != signature(estimated).parameters[name].default:
+            raise BadAsk(f"--{name.replace('_', '-')}: --what-if {what_if} does not look at it; leave it out")
     ask = Ask(
         method=given["method"],
         optimizer=given["optimizer"],

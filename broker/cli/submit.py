@@ -38,6 +38,8 @@ async def quote(
 ) -> None:
     """Check a spec and its data, and price every offer against it. Nothing is created, nothing is bought."""
     out = Output(as_json=as_json)
+    if what_if is None:
+        whatifview.without(gpu=gpu, plot=plot)
     file = load(spec, tuple(settings or ()))
     async with client() as c:
         prepared = await submission.prepare(c, file, limit=1000 if every or explain or what_if else 100)

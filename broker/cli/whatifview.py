@@ -26,18 +26,30 @@ PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", hel
 
 def show(out: Output, found: dict[str, Any], plot: Path | None) -> None:
     """The table with its assumptions; `plot`: a PNG of it. Raises BadInput where no plot can be drawn or written."""
+    if plot is not None:  # first, since --json prints one document, the table or the error
+        _draw(found, plot)
     out.document(found)
     if not out.as_json:
         _show(out, found)
     if plot is not None:
-        picture = scaling_png(found)
-        if picture is None:
-            raise BadInput("--plot: matplotlib is not installed, or nothing fits; pip install 'gpubroker[plots]'")
-        try:
-            plot.write_bytes(picture)
-        except OSError as e:
-            raise BadInput(f"--plot {plot}: {e.strerror}") from None
         out.say(f"plot: {plot}")
+
+
+def without(**given: object) -> None:
+    """Raises BadInput for the first option that was given, all of which mean nothing without --what-if."""
+    for name, value in given.items():
+        if value is not None:
+            raise BadInput(f"--{name.replace('_', '-')} goes with --what-if, for example --what-if gpus=1,2,4,8")
+
+
+def _draw(found: dict[str, Any], plot: Path) -> None:
+    picture = scaling_png(found)
+    if picture is None:
+        raise BadInput("--plot: matplotlib is not installed, or nothing fits; pip install 'gpubroker[plots]'")
+    try:
+        plot.write_bytes(picture)
+    except OSError as e:
+        raise BadInput(f"--plot {plot}: {e.strerror}") from None
 
 
 def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: Path | None) -> None:
@@ -49,7 +61,8 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
             f"{prepared.file.path}: --what-if needs a job that is estimated, and nothing is known of this one"
         )
     shape, found = ModelShape(**model), DataReport.model_validate(data)
-    gpu = gpu or next((line.offer.accelerator for line in quote.lines if TABLE[line.offer.accelerator].gpu), None)
+    sold = (line.offer.accelerator for line in quote.lines)
+    gpu = next((name for name in sold if name in TABLE and TABLE[name].gpu), None) if gpu is None else gpu
     try:
         hardware = hardware_of(gpu)
         if hardware is None:

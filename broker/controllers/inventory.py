@@ -125,14 +125,17 @@ class Inventory:
             not_yet = self._by_the_wall(listing.begun)
         return None
 
-    def absent_since(self, provider: str, name: InstanceName, since: float) -> datetime | None:
+    def absent_since(
+        self, provider: str, name: InstanceName, since: float, *, born_by: datetime | None = None
+    ) -> datetime | None:
         """None from a first one on shows it, all begun after `since`, and two of them at least `list_lag_s` after the
         first (which counts where nothing lags): those before may lag, and a single one may leave out what stands there.
 
-        Then the moment up to which it may have stood, by the house's clock: when the second of all had answered. Else
-        None.
+        Then the moment up to which it may have stood, by the house's clock: when the second of them had answered that
+        began a lag after its birth. Earlier ones may leave it out because it is young. Else None. `born_by`: when all
+        of it stood, by the house's clock; None: not known to, so by `since`, after which nothing is created any more.
         """
-        return self._absent_since(provider, since, lambda listing: listing.shows(name))
+        return self._absent_since(provider, since, lambda listing: listing.shows(name), born_by=born_by)
 
     def left_out(self, provider: str, name: InstanceName, since: float) -> bool:
         """The listings of the last seconds all leave it out, though it stood at `since`, more than a lag before each.
@@ -154,7 +157,9 @@ class Inventory:
 
         return any(map(absent, handles))
 
-    def _absent_since(self, provider: str, since: float, shows: Callable[[Listing], bool]) -> datetime | None:
+    def _absent_since(
+        self, provider: str, since: float, shows: Callable[[Listing], bool], *, born_by: datetime | None = None
+    ) -> datetime | None:
         latest = self.latest(provider)
         if latest is None or shows(latest):
             return None
@@ -166,9 +171,15 @@ class Inventory:
             without = [] if shows(listing) else [*without, listing]
         if len(without) < 2 or without[-2].begun - without[0].begun < lag:
             return None
-        return self._by_the_wall(without[1].answered)
+        born = since if born_by is None else min(since, self._by_monotonic(born_by))
+        grown = [listing for listing in without if listing.begun - born >= lag]
+        return self._by_the_wall(grown[1].answered)
 
     def _by_the_wall(self, moment: float) -> datetime:
         """A moment of the monotonic clock."""
         clock = self._context.clock
         return clock.now() - timedelta(seconds=clock.monotonic() - moment)
+
+    def _by_monotonic(self, moment: datetime) -> float:
+        clock = self._context.clock
+        return clock.monotonic() - (clock.now() - moment).total_seconds()

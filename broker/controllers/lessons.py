@@ -1,13 +1,19 @@
-"""What all teams' runs have shown of speed and memory, for the quotes of this process."""
+"""What all teams' runs have shown of speed, memory and preemptions, for the quotes of this process."""
 
 import asyncio
+from dataclasses import replace
 
 from broker.controllers.context import Context
 from broker.decide.experience import NOTHING, Assessed, Experience, assess, learn
+from broker.decide.hazard import place_of
 from broker.domain.ids import AttemptId
 
 EACH = 16
 """Latest runs of a GPU, method and family that are looked at."""
+SPOTS_WITHIN_S = 30 * 86_400.0
+"""Older spot machines tell of another market."""
+SPOTS_EVERY = 20
+"""Steps: it reads all attempts of that time, and a new answer makes every quote that is remembered a new one."""
 
 
 class Lessons:
@@ -19,12 +25,19 @@ class Lessons:
         self._context = context
         self._assessed: dict[AttemptId, Assessed | None] = {}
         self._experience = NOTHING
+        self._steps = 0
         self.every_s = context.rhythm.lessons_s
 
     def __call__(self) -> Experience:
         return self._experience
 
     async def step(self) -> bool:
+        if self._steps % SPOTS_EVERY == 0:
+            seen = await self._context.store.spot_hours(within_s=SPOTS_WITHIN_S)
+            spots = {place_of(one): one for one in seen}
+            if spots != self._experience.spots:
+                self._experience = replace(self._experience, spots=spots)
+        self._steps += 1
         observed = await self._context.store.observations(each=EACH)
         if {one.attempt_id for one in observed} == self._assessed.keys():
             return False
@@ -38,5 +51,5 @@ class Lessons:
         for hardware in experience.speeds:
             experience.prepare(hardware)
             await asyncio.sleep(0)
-        self._assessed, self._experience = assessed, experience
+        self._assessed, self._experience = assessed, replace(experience, spots=self._experience.spots)
         return False

@@ -68,7 +68,7 @@ class Termination:
         dead = await self._launchers.dead_since(attempt)
         absent_at = None
         if dead is not None and provider not in unlisted:
-            absent_at = self._inventory.absent_since(provider, attempt.name, dead)
+            absent_at = self._inventory.absent_since(provider, attempt.name, dead, born_by=attempt.booted_at)
         if absent_at is None:
             return self._hold(one) or await self._destroy(one, launcher_dead=dead is not None)
         absent = replace(attempt, absent_at=attempt.absent_at or absent_at)

@@ -3,36 +3,17 @@
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
 
 from broker.domain.money import usd
-from broker.domain.offer import Drop, Quote
-
-
-@dataclass(frozen=True, kw_only=True)
-class Considered:
-    """One offer as it stood. `drop` is None for one that was kept; `usd_p50`: expected dollars to finish."""
-
-    offer: str
-    usd_per_hour: Decimal
-    drop: Drop | None
-    reason: str
-    usd_p50: Decimal | None = None
+from broker.domain.offer import Considered, Drop, Quote
 
 
 def packed(quote: Quote) -> bytes:
     """Compressed, about 10 bytes an offer: reasons are few and written once."""
     reasons: dict[str, int] = {}
     rows = [
-        [
-            line.offer.id,
-            str(line.offer.usd_per_hour),
-            line.drop,
-            reasons.setdefault(line.reason, len(reasons)),
-            None if line.usd_p50 is None else str(line.usd_p50),
-        ]
-        for line in quote.lines
+        (offer, str(price), drop, reasons.setdefault(reason, len(reasons)), None if cost is None else str(cost))
+        for offer, price, drop, reason, cost in quote.considered()
     ]
     return zlib.compress(json.dumps({"reasons": list(reasons), "offers": rows}, separators=(",", ":")).encode())
 

@@ -13,6 +13,7 @@ from statistics import median
 
 from broker.decide.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Belief, Evidence, Path, Prior, weigh
 from broker.decide.hardware import TABLE, Hardware
+from broker.decide.hazard import History
 from broker.decide.plans import Planner, shards_of
 from broker.decide.recovery import MOST, shortfall
 from broker.decide.roofline import ideal
@@ -58,6 +59,8 @@ class Experience:
     """By model, method and checkpointing: (micro-batch, tokens of a row, most bytes of a device that were seen)."""
     shortfalls: Mapping[Kind, float] = field(default_factory=dict)
     """By how much runs of this model and method wanted more than was estimated, with its margin, as they ran out."""
+    spots: History = field(default_factory=dict)
+    """Own spot machines' time and preemptions, by cloud, region and GPU."""
     _weighed: dict[object, Evidence | None] = field(default_factory=dict, repr=False)
 
     def speed(self, hardware: Hardware, workload: Workload) -> Belief:

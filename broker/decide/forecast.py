@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 
 from broker.decide.billing import HOUR, accrued, machine_s, price_now, time_left_s, traffic, traffic_cost
-from broker.decide.quote import CENT, preemptions_per_s
+from broker.decide.hazard import preemptions_per_s
+from broker.decide.quote import CENT
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job, Traffic
 from broker.domain.money import show, usd
@@ -78,7 +79,7 @@ def _disturbed(attempt: Attempt, job: Job) -> float:
     first, sent = attempt.first_beat_at, attempt.create_sent_at
     setup_s = max(0.0, (first - sent).total_seconds()) if first and sent else 0.0
     lost_s = job.spec.checkpoint.every_s / 2 + setup_s
-    return 1 / max(0.1, 1 - preemptions_per_s(attempt.line.offer) * lost_s)
+    return 1 / max(0.1, 1 - preemptions_per_s(attempt.line.offer, {}) * attempt.line.nodes * lost_s)
 
 
 def _spent(attempt: Attempt, job: Job, caps: Caps, left_s: float, now: datetime) -> Decimal:

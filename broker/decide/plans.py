@@ -171,10 +171,12 @@ class Planner:
             used = 1 if way == "single" else devices
             for checkpointing in self._checkpointings():
                 plans = [timed.plan(way, used, rows, checkpointing) for rows in self._rows(used, computing)]
-                fit = _prefix(plans, lambda plan: self.need(plan, hardware, nodes).required <= has)
-                fitting += timed.fastest(plans[:fit], hardware)
-                if least is None or self.need(plans[0], hardware, nodes).required < least.memory.required:
-                    least = timed.planned(plans[0], hardware, fits=False)
+                needs = [self.need(plan, hardware, nodes).required for plan in plans]
+                # Every one is asked: the whole batch at once accumulates no gradients, and may need less than a part.
+                fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= has]
+                fitting += timed.fastest(fit, hardware)
+                if least is None or min(needs) < least.memory.required:
+                    least = timed.planned(plans[needs.index(min(needs))], hardware, fits=False)
         assert least is not None
         if not fitting:
             return least
@@ -195,18 +197,6 @@ class Planner:
 
 def _thrift(one: Planned) -> tuple[int, float]:
     return one.memory.required, one.step_s
-
-
-def _prefix(plans: Sequence[Plan], fits: Callable[[Plan], bool]) -> int:
-    """How many of the first plans fit; more rows never need less memory."""
-    low, high = 0, len(plans)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(plans[middle]):
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 class _Timed:

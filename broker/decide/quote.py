@@ -4,11 +4,10 @@ What a kind of machine takes is worked out in `quote_kinds`; here prices, hazard
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from itertools import groupby, pairwise
 from math import ceil, inf
 from operator import attrgetter
 from typing import overload
@@ -16,17 +15,16 @@ from typing import overload
 from broker.decide.experience import NOTHING, Experience
 from broker.decide.fit import Fit, fit
 from broker.decide.hardware import matches
+from broker.decide.hazard import basis, preemptions_per_s
 from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
+from broker.decide.ranking import rank
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
-from broker.domain.offer import HOST, Drop, Offer, Quote, QuoteLine, Trust, Verdict, Workload
+from broker.domain.offer import HOST, Considered, Drop, Offer, Quote, QuoteLine, Trust, Verdict, Workload
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 
 LIFETIME = timedelta(minutes=5)
-ASSUMED_PREEMPTIONS_PER_HOUR = 1 / 3.7
-"""Where the cloud does not say: the median time between preemptions of 26 AWS pools was 3.7 h."""
-ASSUMED_PER_S = ASSUMED_PREEMPTIONS_PER_HOUR / 3600
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
 UNKNOWN_CAPS = Caps(spot=True)
 
@@ -60,6 +58,10 @@ class _Ask:
     learned: Experience
     fits: dict[object, Fit] = field(default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
+
+    def rate(self, offer: Offer) -> float:
+        """Expected preemptions a second of the job: any machine's that is taken away stops all of them."""
+        return preemptions_per_s(offer, self.learned.spots) * self.nodes
 
 
 _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
@@ -122,14 +124,6 @@ def _cores(offer: Offer) -> int:
     return offer.vcpus if offer.emulated_on or not offer.gpus else 0
 
 
-def preemptions_per_s(offer: Offer) -> float:
-    """Expected; 0 on demand."""
-    if not offer.spot:
-        return 0.0
-    known = offer.preemptions_per_hour
-    return ASSUMED_PER_S if known is None else known / 3600
-
-
 def _dollars(micros: int) -> Decimal:
     return Decimal(micros).scaleb(-6)
 
@@ -158,8 +152,7 @@ def _assess(ask: _Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
     if price > ask.limit:
         return Drop.HOURLY_LIMIT, -1
     if offer.spot:
-        on_demand, known = offer.on_demand_usd_per_hour, offer.preemptions_per_hour
-        rate = ASSUMED_PER_S if known is None else known / 3600
+        on_demand, rate = offer.on_demand_usd_per_hour, ask.rate(offer)
         if on_demand is not None and asked > on_demand:
             return Drop.PRICE, -1
         if rate * kind.lost >= 1:
@@ -181,12 +174,12 @@ def _assess(ask: _Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
 
 def _late_s(ask: _Ask, offer: Offer, kind: Kind) -> float:
     """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
-    rate, drained_s = preemptions_per_s(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
+    rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
     return max(kind.p90(rate) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
 
 def _reason(ask: _Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
-    rate = preemptions_per_s(offer)
+    rate = ask.rate(offer)
     match drop:
         case Drop.REGION:
             return f"region {offer.region}; asked for {', '.join(sorted(ask.regions))}"
@@ -214,10 +207,10 @@ def _reason(ask: _Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
     return kind.reason
 
 
-def _notes(offer: Offer, kind: Kind) -> str:
+def _notes(ask: _Ask, offer: Offer, kind: Kind) -> str:
     notes = few(offer, kind)
-    if offer.spot and offer.preemptions_per_hour is None:
-        notes += f"; preemptions unknown, one in {1 / ASSUMED_PREEMPTIONS_PER_HOUR:.1f} h assumed"
+    if hazard := basis(offer, ask.learned.spots):
+        notes += f"; {hazard}"
     if kind.caps.self_stop == "none" and kind.caps.trust != "own":
         notes += "; it cannot stop itself: only its cloud's API ends the billing"
     return notes
@@ -227,9 +220,16 @@ class _Lines(Sequence[QuoteLine]):
     """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
 
     def __init__(
-        self, ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], drops: list[Drop | None], order: list[int]
+        self,
+        ask: _Ask,
+        offers: Sequence[Offer],
+        kinds: list[Kind],
+        drops: list[Drop | None],
+        micros: list[int],
+        order: list[int],
     ) -> None:
-        self._ask, self._offers, self._kinds, self._drops, self._order = ask, offers, kinds, drops, order
+        self._ask, self._offers, self._kinds = ask, offers, kinds
+        self._drops, self._micros, self._order = drops, micros, order
 
     def __len__(self) -> int:
         return len(self._order)
@@ -243,19 +243,30 @@ class _Lines(Sequence[QuoteLine]):
             return tuple(self._line(number) for number in self._order[index])
         return self._line(self._order[index])
 
+    def considered(self) -> Iterator[Considered]:
+        """In short; an offer's dollars are those that `_assess` found, as they are in its line."""
+        for number in self._order:
+            offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
+            if drop is None:
+                cost = _dollars(self._micros[number]) if kind.fit.pace else None
+                reason = kind.reason + _notes(self._ask, offer, kind)
+            else:
+                cost, reason = None, _reason(self._ask, offer, kind, drop)
+            yield Considered(offer.id, offer.usd_per_hour, drop, reason, cost)
+
     def _line(self, number: int) -> QuoteLine:
         offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
         if drop is None:
-            return _kept_line(offer, kind, self._ask.nodes)
+            return _kept_line(self._ask, offer, kind)
         reason = _reason(self._ask, offer, kind, drop)
         return QuoteLine(offer=offer, verdict=Verdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
 
 
-def _kept_line(offer: Offer, kind: Kind, nodes: int) -> QuoteLine:
-    reason, pace = kind.reason + _notes(offer, kind), kind.fit.pace
+def _kept_line(ask: _Ask, offer: Offer, kind: Kind) -> QuoteLine:
+    reason, pace, nodes = kind.reason + _notes(ask, offer, kind), kind.fit.pace, ask.nodes
     if pace is None:
         return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
-    rate = preemptions_per_s(offer)
+    rate = ask.rate(offer)
     p50, p90 = kind.p50(rate), kind.p90(rate)
     return QuoteLine(
         offer=offer,
@@ -298,18 +309,6 @@ def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Dr
     return kinds, drops, micros
 
 
-def _rank(kept: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> list[int]:
-    """Offer numbers by key, ties by offer id; sorting numbers first and the few ties after is the fast way."""
-    ranked = sorted(kept, key=keys.__getitem__)
-    costs = [keys[number] for number in ranked]
-    same = [place for place, (one, next_) in enumerate(pairwise(costs)) if one == next_]
-    for _, run in groupby(enumerate(same), key=lambda at: at[1] - at[0]):
-        places = [place for _, place in run]
-        tie = slice(places[0], places[-1] + 2)
-        ranked[tie] = sorted(ranked[tie], key=lambda number: offers[number].id)
-    return ranked
-
-
 def _keys(ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[int]) -> Sequence[float]:
     """What offers are ranked by: less is better. Nothing is known of a script but prices."""
     objective = ask.spec.resources.objective
@@ -318,7 +317,7 @@ def _keys(ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[in
     if objective == "cheapest":
         return micros
     seconds = [
-        kind.p50(rate) if (rate := preemptions_per_s(offer)) * kind.lost < 1 else inf
+        kind.p50(rate) if (rate := ask.rate(offer)) * kind.lost < 1 else inf
         for offer, kind in zip(offers, kinds, strict=True)
     ]
     if objective == "fastest":
@@ -336,12 +335,13 @@ def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) ->
     kinds, drops, micros = _assess_all(ask, offers)
     kept = [number for number, drop in enumerate(drops) if drop is None]
     keys = _keys(ask, offers, kinds, micros)
-    order = _rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
-    lines = _Lines(ask, offers, kinds, drops, order)
+    order = rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    lines = _Lines(ask, offers, kinds, drops, micros, order)
     p90 = lines[0].usd_p90 if kept else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(
         lines=lines,
+        considered=lines.considered,
         made_at=now,
         expires_at=now + LIFETIME,
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
@@ -376,7 +376,7 @@ def quote(
     of this job. `excluded`: reasons by offer id or host key, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
-    `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed and memory.
+    `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed, memory and preemptions.
     """
     ask = _Ask(
         spec=spec,

@@ -156,7 +156,7 @@ def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) ->
 
 def step_of(manifest: str) -> int:
     """The step that a manifest's key carries: `checkpoints/<job>/<attempt>/<step>-<nonce>/manifest.json`."""
-    return int(manifest.removesuffix("/" + MANIFEST).rsplit("/", 1)[-1].split("-", 1)[0])
+    return int(manifest.split("/")[-2].partition("-")[0])
 
 
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What one attempt showed of speed and memory, as it is kept for the estimates of later jobs."""
+"""What attempts showed of speed, memory and preemptions, for the estimates of later jobs."""
 
 from dataclasses import dataclass
 
@@ -27,3 +27,17 @@ class Observation:
     """What one device has; 0: not known."""
     out_of_memory: bool = False
     """It wanted more than `device_bytes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotHours:
+    """What all teams' spot machines of one cloud, region and GPU went through together."""
+
+    provider: str
+    """Keeps a simulated cloud's apart from the cloud's own."""
+    cloud: str
+    region: str
+    accelerator: str
+    hours: float
+    """For which they stood, or stand yet; of all nodes."""
+    preemptions: int

@@ -1,11 +1,11 @@
 """Capacity that can be bought, what a job needs, and the quote that joins them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 GIB = 1024**3
 HOST = "host:"
@@ -348,12 +348,27 @@ class QuoteLine:
     costs: Costs | None = None
 
 
+class Considered(NamedTuple):
+    """What is kept of an offer when an attempt is bought."""
+
+    offer: str
+    """Its id."""
+    usd_per_hour: Decimal
+    drop: Drop | None
+    """None: it was kept."""
+    reason: str
+    usd_p50: Decimal | None
+    """Expected dollars to finish; None: dropped, or not known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quote:
     """All offers, kept ones first by the spec's objective."""
 
     lines: Sequence[QuoteLine]
     """Every offer once. Built when looked at, since a market has tens of thousands."""
+    considered: Callable[[], Iterable[Considered]] = tuple
+    """The same offers in the same order, at a fraction of the time: less is said of each."""
     made_at: datetime
     expires_at: datetime
     proposed_cap_usd: Decimal | None

@@ -53,7 +53,6 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
     family = str(config.get("model_type", ""))
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
     try:
         _divisible(config)
         return ModelShape(
@@ -73,7 +72,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
             tied_embeddings=count.is_tied(config),
             parameters=count.parameters(config),
             known=family in BUILDS,
-            max_positions=positions if isinstance(positions, int) else None,
+            max_positions=count.number(config, "max_position_embeddings", "n_positions", default=0) or None,
             gated_mlp=family not in PLAIN_MLP,
             **_traits(family, config),
         )

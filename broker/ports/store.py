@@ -6,7 +6,7 @@ from typing import Protocol
 
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, Job, JobState, Reason
-from broker.domain.observation import Observation
+from broker.domain.observation import Observation, SpotHours
 from broker.domain.tenancy import Tenant
 from broker.ports.channels import ChannelStore
 from broker.ports.costs import HouseCosts
@@ -73,6 +73,10 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
 
     async def observations(self, *, each: int) -> Sequence[Observation]:
         """What ended attempts showed, of all teams: the latest `each` of a GPU, method and family, older ones first."""
+        ...
+
+    async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
+        """Of the spot machines that were asked for within so many seconds, of all teams; by cloud, region, GPU."""
         ...
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:

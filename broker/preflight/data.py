@@ -11,7 +11,7 @@ from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import cells
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, fill, read_rows, template_columns
+from trainer.contract.data import DataError, fill, identity, lacking, read_rows, source, template_columns
 from trainer.contract.train import DataFormat, TrainConfig
 
 BYTES_PER_TOKEN = 3.6
@@ -150,7 +150,7 @@ def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
     rows = 0
     try:
         for rows, row in enumerate(read_rows(data, fmt), 1):
-            seen.add(hash(tuple((name, str(value)) for name, value in row.items())))
+            seen.add(identity(row))
             for name, value in row.items():
                 known = columns.get(name)
                 if known is None:
@@ -216,7 +216,7 @@ def column(field: str, name: str, summary: DataSummary, kind: str | None = None)
     """A column that a setting names, of a kind in every row. Raises InvalidInput."""
     found = summary.columns.get(name)
     if found is None:
-        raise _at(field, f"no column {name!r} in the data; it has {', '.join(summary.columns)}")
+        raise _at(field, lacking(name, summary.columns))
     if found.first_null is not None:
         raise _at(field, f"column {name!r} is null or missing in row {found.first_null}; fill it or drop the row")
     if kind is not None and kind in found.first_unlike:
@@ -276,9 +276,7 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
         return tuple(sorted(first))
     for label, row in first.items():
         if label not in train.data.labels:
-            raise _at(
-                "data.labels", f"{cells.source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}"
-            )
+            raise _at("data.labels", f"{source(train.data.path)} row {row}: {cells.outside(label, train.data.labels)}")
     return train.data.labels
 
 

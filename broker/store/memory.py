@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from broker.decide.budgets import admission
+from broker.decide.hazard import Place, place
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
-from broker.domain.observation import Observation
+from broker.domain.observation import Observation, SpotHours
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Clock, Lane, Leased, Token
 from broker.store import fences
@@ -230,6 +231,23 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             if seen[cell] <= each:
                 latest.append(one)
         return latest[::-1]
+
+    async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
+        now = self._state.clock.now()
+        found: dict[Place, tuple[float, int]] = {}
+        for one in (row.value for row in self._state.attempts.values()):
+            sent, offer = one.create_sent_at, one.line.offer
+            if offer.spot and sent is not None and (now - sent).total_seconds() < within_s:
+                hours, preemptions = found.get(place(offer), (0.0, 0))
+                stood = ((one.terminating_since or one.ended_at or now) - sent).total_seconds() / 3600
+                preempted = preemptions + (one.reason is Reason.PREEMPTED)
+                found[place(offer)] = hours + stood * one.line.nodes, preempted
+        return [
+            SpotHours(
+                provider=provider, cloud=cloud, region=region, accelerator=gpu, hours=hours, preemptions=preemptions
+            )
+            for (provider, cloud, region, gpu), (hours, preemptions) in sorted(found.items())
+        ]
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
         self._state.blocked[key] = (fences.clean(reason), self._state.clock.now() + timedelta(seconds=for_s))

@@ -9,7 +9,7 @@ from datetime import datetime
 from broker.domain.errors import StoreError
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
-from broker.domain.observation import Observation
+from broker.domain.observation import Observation, SpotHours
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Change, Charge, Lane, Leased, Token
 from broker.store import fences, rows
@@ -99,6 +99,9 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
 
     async def observations(self, *, each: int) -> Sequence[Observation]:
         return [rows.observation(row) for row in await self._pool.read("observations", each)]
+
+    async def spot_hours(self, *, within_s: float) -> Sequence[SpotHours]:
+        return [SpotHours(**row) for row in await self._pool.read("spot_hours", within_s)]
 
     async def block_offer(self, key: str, reason: str, *, for_s: float) -> None:
         await self._pool.read("block_offer", key, fences.clean(reason), for_s)

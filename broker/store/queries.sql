@@ -189,6 +189,17 @@ SELECT id, seen FROM (
 ) AS latest
 WHERE place <= $1 ORDER BY id;
 
+-- name: spot_hours
+SELECT line -> 'offer' ->> 'provider' AS provider, line -> 'offer' ->> 'cloud' AS cloud,
+    line -> 'offer' ->> 'region' AS region, line -> 'offer' ->> 'accelerator' AS accelerator,
+    sum(extract(epoch FROM coalesce(terminating_since, ended_at, clock_timestamp()) - create_sent_at)
+        / 3600 * (line ->> 'nodes')::bigint)::double precision AS hours,
+    count(*) FILTER (WHERE reason = 'preempted') AS preemptions
+FROM attempts
+WHERE create_sent_at > clock_timestamp() - $1::double precision * interval '1 second'
+    AND (line -> 'offer' ->> 'spot')::boolean
+GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
+
 -- ----------------------------------------------------------------------------------------------- the API's use cases
 
 -- name: submit

@@ -7,9 +7,10 @@ import pytest
 
 from broker.controllers.lessons import Lessons
 from broker.decide.experience import NOTHING
+from broker.decide.hazard import place
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
-from broker.domain.observation import Observation
+from broker.domain.observation import Observation, SpotHours
 from broker.domain.offer import ModelShape, Plan
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
@@ -55,6 +56,40 @@ async def test_each_process_reads_what_all_have_seen_and_only_what_is_new(
     seen.append(replace(seen[0], attempt_id=AttemptId("a3")))
     await lessons.step()
     assert len(lessons().speeds["l40s"]) == 4
+
+
+async def test_own_spot_history_is_read_at_once_and_then_now_and_then(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = house().fleet("one")
+    asked: list[float] = []
+
+    async def spot_hours(*, within_s: float) -> Sequence[SpotHours]:
+        asked.append(within_s)
+        return [SpotHours(provider="v", cloud="v", region="eu", accelerator="l4", hours=9.0, preemptions=len(asked))]
+
+    monkeypatch.setattr(here.context.store, "spot_hours", spot_hours)
+    lessons = Lessons(here.context)
+    await lessons.step()
+    first = lessons()
+    assert [one.preemptions for one in first.spots.values()] == [1]
+    for _ in range(19):
+        await lessons.step()
+    assert lessons() is first
+    await lessons.step()
+    assert [one.preemptions for one in lessons().spots.values()] == [2]
+
+
+async def test_a_real_spot_attempt_becomes_history_of_its_own_market(house: Callable[..., House]) -> None:
+    broker = house()
+    async with broker.running():
+        job = await broker.submit(workload=WORK)
+        await broker.state_of(job, JobState.SUCCEEDED)
+        (attempt,) = await broker.attempts(job)
+    lessons = Lessons(broker.fleet("two").context)
+    await lessons.step()
+    offer = attempt.line.offer
+    assert (lessons().spots[place(offer)].hours > 0) if offer.spot else not lessons().spots
 
 
 async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_job_with_what_was_tried(

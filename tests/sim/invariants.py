@@ -279,14 +279,12 @@ class Watch:
                 stand.ended = at
 
     def able(self) -> None:
-        """Something has changed of who could destroy a machine: a broker that reaches its database, if the cloud's API
-        is not down for everybody."""
-        world = self._world
-        acts = any(
-            not (slot.process.dead or slot.process.frozen or world.weather.hits("store.down", slot.number))
-            for slot in world.slots
-        )
-        self.measures.able(acts and not world.weather.hits("cloud.down"), world.loop.time())
+        """Something has changed of who could see a death or destroy a machine."""
+        world, down = self._world, self._world.weather.hits
+        running = [s.number for s in world.slots if not (s.process.dead or s.process.frozen)]
+        act = not down("cloud.down") and not all(down("store.down", number) for number in running)
+        see = act and not down("blobs.down_for_all")
+        self.measures.able(act=act and bool(running), see=see and bool(running), now=world.loop.time())
 
     # ----------------------------------------------------------------------------------------------------- the objects
 

@@ -12,6 +12,28 @@ def attempt_of_machine(machine_id: str) -> AttemptId:
 
 
 @dataclass
+class Helpless:
+    """When nobody could do a thing; from the start on, nobody can."""
+
+    _over: list[tuple[float, float]] = field(default_factory=list)
+    _since: float | None = 0.0
+
+    def unless(self, able: bool, now: float) -> None:
+        if able and self._since is not None:
+            self._over.append((self._since, now))
+            self._since = None
+        elif not able and self._since is None:
+            self._since = now
+
+    def within(self, since: float, until: float) -> float:
+        """Seconds of a span."""
+        spans = list(self._over)
+        if self._since is not None:
+            spans.append((self._since, until))
+        return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in spans)
+
+
+@dataclass
 class Measures:
     """A machine is leaked from when nobody wants it any more (its attempt is on its way out, has ended, or is nobody's)
     until it is gone and bills no more."""
@@ -21,38 +43,33 @@ class Measures:
     leak_ages_raw: list[float] = field(default_factory=list)
     """All of it."""
     detects: list[float] = field(default_factory=list)
+    """From a death without notice until its attempt was on its way out: the time in which somebody could see it."""
+    detects_raw: list[float] = field(default_factory=list)
+    """All of it."""
     _unwanted: dict[str, float] = field(default_factory=dict)
     _lost: dict[AttemptId, float] = field(default_factory=dict)
-    _helpless: list[tuple[float, float]] = field(default_factory=list)
-    _helpless_since: float | None = 0.0
+    _idle: Helpless = field(default_factory=Helpless)
+    _blind: Helpless = field(default_factory=Helpless)
 
-    def able(self, yes: bool, now: float) -> None:
-        """Whether from now on a broker runs that reaches its database, and the cloud's API is not down."""
-        if yes and self._helpless_since is not None:
-            self._helpless.append((self._helpless_since, now))
-            self._helpless_since = None
-        elif not yes and self._helpless_since is None:
-            self._helpless_since = now
+    def able(self, *, act: bool, see: bool, now: float) -> None:
+        """From now on. `act`: a broker runs that reaches its database, and the cloud's API is not down; `see`: nor is
+        the blob store, which alone tells a death from a job's end."""
+        self._idle.unless(act, now)
+        self._blind.unless(see, now)
 
     def unwanted(self, attempt: AttemptId, machines: Sequence[str], now: float) -> None:
         """From here on none of these machines should exist; what had died of the attempt was noticed."""
         for machine in machines:
             self._unwanted.setdefault(machine, now)
         if (died := self._lost.pop(attempt, None)) is not None:
-            self.detects.append(now - died)
+            self.detects_raw.append(now - died)
+            self.detects.append(now - died - self._blind.within(died, now))
 
     def gone(self, machine: str, at: float) -> None:
         if (since := self._unwanted.pop(machine, None)) is not None:
             raw = max(0.0, at - since)
             self.leak_ages_raw.append(raw)
-            self.leak_ages.append(max(0.0, raw - self._helpless_s(since, at)))
-
-    def _helpless_s(self, since: float, until: float) -> float:
-        """Seconds of a span in which nobody could destroy anything."""
-        spans = list(self._helpless)
-        if self._helpless_since is not None:
-            spans.append((self._helpless_since, until))
-        return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in spans)
+            self.leak_ages.append(max(0.0, raw - self._idle.within(since, at)))
 
     def lost(self, attempt: AttemptId, at: float) -> None:
         """A machine of this attempt died, and nobody was told."""

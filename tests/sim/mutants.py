@@ -94,14 +94,14 @@ async def _dead_at_once(self: launchers.Launchers, attempt: Any) -> float | None
     return self._dead_since.setdefault(key, self._context.clock.monotonic())
 
 
-def _one_absence(self: inventory.Inventory, provider: str, since: float, shows: Any) -> datetime | None:
+def _one_absence(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
     for listing in self._listings[provider]:
         if listing.begun > since and not shows(listing):
             return self._by_the_wall(listing.answered)
     return None
 
 
-def _no_lag(self: inventory.Inventory, provider: str, since: float, shows: Any) -> datetime | None:
+def _no_lag(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
     without: list[Any] = []
     for listing in self._listings[provider]:
         if listing.begun > since:
@@ -109,7 +109,7 @@ def _no_lag(self: inventory.Inventory, provider: str, since: float, shows: Any) 
     return self._by_the_wall(without[1].answered) if len(without) >= 2 else None
 
 
-def _first_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any) -> datetime | None:
+def _first_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
     """Charged up to the first listing of the proof, which may have left out what stood there."""
     if _ABSENT_SINCE(self, provider, since, shows) is None:
         return None
@@ -120,7 +120,7 @@ def _first_left_out(self: inventory.Inventory, provider: str, since: float, show
     return self._by_the_wall(without[0].answered)
 
 
-def _any_time(self: inventory.Inventory, provider: str, since: float, shows: Any) -> datetime | None:
+def _any_time(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
     return _ABSENT_SINCE(self, provider, float("-inf"), shows)
 
 

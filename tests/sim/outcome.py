@@ -25,9 +25,9 @@ class Outcome:
     while it lived; those of a machine or of people where it was its own."""
     leak_ages: tuple[float, ...] = ()
     leak_ages_raw: tuple[float, ...] = ()
-    """Virtual seconds: see `Measures`."""
     detects: tuple[float, ...] = ()
-    """Virtual seconds from a death without notice until its attempt was on its way out."""
+    detects_raw: tuple[float, ...] = ()
+    """Virtual seconds: see `Measures`."""
 
     @property
     def hash(self) -> str:
@@ -48,6 +48,7 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     leaks = [age for outcome in done for age in outcome.leak_ages]
     raw = [age for outcome in done for age in outcome.leak_ages_raw]
     detects = [age for outcome in done for age in outcome.detects]
+    detects_raw = [age for outcome in done for age in outcome.detects_raw]
     lives = [met for outcome in done for met in outcome.lives]
     lifetimes = sum(outcome.lifetimes for outcome in done)
     return {
@@ -62,5 +63,6 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "leak_age_max": round(max(leaks, default=0.0), 1),
         "leak_age_raw_max": round(max(raw, default=0.0), 1),
         "detect_p95_s": round(percentile(detects, 0.95), 1),
+        "detect_raw_p95_s": round(percentile(detects_raw, 0.95), 1),
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
     }

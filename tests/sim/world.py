@@ -237,12 +237,13 @@ class World:
         finally:
             root.removeHandler(handler)
             shutil.rmtree(self._folder, ignore_errors=True)
+        measures = self.watch.measures
         return Outcome(
             seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
             faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
             lives=tuple(map(self._met, filter(self._is_over, self.jobs))),
-            leak_ages=tuple(self.watch.measures.leak_ages),
-            leak_ages_raw=tuple(self.watch.measures.leak_ages_raw), detects=tuple(self.watch.measures.detects),
+            leak_ages=tuple(measures.leak_ages), leak_ages_raw=tuple(measures.leak_ages_raw),
+            detects=tuple(measures.detects), detects_raw=tuple(measures.detects_raw),
         )  # fmt: skip
 
     async def _live(self) -> None:

@@ -11,7 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.fernet import Fernet
 
@@ -33,10 +33,21 @@ def until(fact: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
     raise AssertionError(f"never came true: {what}")
 
 
+class Process(Protocol):
+    """What is used of a `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class Agent:
     """One started agent."""
 
-    def __init__(self, bench: "Bench", attempt: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, bench: "Bench", attempt: str, process: Process) -> None:
         self.bench, self.attempt, self.process = bench, attempt, process
 
     def kill_group(self) -> None:

@@ -215,3 +215,13 @@ def test_by_default_it_is_the_trainers_own_step() -> None:
     assert TrainConfig.model_fields["precision"].default == "auto"
     found = broker.estimate(MISTRAL)
     assert found["peak_allocated_bytes"] > 14 * GIB
+
+
+@pytest.mark.parametrize("positions", ["4096", -1, 0, 2048.0])
+def test_positions_that_are_no_number_are_said_and_not_passed_over(positions: object) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": positions,
+    }  # fmt: skip
+    with pytest.raises(BadAsk, match="no positive max_position_embeddings"):
+        estimate(config=config, seq=99)

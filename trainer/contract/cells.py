@@ -79,11 +79,6 @@ def missing(kind: str, column: str) -> str:
     return f"column {column!r} is no list of words; give a JSON list, or words with spaces between them"
 
 
-def source(path: str) -> str:
-    """How messages name the data set: by its file, or as `data` for an upload, whose name says nothing."""
-    return "data" if path.startswith("upload:") else path
-
-
 def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
     """The cell as its kind has it. Raises DataError naming file and row."""
     if row.get(column) is None:
@@ -94,9 +89,11 @@ def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row
     return found
 
 
-def unknown_label(label: str, labels: Sequence[str], where: str, number_of_row: int) -> DataError:
-    """For a label outside of the set that the configuration names."""
-    return DataError(f"{where} row {number_of_row}: {outside(label, labels)}")
+def known(found: Sequence[str], labels: Sequence[str], where: str, number_of_row: int) -> None:
+    """Raises DataError for a label outside of the set that the configuration names; empty, it has them all."""
+    wrong = next((label for label in found if labels and label not in labels), None)
+    if wrong is not None:
+        raise DataError(f"{where} row {number_of_row}: {outside(wrong, labels)}")
 
 
 def outside(label: str, labels: Sequence[str]) -> str:

@@ -44,6 +44,9 @@ class DataConfig(Config):
     for each word (`token_classification`)."""
     labels: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)] = ()
     """All classes; empty: those of the data. A row with another one is an error."""
+    bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the rows that the trainer may leave out since they are unreadable, not UTF-8, or have a missing or wrong
+    cell or label. More are refused. The daemon's own check takes none."""
     eval_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the rows held out for evaluation, chosen by the seed."""
 

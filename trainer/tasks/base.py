@@ -1,21 +1,27 @@
 """The seam between the loop and what it trains."""
 
+import logging
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from trainer import model as models
-from trainer.contract.data import DataError, read_rows
+from trainer.contract.data import DataError, check_columns, each_row, source, too_many
 from trainer.contract.train import LoraConfig, TrainConfig
 from trainer.dataset import by_size
 from trainer.faults import DataFault
 
 E = TypeVar("E")
-Row = tuple[int, dict[str, Any]]
-"""Number from 1, cells by column."""
+_log = logging.getLogger(__name__)
+NAMED = 20
+Row = dict[str, Any]
+"""Cells by column."""
+Seen = Callable[[int, Row, Any], None]
+"""Is told of every row that can be used: its number from 1, its cells, and what `Task.example` made of it."""
 Batch = dict[str, torch.Tensor]
 
 
@@ -33,19 +39,60 @@ class Task(ABC, Generic[E]):
         self.config = config
         self.tokenizer: Any = None
         self.pad = 0
+        self.where = source(config.data.path)
+        """How messages name the data set."""
+        self.rows = 0
+        """Rows of the data set, those that cannot be used among them."""
+        self.bad = 0
+        """Rows that cannot be used."""
+        self.faults: list[str] = []
+        """What is wrong with the first NAMED of them, naming file and row."""
 
-    def examples(self, path: Path, data_format: Any) -> tuple[list[E], int]:
-        """(examples, how many rows were dropped since nothing is learned from them). Raises UserFault, DataFault."""
+    def examples(self, path: Path, data_format: Any, seen: Seen | None = None) -> tuple[list[E], int]:
+        """(examples, how many rows were dropped since nothing is learned from them). Rows that cannot be used are left
+        out and counted. Raises UserFault, and DataFault also for more of these than `data.bad_share`."""
         self.tokenizer = self._tokenizer()
         self.pad = next((t for t in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if t is not None), 0)
         try:
-            found = list(self._encode(enumerate(read_rows(path.read_bytes(), data_format), 1)))
+            found = self._read(path.read_bytes(), data_format, seen)
         except DataError as e:
             raise DataFault(str(e)) from None
-        examples = [e for e in found if e is not None and self.targets(e) > 0]
+        if self.bad and (wrong := too_many(self.bad, self.rows, self.config.data.bad_share, self.faults[0])):
+            raise DataFault(wrong)
+        if self.bad and os.environ.get("RANK", "0") == "0":
+            _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad, self.rows, self.faults[0])
+        examples = [e for e in self._settled(found) if self.targets(e) > 0]
         if not examples:
             raise DataFault(self._nothing())
         return examples, len(found) - len(examples)
+
+    def _read(self, data: bytes, data_format: Any, seen: Seen | None) -> list[Any]:
+        """What `example` makes of each row that can be used. Raises DataError for what is wrong with all of them."""
+        found: list[Any] = []
+        self.rows, self.bad, self.faults = 0, 0, []
+        checked = False
+        for number, row in enumerate(each_row(data, data_format, self.where), 1):
+            self.rows = number
+            if isinstance(row, DataError):
+                self._leave_out(row)
+                continue
+            if not checked:
+                check_columns(self.config.data, row)
+                checked = True
+            try:
+                example = self.example(row, number)
+            except DataError as e:
+                self._leave_out(e)
+                continue
+            found.append(example)
+            if seen is not None:
+                seen(number, row, example)
+        return found
+
+    def _leave_out(self, error: DataError) -> None:
+        self.bad += 1
+        if self.bad <= NAMED:
+            self.faults.append(str(error))
 
     def model(self, precision: str, *, hollow: bool = False) -> Any:
         """The model, with adapters where they are asked for; after `examples`. Raises UserFault.
@@ -62,8 +109,20 @@ class Task(ABC, Generic[E]):
     # ------------------------------------------------------------------------------------------------------- each task
 
     @abstractmethod
-    def _encode(self, rows: Iterable[Row]) -> Iterator[E | None]:
-        """An example for each row, None for one that is dropped. Raises DataError."""
+    def example(self, row: Row, number: int) -> Any:
+        """What a row becomes, as far as it can be told without the others. Raises DataError naming the row."""
+
+    def _settled(self, found: list[Any]) -> list[E]:
+        """The examples, of what `example` made of all rows that can be used. Raises DataFault."""
+        return found
+
+    def lengths(self, example: Any) -> tuple[int, ...]:
+        """Tokens of each sequence of what `example` made that `max_length` bounds."""
+        return (len(example.ids),)
+
+    @abstractmethod
+    def shown(self, example: Any) -> tuple[str, str]:
+        """(what the model is given, what it learns to say), as text, of what `example` made."""
 
     @abstractmethod
     def size(self, example: E) -> int:

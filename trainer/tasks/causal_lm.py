@@ -1,13 +1,13 @@
 """Causal language modelling: the next token of a completion after its prompt, or of an assistant's turns in a chat."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from trainer.contract import cells
-from trainer.contract.data import check_templates, render
+from trainer.contract.data import render
 from trainer.dataset import IGNORED, Example, by_size, collate, encode
 from trainer.faults import UserFault
 from trainer.tasks import chats, packing
@@ -22,27 +22,25 @@ class CausalLm(Task[Example | Pack]):
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
 
-    def _encode(self, rows: Iterable[Row]) -> Iterator[Example]:
-        config = self.config
-        if config.data.messages:
-            yield from self._chats(rows, config.data.messages)
-            return
-        for number, row in rows:
-            if number == 1:
-                check_templates(config.data, frozenset(row))
-            prompt, completion = render(config.data, row, number)
-            yield encode(self.tokenizer, prompt, completion, config.max_length)
-
-    def _chats(self, rows: Iterable[Row], column: str) -> Iterator[Example]:
-        if not self.tokenizer.chat_template:
+    def _tokenizer(self) -> Any:
+        found = super()._tokenizer()
+        if self.config.data.messages and not found.chat_template:
             raise UserFault(
                 f"train.model: the tokenizer of {self.config.model!r} has no chat template; take an instruct model, or "
                 "give data.prompt and data.completion"
             )
-        where = cells.source(self.config.data.path)
-        for number, row in rows:
-            messages = cells.taken("chat", row, column, where, number)
-            yield chats.encode(self.tokenizer, messages, self.config.max_length, f"{where} row {number}")
+        return found
+
+    def example(self, row: Row, number: int) -> Example:
+        config = self.config
+        if config.data.messages:
+            messages = cells.taken("chat", row, config.data.messages, self.where, number)
+            return chats.encode(self.tokenizer, messages, config.max_length, f"{self.where} row {number}")
+        prompt, completion = render(config.data, row, number)
+        return encode(self.tokenizer, prompt, completion, config.max_length)
+
+    def shown(self, example: Example) -> tuple[str, str]:
+        return self.tokenizer.decode(example.ids), self.tokenizer.decode([i for i in example.labels if i != IGNORED])
 
     def _nothing(self) -> str:
         return f"data: no row has a completion within max_length {self.config.max_length}; raise train.max_length"

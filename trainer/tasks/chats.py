@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jinja2
+
 from trainer.contract.data import DataError
 from trainer.dataset import Example
 
@@ -24,8 +26,11 @@ def encode(tokenizer: Any, messages: list[dict[str, Any]], max_length: int, wher
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        asked = render(tokenizer, messages[:number], ask=True)
-        answered = render(tokenizer, messages[: number + 1], ask=False)
+        try:
+            asked = render(tokenizer, messages[:number], ask=True)
+            answered = render(tokenizer, messages[: number + 1], ask=False)
+        except jinja2.TemplateError as e:
+            raise DataError(f"{where}: the model's chat template refuses the chat ({_line(e)}); mend the row") from None
         if not asked.startswith(done) or not answered.startswith(asked):
             raise DataError(
                 f"{where}: the model's chat template changes earlier turns when later ones follow (message "
@@ -38,6 +43,10 @@ def encode(tokenizer: Any, messages: list[dict[str, Any]], max_length: int, wher
         done = answered
     cut = [(min(start, max_length), min(end, max_length)) for start, end in spans]
     return Example(ids=ids[:max_length], prompt=cut[0][1], silent=tuple(s for s in cut[1:] if s[0] < s[1]))
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:

@@ -1,14 +1,14 @@
 """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290): the better of two answers, without a reward
 model. The reference is the base under the adapters, so there is no second model in memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from trainer.contract.data import check_templates, render_preference
+from trainer.contract.data import render_preference
 from trainer.dataset import IGNORED, Example, collate, encode
 from trainer.tasks.base import Batch, Row, Task
 from trainer.tasks.writing import continuations
@@ -28,16 +28,20 @@ class Dpo(Task[Preference]):
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
 
-    def _encode(self, rows: Iterable[Row]) -> Iterator[Preference]:
+    def example(self, row: Row, number: int) -> Preference:
         config = self.config
-        for number, row in rows:
-            if number == 1:
-                check_templates(config.data, frozenset(row))
-            prompt, chosen, rejected = render_preference(config.data, row, number)
-            yield Preference(
-                chosen=encode(self.tokenizer, prompt, chosen, config.max_length),
-                rejected=encode(self.tokenizer, prompt, rejected, config.max_length),
-            )
+        prompt, chosen, rejected = render_preference(config.data, row, number)
+        return Preference(
+            chosen=encode(self.tokenizer, prompt, chosen, config.max_length),
+            rejected=encode(self.tokenizer, prompt, rejected, config.max_length),
+        )
+
+    def lengths(self, example: Preference) -> tuple[int, ...]:
+        return len(example.chosen.ids), len(example.rejected.ids)
+
+    def shown(self, example: Preference) -> tuple[str, str]:
+        answer = self.tokenizer.decode([i for i in example.rejected.labels if i != IGNORED])
+        return self.tokenizer.decode(example.chosen.ids), f"rather than {answer}"
 
     def _nothing(self) -> str:
         return f"data: no row has two answers within max_length {self.config.max_length}; raise train.max_length"

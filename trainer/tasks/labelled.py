@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.contract import cells
+from trainer.contract.data import source
 from trainer.contract.train import DataConfig
 from trainer.faults import DataFault
 
@@ -16,20 +17,13 @@ class Labels:
         self._data = data
         self.names = tuple(data.labels)
 
-    def settle(self, found: Sequence[tuple[int, Sequence[str]]]) -> None:
-        """`found`: number and labels of each row. Raises DataError naming the row of a label that is not configured,
-        DataFault where there is nothing to tell apart."""
-        where = cells.source(self._data.path)
-        if self.names:
-            known = frozenset(self.names)
-            for number, labels in found:
-                for label in labels:
-                    if label not in known:
-                        raise cells.unknown_label(label, self.names, where, number)
+    def settle(self, found: Sequence[str]) -> None:
+        """`found`: the labels of all rows. Raises DataFault where there is nothing to tell apart."""
+        if self.names or not found:
             return
-        self.names = tuple(sorted({label for _, labels in found for label in labels}))
+        self.names = tuple(sorted(set(found)))
         if wrong := cells.bad_set(self.names, self._data.label):
-            raise DataFault(f"{where}: {wrong}")
+            raise DataFault(f"{source(self._data.path)}: {wrong}")
 
     def head(self) -> dict[str, Any]:
         """How a model's head is asked for."""

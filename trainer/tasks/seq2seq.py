@@ -1,13 +1,13 @@
 """One text from another by an encoder-decoder, such as a summary."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from trainer.contract.data import check_templates, render
+from trainer.contract.data import render
 from trainer.dataset import IGNORED, padded
 from trainer.faults import UserFault
 from trainer.tasks.base import Batch, Row, Task
@@ -33,14 +33,16 @@ class Seq2Seq(Task[Pair]):
     architecture = "AutoModelForSeq2SeqLM"
     adapters = "SEQ_2_SEQ_LM"
 
-    def _encode(self, rows: Iterable[Row]) -> Iterator[Pair]:
-        config = self.config
-        for number, row in rows:
-            if number == 1:
-                check_templates(config.data, frozenset(row))
-            read, written = render(config.data, row, number)
-            labels = self._ids(written, target=True)
-            yield Pair(ids=self._ids(read), labels=labels if written.strip() else [], number=number)
+    def example(self, row: Row, number: int) -> Pair:
+        read, written = render(self.config.data, row, number)
+        labels = self._ids(written, target=True)
+        return Pair(ids=self._ids(read), labels=labels if written.strip() else [], number=number)
+
+    def lengths(self, example: Pair) -> tuple[int, ...]:
+        return len(example.ids), len(example.labels)
+
+    def shown(self, example: Pair) -> tuple[str, str]:
+        return self.tokenizer.decode(example.ids), self.tokenizer.decode(example.labels)
 
     def _ids(self, text: str, *, target: bool = False) -> list[int]:
         """Cut to `max_length`; the tokenizer's own end stays, and is added to what is to be written."""

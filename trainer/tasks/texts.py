@@ -1,7 +1,7 @@
 """A class, or a number, of a whole text."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from trainer.contract import cells
-from trainer.contract.data import check_templates, fill_prompt
+from trainer.contract.data import fill_prompt
 from trainer.dataset import padded
 from trainer.tasks import labelled
 from trainer.tasks.base import Batch, Row, Task
@@ -33,16 +33,16 @@ class _Texts(Task[Labelled[L]]):
     adapters = "SEQ_CLS"
     headed = True
 
-    def _encode(self, rows: Iterable[Row]) -> Iterator[Labelled[L]]:
-        data = self.config.data
-        found: list[tuple[int, list[int], Any]] = []
-        for number, row in rows:
-            if number == 1:
-                check_templates(data, frozenset(row))
-            found.append((number, self._ids(fill_prompt(data, row, number)), self._read(row, number)))
-        self._settle_labels([(number, label) for number, _, label in found])
-        for _, ids, label in found:
-            yield Labelled(ids=ids, label=self._label(label))
+    def example(self, row: Row, number: int) -> Labelled[Any]:
+        ids = self._ids(fill_prompt(self.config.data, row, number))
+        return Labelled(ids=ids, label=self._cell(row, number))
+
+    def _settled(self, found: list[Labelled[Any]]) -> list[Labelled[L]]:
+        self._settle_labels([row.label for row in found])
+        return [Labelled(ids=row.ids, label=self._label(row.label)) for row in found]
+
+    def shown(self, example: Labelled[Any]) -> tuple[str, str]:
+        return self.tokenizer.decode(example.ids), str(example.label)
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, truncation=True, max_length=self.config.max_length)["input_ids"])
@@ -90,11 +90,11 @@ class _Texts(Task[Labelled[L]]):
     # ------------------------------------------------------------------------------------------- a class, or a number
 
     @abstractmethod
-    def _read(self, row: dict[str, Any], number: int) -> Any:
+    def _cell(self, row: Row, number: int) -> Any:
         """The cell of the label. Raises DataError."""
 
-    def _settle_labels(self, found: Sequence[tuple[int, Any]]) -> None:
-        """Sees every row's label once. Raises DataError, DataFault."""
+    def _settle_labels(self, found: Sequence[Any]) -> None:
+        """Sees every row's label once. Raises DataFault."""
 
     @abstractmethod
     def _label(self, cell: Any) -> L: ...
@@ -117,13 +117,14 @@ class _Texts(Task[Labelled[L]]):
 class TextClassification(_Texts[int]):
     """The loss is the cross-entropy (nats) of a row's class."""
 
-    def _read(self, row: dict[str, Any], number: int) -> str:
-        found: str = cells.taken("label", row, self.config.data.label, cells.source(self.config.data.path), number)
+    def _cell(self, row: Row, number: int) -> str:
+        found: str = cells.taken("label", row, self.config.data.label, self.where, number)
+        cells.known((found,), self.config.data.labels, self.where, number)
         return found
 
-    def _settle_labels(self, found: Sequence[tuple[int, str]]) -> None:
+    def _settle_labels(self, found: Sequence[str]) -> None:
         self._labels = Labels(self.config.data)
-        self._labels.settle([(number, (label,)) for number, label in found])
+        self._labels.settle(found)
 
     def _label(self, cell: str) -> int:
         return self._labels.number(cell)
@@ -151,8 +152,8 @@ class TextClassification(_Texts[int]):
 class TextRegression(_Texts[float]):
     """The loss is the squared error of a row's number."""
 
-    def _read(self, row: dict[str, Any], number: int) -> float:
-        found: float = cells.taken("number", row, self.config.data.label, cells.source(self.config.data.path), number)
+    def _cell(self, row: Row, number: int) -> float:
+        found: float = cells.taken("number", row, self.config.data.label, self.where, number)
         return found
 
     def _label(self, cell: float) -> float:

@@ -1,6 +1,6 @@
 """A tag for each word of a text, such as the names in it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,15 @@ class Tagged:
     labels: list[int]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """A text as token ids, for each the word that begins with it, and the tag of each word by its name."""
+
+    ids: list[int]
+    starts: list[int | None]
+    tags: list[str]
+
+
 class TokenClassification(Task[Tagged]):
     """The loss is the cross-entropy (nats) of a word's tag."""
 
@@ -44,21 +53,26 @@ class TokenClassification(Task[Tagged]):
             )
         return found
 
-    def _encode(self, rows: Iterable[Row]) -> Iterator[Tagged]:
-        data, where = self.config.data, cells.source(self.config.data.path)
-        found: list[tuple[list[str], list[str]]] = []
-        for number, row in rows:
-            words = cells.taken("words", row, data.words, where, number)
-            tags = cells.taken("words", row, data.label, where, number)
-            if len(words) != len(tags):
-                raise DataError(f"{where} row {number}: {len(words)} words and {len(tags)} tags; give each word one")
-            found.append((words, tags))
-        self._labels = Labels(data)
-        self._labels.settle([(number, tags) for number, (_, tags) in enumerate(found, 1)])
-        for words, tags in found:
-            ids, starts = self._tokens(words)
-            labels = [IGNORED if word is None else self._labels.number(tags[word]) for word in starts]
-            yield Tagged(ids=ids, labels=labels)
+    def example(self, row: Row, number: int) -> Read:
+        data = self.config.data
+        words = cells.taken("words", row, data.words, self.where, number)
+        tags = cells.taken("words", row, data.label, self.where, number)
+        if len(words) != len(tags):
+            raise DataError(f"{self.where} row {number}: {len(words)} words and {len(tags)} tags; give each word one")
+        cells.known(tags, data.labels, self.where, number)
+        ids, starts = self._tokens(words)
+        return Read(ids=ids, starts=starts, tags=tags)
+
+    def _settled(self, found: list[Read]) -> list[Tagged]:
+        self._labels = Labels(self.config.data)
+        self._labels.settle([tag for row in found for tag in row.tags])
+        return [Tagged(ids=row.ids, labels=[self._target(row, word) for word in row.starts]) for row in found]
+
+    def _target(self, row: Read, word: int | None) -> int:
+        return IGNORED if word is None else self._labels.number(row.tags[word])
+
+    def shown(self, example: Read) -> tuple[str, str]:
+        return self.tokenizer.decode(example.ids), " ".join(example.tags)
 
     def _tokens(self, words: list[str]) -> tuple[list[int], list[int | None]]:
         """(token ids, for each the word that begins with it)."""

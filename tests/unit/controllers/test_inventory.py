@@ -61,12 +61,23 @@ async def test_two_empty_listings_a_lag_apart_prove_absence_from_the_second_on(
     looks: Sequence[tuple[float, Any]],
 ) -> None:
     seen, times = await listed(looks)
-    assert seen.absent_since("scripted", NAME, times[0] - 1) == build.T0 + timedelta(seconds=times[1])
+    found = seen.absent_since("scripted", NAME, times[0] - 1, born_by=build.T0 - timedelta(seconds=LAG_S))
+    assert found == build.T0 + timedelta(seconds=times[1])
+
+
+@pytest.mark.parametrize(("born_by_s", "bill_ends"), [(None, 4), (100, 4), (8, 4), (3, 3), (-LAG_S, 1)])
+async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: float | None, bill_ends: int) -> None:
+    """`born_by_s`: when it is known to have stood; else by the end of its launcher, at 5 s. All listings are empty."""
+    seen, times = await listed([(6, ()), (2, ()), (5, ()), (4, ()), (3, ()), (5, ())])
+    born_by = None if born_by_s is None else build.T0 + timedelta(seconds=born_by_s)
+    found = seen.absent_since("scripted", NAME, 5, born_by=born_by)
+    assert found == build.T0 + timedelta(seconds=times[bill_ends])
 
 
 async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
     seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE), (1, GONE)])
-    assert seen.absent_since("scripted", NAME, 0) == build.T0 + timedelta(seconds=times[2])
+    found = seen.absent_since("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S))
+    assert found == build.T0 + timedelta(seconds=times[2])
 
 
 async def test_a_listing_before_the_launchers_death_proves_nothing() -> None:

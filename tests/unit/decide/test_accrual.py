@@ -18,6 +18,7 @@ from broker.decide.billing import (
     drain_lead_s,
     due_signal,
     least_usd,
+    limit,
     machine_s,
     out_of_time,
     owed,
@@ -275,6 +276,12 @@ def test_a_last_word_without_a_beat_counts() -> None:
     assert traffic(sending(final=final(sent_bytes=9)), build.at(100)).sent == 9
 
 
+def test_a_last_word_of_a_later_start_adds_to_what_was_counted_before() -> None:
+    word = final("b", sent_bytes=2, received_bytes=7)
+    attempt = sending(earlier_traffic=Traffic(sent=3, received=5), beat=beat("a", received_bytes=20), final=word)
+    assert traffic(attempt, build.at(9)) == Traffic(sent=5, received=32)
+
+
 def test_more_than_a_network_carries_is_not_believed() -> None:
     attempt = sending(beat=beat(sent_bytes=2**53, received_bytes=2**53))
     most = 10 * 12_500_000_000
@@ -377,3 +384,5 @@ def test_an_attempt_spends_no_more_than_it_has_reserved_though_the_cap_is_raised
     attempt = priced("3.6", reserved_usd=Decimal(1))
     assert cap_is_near(attempt, timed(), CAPS, build.at(1000), tempo())
     assert not cap_is_near(attempt, timed(), CAPS, build.at(800), tempo())
+    charged = replace(attempt, charged_usd=Decimal("0.5"))
+    assert limit(charged, replace(timed(), spent_usd=Decimal("2.5"))) == Decimal(3)

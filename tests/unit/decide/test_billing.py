@@ -1,7 +1,7 @@
 """Charges never lose or repeat time, and the drain starts early enough for the cap to hold."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -16,15 +16,17 @@ from broker.decide.billing import (
     drain_lead_s,
     grace_over,
     least_usd,
+    out_of_time,
     owed,
+    price_change,
     reservation,
     runs_since,
 )
 from broker.domain.ids import InstanceName
-from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState, Handle, Reason
+from broker.domain.instance import Caps, InstanceState, Observed
+from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Reason
 from broker.domain.money import ZERO
-from broker.domain.offer import GIB, HostFacts
+from broker.domain.offer import GIB, HostFacts, MemoryNeed
 from tests.unit.decide import build
 from tests.unit.decide.build import tempo
 from trainer.contract.rendezvous import Beat, CheckpointRef
@@ -244,3 +246,48 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
     assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
     assert not grace_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), look_s=1)
+
+
+def test_a_machine_that_nobody_saw_starting_runs_since_its_create_was_sent() -> None:
+    attempt = build.attempt(created_at=build.at(-50))
+    assert attempt.create_sent_at == build.at(0)
+    assert runs_since(attempt, None, CAPS) == build.at(0)
+    assert runs_since(replace(attempt, create_sent_at=None), None, CAPS) == build.at(-50)
+
+
+def test_time_is_out_when_none_is_left_and_not_before() -> None:
+    japan = timezone(timedelta(hours=9))
+    job = build.active_job(spec_changes={"deadline": build.at(100).astimezone(japan)})
+    assert out_of_time(job, build.at(99.5)) is None
+    words = out_of_time(job, build.at(100))
+    assert words is not None
+    assert words.startswith("out of time: its deadline 2026-01-01 00:01 UTC is reached; ")
+    assert out_of_time(job, build.at(80), needed_s=20) == words
+
+
+def test_where_both_limits_of_time_are_reached_the_deadline_is_named() -> None:
+    job = build.active_job(spec_changes={"deadline": build.at(60), "max_duration": 60}, machine_s=60.0)
+    assert "its deadline" in (out_of_time(job, build.at(60)) or "")
+
+
+def test_a_drain_is_cut_short_where_the_next_look_would_pass_the_cap() -> None:
+    job = build.active_job(cap_usd=Decimal(1))
+    attempt = priced("3.6", state=AttemptState.DRAINING, draining_since=build.at(899))
+    assert not grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=1)
+    assert grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=60)
+
+
+def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:
+    need = MemoryNeed(
+        weights=6 * GIB, gradients=0, optimizer=4 * GIB, activations=0, logits=0, context=0, margin=0, source="test"
+    )
+    line = build.line(facts=HostFacts(egress_usd_per_gib=Decimal("0.1")))
+    saves = least_usd(replace(line, memory=need), CAPS, 30, tempo()) - least_usd(line, CAPS, 30, tempo())
+    assert saves == 4 * 10 * Decimal("0.1"), "two in the 70 s until it has drained, one under way and the last"
+
+
+def test_a_machine_that_has_become_free_costs_nothing() -> None:
+    attempt = priced("3.6")
+    handle = Handle(provider="x", id="1", name=InstanceName("n"))
+    free = Observed(handle=handle, state=InstanceState.RUNNING, usd_per_hour=ZERO, price_moves=True)
+    assert price_change(attempt, (free,), build.at(9)) == PriceChange(since=build.at(9), usd_per_hour=ZERO)

@@ -16,6 +16,7 @@ from broker.decide.budgets import (
     Standing,
     admission,
     drains,
+    entry,
     extension,
     gpu_room,
     judge,
@@ -262,3 +263,35 @@ def test_reached_thresholds_in_order_and_the_drain_among_them() -> None:
     found = drains(limits, replace(halfway, charged=(Decimal(91), Decimal(900))))
     assert found is not None
     assert found.charged_usd == 91
+
+
+def test_a_cap_that_was_approved_is_not_asked_for_again() -> None:
+    rules = applied(policy(approval_above_usd="5"))
+    assert judge(entry(Decimal(10), Decimal(10)), [rules], NOW) is None
+    refusal = judge(entry(Decimal(10), Decimal(9)), [rules], NOW)
+    assert refusal is not None
+    assert refusal.hold is Hold.APPROVAL
+
+
+def test_of_policies_with_as_much_room_the_first_is_named() -> None:
+    ann, bob = applied(policy(name="ann", max_gpus=4), gpus=4), applied(policy(name="bob", max_gpus=8), gpus=8)
+    assert gpu_room([ann, bob]) == (0, "max_gpus of policy ann is 4, of which 0 are free")
+
+
+def test_a_limit_that_was_lowered_below_what_is_held_leaves_nothing_free() -> None:
+    found = gpu_room([applied(policy(max_gpus=4), gpus=6)])
+    assert found == (-2, "max_gpus of policy nlp is 4, of which 0 are free")
+
+
+def test_a_reservation_as_high_as_the_budget_can_start_some_day() -> None:
+    found = told(ask("100"), applied(policy(budgets=[budget()]), "1"))
+    assert found is not None
+    assert "lower its cap" not in found[1]
+    assert "the next day begins" in found[1]
+
+
+def test_what_a_budget_has_spent_is_never_guessed() -> None:
+    limits = policy(budgets=[budget(), budget("1000", per="month")])
+    one = Applied(id=1, policy=limits, standing=Standing(charged=(ZERO,)))
+    with pytest.raises(ValueError, match="shorter"):
+        judge(ask(), [one], NOW)

@@ -1,12 +1,13 @@
 """What was considered when an attempt was bought comes back as it was."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.decision import packed, unpacked
-from broker.domain.offer import Drop
+from broker.domain.offer import Drop, Offer
 from tests.unit.decide.machines import SCRIPT, offer, quoted
 
 
@@ -20,6 +21,26 @@ def test_every_offer_with_its_reason() -> None:
     assert [one.reason for one in found] == [line.reason for line in made.lines]
     assert found[0].usd_p50 == made.lines[0].usd_p50
     assert found[1].usd_per_hour == Decimal("20.5")
+
+
+OFFERS = st.builds(
+    lambda gpus, price, spot, rate, region: offer(
+        gpus=gpus, usd_per_hour=price, spot=spot, preemptions_per_hour=rate, region=region, accelerator="l40s"
+    ),
+    st.sampled_from([1, 2, 8]),
+    st.decimals("0", "30", places=4),
+    st.booleans(),
+    st.none() | st.floats(0, 9),
+    st.sampled_from(["eu", "us"]),
+)
+
+
+@given(st.lists(OFFERS, max_size=6))
+def test_the_record_says_of_every_offer_what_the_quote_does(market: list[Offer]) -> None:
+    made = quoted([replace(one, id=f"o{n}") for n, one in enumerate(market)], resources={"max_usd_per_hour": "10"})
+    assert [tuple(one) for one in unpacked(packed(made))] == [
+        (line.offer.id, line.offer.usd_per_hour, line.drop, line.reason, line.usd_p50) for line in made.lines
+    ]
 
 
 def test_of_a_script_the_dollars_are_not_known() -> None:

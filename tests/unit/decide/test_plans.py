@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.decide.fit import fit
@@ -48,6 +48,20 @@ def test_what_fits_nowhere_says_the_least_that_it_needs() -> None:
     assert not found.fits
     assert (found.plan.micro_batch, found.plan.gradient_checkpointing) == (1, True)
     assert found.memory.required > TABLE["l4"].memory_bytes
+
+
+WHOLE = replace(FREE, method="full", global_batch=8, sequence=256)
+"""Taken whole it accumulates no gradients, and needs less memory than row by row."""
+
+
+def test_the_whole_batch_at_once_is_taken_where_only_that_fits() -> None:
+    h200 = TABLE["h200-sxm"]
+    by_row = Planner(WHOLE).need(Plan(micro_batch=1, accumulation=8, gradient_checkpointing=True), h200)
+    assert by_row.required > h200.memory_bytes
+    found = best(WHOLE, "h200-sxm")
+    assert (found.fits, found.plan.micro_batch, found.plan.accumulation) == (True, 8, 1)
+    assert found.memory.required <= h200.memory_bytes
+    assert best(WHOLE, "l4").memory.required < by_row.required  # the least, where nothing fits
 
 
 def test_only_what_the_trainer_runs_is_planned() -> None:
@@ -125,6 +139,7 @@ works = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(works, st.sampled_from(BIG), st.sampled_from([1, 2, 5, 8]), st.sampled_from([PARALLELISMS, EVERY]))
+@example(WHOLE, TABLE["h200-sxm"], 1, PARALLELISMS)
 def test_no_plan_that_fits_is_faster_than_the_one_taken(
     work: Workload, gpu: Hardware, there: int, runs: tuple[Parallelism, ...]
 ) -> None:

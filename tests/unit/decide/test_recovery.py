@@ -1,6 +1,7 @@
 """The next attempt goes on from the furthest checkpoint, with a plan that memory allows."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -232,3 +233,54 @@ def test_a_changed_plan_needs_clearly_less_or_a_larger_machine_is_asked_for(sequ
     after = replace(ran, micro_batch=changed.micro_batch or 8, gradient_checkpointing=changed.gradient_checkpointing)
     less = need(work, after, offer).required <= 0.8 * need(work, ran, offer).required
     assert less or changed.memory_above
+
+
+@pytest.mark.parametrize("way", ["fsdp", "hybrid"])
+def test_what_ran_out_on_several_gpus_is_held_against_what_one_of_them_needs(way: Literal["fsdp", "hybrid"]) -> None:
+    """Else the estimate is not corrected, and the same machines are bought again."""
+    work, offer = replace(WORK, method="full", lora_r=0), offer_of("l4", gpus=8)
+    plan = Plan(parallelism=way, devices=16, micro_batch=1)
+    line = replace(line_of(offer, plan), nodes=2)
+    changed = remedy(train_job(work), line, host=False)
+    one = Planner(work).need(plan, TABLE["l4"], nodes=2)
+    assert changed.memory_scale == shortfall(offer.gpu_memory_bytes, one) > 1
+
+
+def test_a_plan_that_recomputed_already_is_told_as_such_and_not_changed_to_that() -> None:
+    free = train_job(replace(WORK, micro_batch=4, free_checkpointing=True))
+    ran = line_of(offer_of("l4"), Plan(micro_batch=4, accumulation=6, gradient_checkpointing=True))
+    changed = remedy(free, ran, host=False)
+    assert changed.tried == ("micro-batch 4 with checkpointing on l4 (22.4 GiB)",)
+    assert "gradient checkpointing on" not in told(free, ran, changed)
+
+
+def test_where_neither_is_enough_rows_are_fewer_and_recomputed() -> None:
+    work = replace(WORK, method="full", lora_r=0, global_batch=32, sequence=256)
+    job, ran = train_job(work), line_of(offer_of("l4"), Plan(micro_batch=8, accumulation=4))
+    changed = remedy(job, ran, host=False)
+    assert (changed.micro_batch, changed.gradient_checkpointing) == (4, True)
+    assert told(job, ran, changed) == (
+        "memory ran out: next with micro-batch 4 instead of 8, gradient checkpointing on; global batch 32 as before"
+    )
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_what_the_plan_may_choose_it_may_choose_after_memory_ran_out(recomputes: bool) -> None:
+    free = train_job(replace(WORK, free_checkpointing=True))
+    changed = Remedy(tried=("once",), micro_batch=4, gradient_checkpointing=recomputes)
+    assert planned(replace(free, remedy=changed)).free_checkpointing is not recomputes
+
+
+def test_the_next_quote_knows_what_did_not_do() -> None:
+    """Else the machine whose memory ran out is bought again."""
+    changed = Remedy(tried=("once",), memory_scale=1.5, memory_above=24 * GIB, ram_above=64 * GIB)
+    left = planned(replace(train_job(WORK), remedy=changed))
+    assert (left.memory_scale, left.memory_above, left.ram_above) == (1.5, 24 * GIB, 64 * GIB)
+
+
+def test_a_job_that_is_given_up_hears_whose_memory_it_was_and_what_to_change() -> None:
+    job, ran = train_job(WORK), line_of(build.offer(), Plan(micro_batch=8, accumulation=3))
+    assert given_up(job, ran, host=True) == (
+        "memory ran out once: micro-batch 8 on l40s (64.0 GiB of the machine); "
+        "ask for a shorter max_length, method lora, or larger GPUs"
+    )

@@ -1,0 +1,102 @@
+"""Whether runs that are killed equal runs that are not: `python -m benchmarks.resume_matrix --schedules 100`.
+
+Schedules of one to four kills each over ten tasks and methods (`tests.trainer.schedules`): SIGKILLs of the machine or
+of its worker, and drains, also inside an accumulation window, at the end of an epoch, in an evaluation, in a save and
+in a restore. Exact: every loss, weight, moment and result is bitwise that of the undisturbed run, everything that was
+loaded had been saved so, and nothing older than what was committed was loaded. Beside it as many schedules of HF
+Trainer and of accelerate (`benchmarks.resume_rivals`). The last line is JSON.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks import resume_rivals
+from tests.trainer.schedules import Matrix
+
+Say = Callable[[str], None]
+RIVALS: tuple[resume_rivals.Rival, ...] = get_args(resume_rivals.Rival)
+OURS = "ours"
+SHOW_EVERY = 5
+
+
+def ours(folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str, Any]:
+    """This trainer's part of the last line."""
+    matrix = Matrix(folder)
+    found = matrix.found
+    for number in numbers:
+        before = len(found.broken)
+        matrix.carry_out(number, seed)
+        for line in found.broken[before:]:
+            say(line)
+        if found.schedules % SHOW_EVERY == 0:
+            say(f"ours: {found.exact} of {found.schedules} exact, {found.kills.total()} kills")
+    return {
+        "schedules": found.schedules,
+        "exact": found.exact,
+        "torn_loaded": found.torn_loaded,
+        "lost": found.lost,
+        "history_differs": found.history_differs,
+        "kills": found.kills.total(),
+        "kills_by": dict(sorted(found.kills.items())),
+        "lives": found.lives,
+    }
+
+
+def rival(which: resume_rivals.Rival, folder: Path, numbers: Iterable[int], seed: int, say: Say) -> dict[str, Any]:
+    """A rival's part of the last line."""
+    made = resume_rivals.Schedules(rival=which, folder=folder)
+    made.measure()
+    found = made.found
+    for number in numbers:
+        made.carry_out(number, seed)
+        if found.schedules % SHOW_EVERY == 0:
+            say(f"{which}: {found.exact} of {found.schedules} exact, {found.unloadable} of {found.kills} unloadable")
+    return {
+        f"baseline_{which}_exact": found.exact,
+        f"baseline_{which}_schedules": found.schedules,
+        f"baseline_{which}_kills": found.kills,
+        f"baseline_{which}_unloadable": found.unloadable,
+    }
+
+
+def within(count: int, minutes: float) -> Iterator[int]:
+    """Numbers until so many, or until it is late."""
+    until = time.monotonic() + minutes * 60
+    return itertools.takewhile(lambda _: time.monotonic() < until, range(count))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedules", type=int, default=100)
+    parser.add_argument("--rival-schedules", type=int, help="Of each rival; as many by default.")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="Of each part, after which none is begun.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", action="append", choices=(OURS, *RIVALS), help="Again for several; all by default.")
+    asked = parser.parse_args()
+    which = asked.only or (OURS, *RIVALS)
+    theirs = asked.schedules if asked.rival_schedules is None else asked.rival_schedules
+    told: dict[str, Any] = {}
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="gb-") as folder:
+        if OURS in which:
+            told |= ours(Path(folder) / OURS, within(asked.schedules, asked.minutes), asked.seed, say)
+        for name in RIVALS:
+            if name in which:
+                (Path(folder) / name).mkdir()
+                told |= rival(name, Path(folder) / name, within(theirs, asked.minutes), asked.seed, say)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""`gpubroker quote` with --explain, --what-if and --json, and what it says of wrong input."""
+
+import json
+from asyncio import to_thread
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli.exits import Exit
+from broker.cli.main import app
+from broker.decide.experience import Experience
+from broker.decide.hazard import place
+from broker.domain.observation import SpotHours
+from broker.notify import plot
+from broker.ports import JobFilter
+from tests.cli.conftest import GOOD, Ran, Shell
+
+WHAT_IF = ("--what-if", "gpus=1,2,4,8")
+
+
+async def quoted(shell: Shell, *words: str, spec: str = GOOD) -> Ran:
+    return await to_thread(shell.run, "quote", shell.spec(spec), *words)
+
+
+def refused(ran: Ran, *words: str) -> None:
+    """One line that names it, and nothing else."""
+    assert ran.code == Exit.BAD_INPUT, ran.out + ran.err
+    assert ran.out == ""
+    assert len(ran.err.strip().splitlines()) == 1
+    for word in words:
+        assert word in ran.err
+
+
+async def test_explain_adds_up_to_the_quote_and_names_every_offer(shell: Shell) -> None:
+    ran = await quoted(shell, "--explain", "--json")
+    assert ran.code == 0, ran.err
+    kept = [line for line in ran.document["lines"] if line["verdict"] == "kept"]
+    assert kept
+    for line in kept:
+        assert sum(line["hours"].values()) == pytest.approx(line["hours_p50"])
+        assert sum(map(float, line["costs"].values())) == pytest.approx(float(line["usd_p50"]), abs=1e-5)
+        assert float(line["usd_p50"]) <= float(line["usd_p90"])
+    said = (await quoted(shell, "--explain")).out
+    assert "  time  boot" in said
+    assert "  $     machines" in said
+    flat = "".join(said.replace("│", " ").split())
+    assert all(line["offer"]["id"] in flat for line in ran.document["lines"])
+
+
+async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -> None:
+    market = shell.api.market
+    market.items = [replace(one, id=f"o{n}") for n, one in enumerate(o for o in market.items if o.spot)]
+    before = (await quoted(shell, "--json")).document
+    seen = {
+        place(one): SpotHours(
+            provider=one.provider, cloud=one.cloud, region=one.region, accelerator=one.accelerator,
+            hours=40.0, preemptions=60,
+        )
+        for one in market.items
+    }  # fmt: skip
+    shell.api.service.learned = lambda: Experience(spots=seen)
+    after = (await quoted(shell, "--explain", "--json")).document
+    was = {line["offer"]["id"]: line for line in before["lines"] if line["verdict"] == "kept"}
+    now = {line["offer"]["id"]: line for line in after["lines"] if line["verdict"] == "kept"}
+    assert now
+    for name, line in now.items():
+        assert "60 in 40 h of own" in line["reason"]
+        assert line["hours"]["preemptions"] > was[name]["hours"]["preemptions"]
+        assert float(line["usd_p50"]) >= float(was[name]["usd_p50"])
+    shown = (await quoted(shell, "--explain")).out
+    assert "60in40hofown" in "".join(shown.replace("│", " ").split())
+
+
+async def test_what_if_is_a_table_a_document_and_a_picture(shell: Shell) -> None:
+    pytest.importorskip("matplotlib")
+    picture = shell.folder / "scaling.png"
+    ran = await quoted(shell, *WHAT_IF, "--gpu", "L40S", "--plot", str(picture), "--json")
+    assert ran.code == 0, ran.err
+    assert [row["gpus"] for row in ran.document["points"]] == [1, 2, 4, 8]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    ran = await quoted(shell, *WHAT_IF)
+    assert "MFU" in ran.out
+    assert "assumed: " in ran.out
+    assert not await shell.api.service.store.jobs(JobFilter())
+
+
+async def test_what_if_passes_over_hardware_that_nobody_knows(shell: Shell) -> None:
+    market = shell.api.market
+    market.items = [replace(one, accelerator="tpu-v9", id=f"t{n}") for n, one in enumerate(market.items)]
+    refused(await quoted(shell, *WHAT_IF), "no offer has a GPU; give --gpu")
+    assert (await quoted(shell, *WHAT_IF, "--gpu", "L4", "--json")).document["gpu"] == "l4"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--what-if", "gpus=0"), "0 is no number of GPUs"),
+        (("--what-if", "gpus=abc"), "abc is no number of GPUs"),
+        (("--what-if", "gpus="), "write gpus=1,2,4,8"),
+        (("--what-if", "gpus=4,2"), "ascending"),
+        ((*WHAT_IF, "--gpu", "abacus"), "--gpu abacus: not known"),
+        ((*WHAT_IF, "--gpu", ""), "--gpu"),
+        (("--plot", "x.png"), "--plot goes with --what-if"),
+        (("--gpu", "L4"), "--gpu goes with --what-if"),
+        (("--set", "resources.objective=best"), "resources.objective"),
+        (("--set", "cap_usd=-1"), "cap_usd"),
+        (("--set", "deadline=2020-01-01T00:00:00Z"), "deadline"),
+    ],
+)
+async def test_wrong_input_is_one_line(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    refused(await quoted(shell, *words), said)
+    ran = await quoted(shell, *words, "--json")
+    assert ran.code == Exit.BAD_INPUT
+    assert said in json.dumps(ran.document["error"])
+
+
+async def test_a_plot_that_cannot_be_written_or_drawn_is_one_line(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also under --json: the error is the one document then."""
+    nowhere = str(tmp_path / "none" / "x.png")
+    if plot._figure() is not None:
+        refused(await quoted(shell, *WHAT_IF, "--gpu", "L4", "--plot", nowhere), nowhere, "No such file")
+        refused(await quoted(shell, *WHAT_IF, "--gpu", "L4", "--plot", str(tmp_path)), "Is a directory")
+        assert "error" in (await quoted(shell, *WHAT_IF, "--gpu", "L4", "--plot", nowhere, "--json")).document
+    monkeypatch.setattr(plot, "_figure", lambda: None)
+    refused(await quoted(shell, *WHAT_IF, "--gpu", "L4", "--plot", nowhere), "pip install 'gpubroker[plots]'")
+
+
+async def test_a_script_has_nothing_to_scale(shell: Shell) -> None:
+    code = shell.folder / "code"
+    code.mkdir()
+    (code / "main.py").write_text("print('hello')\n")
+    script = "name: hello\ncap_usd: 5\nscript:\n  code: code\n  command: [python, main.py]\n"
+    refused(await quoted(shell, *WHAT_IF, spec=script), "needs a job that is estimated")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "4"), "--gpus: --what-if"),
+        (("--sharding", "tensor"), "--sharding: --what-if"),
+        (("--stack", "transformers=4.48.1"), "--stack: --what-if"),
+        (("--usd-per-gpu-hour", "inf"), "--usd-per-gpu-hour inf"),
+        (("--rows", "0"), "--rows 0"),
+    ],
+)
+def test_a_scaling_table_says_what_it_does_not_look_at(own_home: Path, words: tuple[str, ...], said: str) -> None:
+    refused(offline(*WHAT_IF, *words), said)
+
+
+@pytest.mark.parametrize("words", [("--rows", "5"), ("--plot", "x.png"), ("--global-batch", "8")])
+def test_what_belongs_to_a_scaling_table_is_not_passed_over(own_home: Path, words: tuple[str, str]) -> None:
+    refused(offline(*words), f"{words[0]} goes with --what-if")
+
+
+def offline(*words: str) -> Ran:
+    asked = ["estimate", "mistralai/Mistral-7B-v0.1", "--gpu", "L40S", *words]
+    result = CliRunner().invoke(app, asked, catch_exceptions=False)
+    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)

@@ -1,0 +1,212 @@
+"""What is found before a GPU is bought, by the code that trains."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.trainer import heads
+from tests.trainer.test_chats import TEMPLATE, turn
+from trainer import preflight, reach
+from trainer.contract.data import DataError, each_row
+from trainer.faults import Fault, UserFault
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a check needs of a model: its config and its tokenizer, and a file in the place of the weights."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    made = heads.tokenizer()
+    made.chat_template = TEMPLATE.replace(
+        "{% for", "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for", 1
+    )
+    made.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 16}))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def spec(folder: Path, text: bytes | str, name: str = "rows.csv", **changes: Any) -> Path:
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    train: dict[str, Any] = {"global_batch": 1, "max_length": 16, **changes}
+    train["data"] = {"path": name, **train["data"]}
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump({"name": "a", "cap_usd": 1, "train": train}))
+    return path
+
+
+def told(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
+    code = preflight.main([str(path), "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+PLAIN = {"prompt": "{word}", "completion": "{meaning}", "eval_share": 0.25}
+
+
+def test_rows_are_counted_as_they_will_be_trained(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["w1,w2 w3", "w1,w2 w3", "w4,", f"w5,{' '.join(f'w{n}' for n in range(30))}"]
+    path = spec(tmp_path, "word,meaning\n" + "\n".join(rows), model=str(model), data=PLAIN)
+    code, found, err = told(path, capsys)
+    assert (code, err) == (0, "")
+    assert (found["rows"], found["bad_rows"], found["empty_rows"], found["duplicates"]) == (4, 0, 1, 1)
+    assert (found["train_rows"], found["heldout_rows"], found["steps"]) == (3, 1, 3)
+    assert found["lengths"] == {"min": 2, "mean": 10.5, "p50": 4, "p90": 32, "p95": 32, "p99": 32, "max": 32}
+    assert (found["truncated_rows"], found["truncated_share"], found["tokens_per_epoch"]) == (1, 0.25, 4 + 4 + 2 + 16)
+    assert found["rendered"][0] == {"row": 1, "text": "w1 w2 w3 <eos>", "learned": "w2 w3 <eos>"}
+    assert len(found["rendered"]) == 3
+    assert preflight.main([str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "25.0% of the rows are cut to 16" in out
+    assert "1 rows repeat an earlier one" in out
+
+
+def test_the_chat_template_is_rendered_and_its_refusal_names_the_row(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [turn("user", "w1"), turn("assistant", "w2")]
+    lines = [{"chat": good}, {"chat": [turn("system", "w9"), *good]}, {"chat": "hello"}]
+    text = "\n".join(map(json.dumps, lines))
+    data = {"messages": "chat", "bad_share": 0.7, "eval_share": 0}
+    code, found, _ = told(spec(tmp_path, text, "chats.jsonl", model=str(model), data=data), capsys)
+    assert (code, found["rows"], found["bad_rows"]) == (0, 3, 2)
+    assert found["bad"][0].startswith("chats.jsonl row 2: the model's chat template refuses the chat (no system role)")
+    assert found["bad"][1].startswith("chats.jsonl row 3: column 'chat' is no list of messages")
+    assert found["rendered"][0]["learned"] == "w2 <eos>"
+    assert found["warnings"][0] == "2 bad rows are left out, as data.bad_share allows"
+
+
+def test_bad_rows_of_every_kind_are_counted_and_the_data_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = b"t,mood\nw1,good\nw2,bad\nw\xff,bad\nw3,bad,more\nw4,ugly\nw5,\n"
+    data = {"prompt": "{t}", "label": "mood", "labels": ["good", "bad"]}
+    path = spec(tmp_path, rows, "moods.csv", model=str(model), task="text_classification", data=data)
+    code, found, err = told(path, capsys)
+    assert (code, found["code"], found["rows"], found["bad_rows"]) == (65, 65, 6, 4)
+    assert found["labels"] == {"bad": 1, "good": 1}
+    assert [fault.split(";")[0] for fault in found["bad"]] == [
+        "moods.csv line 4: byte 0xff is not UTF-8",
+        "moods.csv line 5: more cells than the header's 2",
+        "moods.csv row 5: label 'ugly' is not among data.labels (good, bad)",
+        "moods.csv row 6: column 'mood' is empty, or no plain text or number",
+    ]
+    assert "4 of 6 rows are bad, data.bad_share is 0" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        (
+            {"data": PLAIN | {"prompt": "{wrod}"}},
+            65,
+            "no column 'wrod' in the data; it has meaning, word; did you mean",
+        ),
+        ({"data": PLAIN, "max_length": 64, "packing": True}, 64, "rows reach 64 tokens"),
+        ({"data": PLAIN, "global_batch": 9}, 64, "3 rows to train on are fewer than 9"),
+        ({"data": PLAIN, "model": "./nowhere"}, 64, "no folder './nowhere' on this machine"),
+        ({"data": PLAIN | {"path": "gone.csv"}}, 64, "data.path: no file"),
+        ({"data": PLAIN | {"path": "upload:" + "0" * 64}}, 64, "an upload is the daemon's"),
+    ],
+)
+def test_one_line_and_the_exit_code_say_whose_fault_it_is(
+    changes: dict[str, Any], code: int, words: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "word,meaning\n" + "\n".join(f"w{n},w2" for n in range(4))
+    found, report, err = told(spec(tmp_path, text, **({"model": str(model)} | changes)), capsys)
+    assert (found, err.count("\n")) == (code, 1)
+    assert words in err
+    assert report["problem"] in err
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Speaks the Hub's API about one gated model, as far as a check asks."""
+
+    def do_GET(self) -> None:
+        allowed = self.headers.get("Authorization") == "Bearer good"
+        if self.path == "/api/models/meta/gated":
+            self._answer(200, {"id": "meta/gated", "gated": "manual", "siblings": [{"rfilename": "a.safetensors"}]})
+        elif self.path == "/api/models/meta/gated/auth-check":
+            self._answer(200 if allowed else 403, {}, "GatedRepo")
+        else:
+            self._answer(404, {}, "RepoNotFound")
+
+    def _answer(self, status: int, body: dict[str, Any], code: str = "") -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        if status != 200:
+            self.send_header("X-Error-Code", code)
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield url
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_gated_model_is_asked_for_with_the_token_and_names_its_licence(
+    hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "bad")
+    with pytest.raises(UserFault, match=f"gated and the token has no access; accept its licence at {hub}/"):
+        reach.check("meta/gated")
+    monkeypatch.setenv("HF_TOKEN", "good")
+    assert reach.check("meta/gated") == f"{hub}/meta/gated, gated, and this token may read it"
+    with pytest.raises(UserFault, match="the Hub has no 'meta/none' for this token"):
+        reach.check("meta/none")
+
+
+def test_a_hub_that_is_silent_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with pytest.raises(Fault, match="about 'a/b'") as caught:
+        reach.check("a/b")
+    assert caught.value.code == 75
+
+
+@pytest.mark.parametrize(
+    ("data", "fmt", "places"),
+    [
+        (b'a,b\n1,2\n"x"y,2\n3,4\n', "csv", ["data line 3: "]),
+        (b'{"a": 1}\n{"a": "\xe9"}\n[1]\n{"a": 2}', "jsonl", ["data line 2: byte 0xe9", "data line 3: is not an obj"]),
+        (b'[{"a": "\xe9"}, 7, {"a": 1}]', "json", ["data row 1: byte 0xe9", "data row 2: is not an object"]),
+    ],
+)
+def test_a_bad_row_does_not_hide_those_after_it(data: bytes, fmt: Any, places: list[str]) -> None:
+    found = list(each_row(data, fmt))
+    faults = [str(row) for row in found if isinstance(row, DataError)]
+    assert len(faults) == len(places)
+    assert all(fault.startswith(place) for fault, place in zip(faults, places, strict=True))
+    assert isinstance(found[-1], dict)
+
+
+def test_what_cannot_be_read_on_is_refused_as_a_whole() -> None:
+    with pytest.raises(DataError, match="UTF-16"):
+        list(each_row("a,b\n1,2\n".encode("utf-16"), "csv"))
+    with pytest.raises(DataError, match="unexpected end of data"):
+        list(each_row(b'a,b\n1,"2\n3,4\n', "csv"))

@@ -1,0 +1,118 @@
+"""Tiny jobs of every task and method: each with accumulation, evaluations and ends of epochs within a second or two."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.trainer import heads
+from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+
+STEPS = 14
+GLOBAL_BATCH = 12
+EVAL_EVERY = 4
+ROWS = 40
+TRAINED = 32
+"""Rows that are not held out."""
+TEMPLATE = (
+    "{% for m in messages %}{{ 'w1' if m.role == 'user' else 'w2' }} {{ m.content }} <eos> {% endfor %}"
+    "{% if add_generation_prompt %}w2 {% endif %}"
+)
+LORA, FULL = LoraConfig(r=4, dropout=0.2), FullConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A task with a method, and the columns that it takes."""
+
+    model: Callable[[Path], Path]
+    columns: dict[str, str]
+    more: dict[str, Any]
+    format: Literal["csv", "jsonl"] = "csv"
+    micros: int = 4
+    """Micro-batches that every step has, at the least."""
+
+
+KINDS: dict[str, Kind] = {
+    "causal_lm lora": Kind(
+        model=heads.llama, columns={"prompt": "{word}", "completion": "{meaning}"}, more={"method": LORA}
+    ),
+    "causal_lm full": Kind(
+        model=heads.llama, columns={"prompt": "{word}", "completion": "{meaning}"}, more={"method": FULL}
+    ),
+    "causal_lm packed": Kind(
+        model=heads.llama, columns={"completion": "{meaning}"}, micros=2,
+        more={"method": FULL, "packing": True, "max_length": 16, "micro_batch": 2},
+    ),
+    "causal_lm chats": Kind(
+        model=lambda folder: _chatty(heads.llama(folder)), columns={"messages": "chat"}, more={"method": LORA},
+        format="jsonl",
+    ),
+    "text_classification lora": Kind(
+        model=heads.bert, columns={"prompt": "{meaning}", "label": "kind"},
+        more={"method": LORA, "task": "text_classification"},
+    ),
+    "text_regression full": Kind(
+        model=heads.roberta, columns={"prompt": "{meaning}", "label": "score"},
+        more={"method": FULL, "task": "text_regression"},
+    ),
+    "token_classification lora": Kind(
+        model=heads.bert, columns={"words": "words", "label": "tags"}, format="jsonl",
+        more={"method": LORA, "task": "token_classification"},
+    ),
+    "seq2seq full": Kind(
+        model=heads.t5, columns={"prompt": "{meaning}", "completion": "{word}"},
+        more={"method": FULL, "task": "seq2seq"},
+    ),
+    "seq2seq lora": Kind(
+        model=heads.bart, columns={"prompt": "{meaning}", "completion": "{word}"},
+        more={"method": LORA, "task": "seq2seq"},
+    ),
+    "dpo lora": Kind(
+        model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
+        more={"method": LORA, "task": "dpo"},
+    ),
+}  # fmt: skip
+
+
+def train(kind: Kind, folder: Path) -> TrainConfig:
+    """Its configuration, with the model made in `folder`."""
+    fields: dict[str, Any] = {
+        "model": str(kind.model(folder)), "optim": OptimConfig(lr=1e-2, weight_decay=0.1), "max_steps": STEPS,
+        "data": {"path": f"rows.{kind.format}", "eval_share": 1 - TRAINED / ROWS, **kind.columns},
+        "global_batch": GLOBAL_BATCH, "micro_batch": 3, "max_length": 32, "eval_every_steps": EVAL_EVERY,
+        "samples": SamplesConfig(prompts=("w1 w2",), max_new_tokens=2),
+    }  # fmt: skip
+    return TrainConfig.model_validate(fields | kind.more)
+
+
+def data(kind: Kind) -> bytes:
+    """Rows of uneven lengths."""
+    return "\n".join(_jsonl() if kind.format == "jsonl" else _csv()).encode()
+
+
+def _meaning(row: int) -> list[str]:
+    return [f"w{(row * 7 + j * j) % 90}" for j in range(1 + row % 9)]
+
+
+def _csv() -> Iterator[str]:
+    yield "word,meaning,kind,score"
+    for i in range(ROWS):
+        yield f"w{i},{' '.join(_meaning(i))},{'ab'[i % 2]},{(i % 5) / 5:.1f}"
+
+
+def _jsonl() -> Iterator[str]:
+    for i in range(ROWS):
+        words = _meaning(i)
+        turns = [("user", f"w{i}"), ("assistant", " ".join(words))]
+        chat = [{"role": role, "content": content} for role, content in turns * (1 + i % 2)]
+        tags = ["O" if int(word[1:]) > 40 else "B-NAME" for word in words]
+        yield json.dumps({"chat": chat, "words": words, "tags": tags})
+
+
+def _chatty(folder: Path) -> Path:
+    tokenizer = heads.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,255 @@
+"""What can be known before a GPU is bought: `python -m trainer.preflight SPEC [--json]`.
+
+The rows are read, rendered and tokenised by the code that trains on them, on this machine, with the model's own
+tokenizer; no weight is read. SPEC is a job's spec, or a `TrainConfig`; its data set is a file of this machine.
+"""
+
+import argparse
+import json
+import logging
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer import order, reach, schedule, tasks
+from trainer.contract import cells
+from trainer.contract.data import DataError, fill, format_of, identity
+from trainer.contract.rendezvous import ExitCode
+from trainer.contract.train import TrainConfig
+from trainer.faults import Fault, UserFault
+from trainer.standalone import BadConfig, read_config
+from trainer.tasks.base import Task
+
+UNCUT = 1_048_576
+SHOWN = 3
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A row as the model sees it, its special tokens included; cut to `max_length`."""
+
+    row: int
+    text: str
+    learned: str
+    """What carries loss: a completion, the assistant's turns, a class."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What was found, as far as it got."""
+
+    spec: str
+    code: int = 0
+    """The exit code."""
+    problem: str | None = None
+    """Why it cannot be trained, in one line."""
+    model: str = ""
+    """Where the model lies."""
+    rows: int = 0
+    bad_rows: int = 0
+    """Rows that cannot be read, or lack what the task needs."""
+    bad: list[str] = field(default_factory=list)
+    """What is wrong with the first of them."""
+    empty_rows: int = 0
+    """Rows with a blank in what is read or learned."""
+    duplicates: int = 0
+    """Rows that equal an earlier one."""
+    dropped_rows: int = 0
+    """Rows of which nothing is left to learn within `max_length`."""
+    train_rows: int = 0
+    heldout_rows: int = 0
+    steps: int = 0
+    max_length: int = 0
+    lengths: dict[str, float] = field(default_factory=dict)
+    """Tokens of a row's longest sequence before it is cut: min, mean, p50 to p99, max."""
+    truncated_rows: int = 0
+    truncated_share: float = 0.0
+    tokens_per_epoch: int = 0
+    """Of all rows, after they are cut."""
+    labels: dict[str, int] = field(default_factory=dict)
+    """How often each class or tag occurs."""
+    rendered: list[Shown] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class _Look:
+    """Sees every row on its way into the task."""
+
+    def __init__(self, train: TrainConfig, task: Task[Any]) -> None:
+        self._train, self._task = train, task
+        self._whole = tasks.of(train.model_copy(update={"max_length": UNCUT}))
+        self._seen: set[int] = set()
+        self.lengths: Counter[int] = Counter()
+        self.labels: Counter[str] = Counter()
+        self.tokens = self.empty = self.duplicates = 0
+        self.rendered: list[Shown] = []
+
+    def __call__(self, number: int, row: dict[str, Any], example: Any) -> None:
+        length = max(self._task.lengths(example))
+        if length >= self._train.max_length:  # it may be cut
+            self._whole.tokenizer = self._task.tokenizer
+            length = max(self._whole.lengths(self._whole.example(row, number)))
+        self.lengths[length] += 1
+        self.tokens += self._task.size(example)
+        self.empty += self._blank(row)
+        self.labels.update(_labels(self._train, row))
+        which = identity(row)
+        self.duplicates += which in self._seen
+        self._seen.add(which)
+        if len(self.rendered) < SHOWN:
+            text, learned = self._task.shown(example)
+            self.rendered.append(Shown(row=number, text=text, learned=learned))
+
+    def _blank(self, row: dict[str, Any]) -> bool:
+        data = self._train.data
+        if data.messages:
+            return any(m["role"] == "assistant" and not m["content"].strip() for m in row[data.messages])
+        templates = (data.prompt, data.completion, data.chosen, data.rejected)
+        return any(template and not fill(template, row).strip() for template in templates)
+
+
+def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
+    match train.task:
+        case "text_classification":
+            return [cells.label(row[train.data.label]) or ""]
+        case "token_classification":
+            return cells.words(row[train.data.label]) or []
+    return []
+
+
+def check(spec: Path) -> Report:
+    """The whole check; what is wrong is in the report as well."""
+    report = Report(spec=str(spec))
+    try:
+        _check(spec, report)
+    except (BadConfig, OSError) as e:
+        report.code, report.problem = ExitCode.USER_ERROR, str(e)
+    except DataError as e:
+        report.code, report.problem = ExitCode.DATA, str(e)
+    except Fault as e:
+        report.code, report.problem = e.code, str(e)
+    return report
+
+
+def _check(spec: Path, report: Report) -> None:
+    train = read_config(spec)
+    if train.data.path.startswith("upload:"):
+        raise BadConfig("data.path: an upload is the daemon's; give the file")
+    path = spec.parent / train.data.path
+    if not path.is_file():
+        raise BadConfig(f"data.path: no file {str(path)!r}; paths are relative to the spec")
+    report.max_length = train.max_length
+    data_format = format_of(train.data.path, train.data.format)
+    report.model = reach.check(train.model)
+    task = tasks.of(train)
+    look = _Look(train, task)
+    try:
+        examples, report.dropped_rows = task.examples(path, data_format, look)
+    finally:
+        _fill(report, task, look)
+    training, held = order.split(train.seed, len(examples), train.data.eval_share)
+    report.train_rows, report.heldout_rows = len(training), len(held)
+    report.steps = schedule.total_steps(train, len(training))
+    report.warnings += _warnings(train, report)
+    if train.global_batch > len(training):
+        raise UserFault(
+            f"train.global_batch: {len(training)} rows to train on are fewer than {train.global_batch}; lower it, or "
+            "give more rows"
+        )
+    _fits(train, int(report.lengths["max"]))
+
+
+def _fill(report: Report, task: Task[Any], look: _Look) -> None:
+    report.rows, report.bad_rows, report.bad = task.rows, task.bad, task.faults
+    report.empty_rows, report.duplicates = look.empty, look.duplicates
+    report.lengths = _distribution(look.lengths)
+    report.truncated_rows = sum(count for length, count in look.lengths.items() if length > report.max_length)
+    report.truncated_share = report.truncated_rows / max(1, look.lengths.total())
+    report.tokens_per_epoch = look.tokens
+    report.labels = dict(sorted(look.labels.items()))
+    report.rendered = look.rendered
+
+
+def _distribution(lengths: Counter[int]) -> dict[str, float]:
+    """Percentiles by the nearest rank."""
+    if not lengths:
+        return {}
+    ordered = sorted(lengths.elements())
+    ranks = {f"p{p}": ordered[math.ceil(p * len(ordered) / 100) - 1] for p in PERCENTILES}
+    return {"min": ordered[0], "mean": sum(ordered) / len(ordered), **ranks, "max": ordered[-1]}
+
+
+def _warnings(train: TrainConfig, report: Report) -> list[str]:
+    found = []
+    if report.bad_rows:
+        found.append(f"{report.bad_rows} bad rows are left out, as data.bad_share allows")
+    if report.truncated_share >= 0.01:
+        found.append(f"{report.truncated_share:.0%} of the rows are longer than max_length {train.max_length} and cut")
+    if report.dropped_rows:
+        found.append(f"{report.dropped_rows} rows are dropped: nothing to learn within max_length {train.max_length}")
+    if report.empty_rows:
+        found.append(f"{report.empty_rows} rows have a blank in what is read or learned")
+    if report.duplicates:
+        found.append(f"{report.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
+    if not report.heldout_rows:
+        found.append("no row is held out, so the end cannot say whether the model got better")
+    return found
+
+
+def _fits(train: TrainConfig, longest: int) -> None:
+    """Raises UserFault for rows that the model has no positions for."""
+    from transformers import AutoConfig
+
+    try:
+        positions = getattr(AutoConfig.from_pretrained(train.model), "max_position_embeddings", None)
+    except (OSError, ValueError, KeyError) as e:
+        raise UserFault(f"train.model: cannot read the config of {train.model!r} ({type(e).__name__})") from None
+    trained = train.max_length if train.packing else min(longest, train.max_length)
+    if isinstance(positions, int) and trained > positions:
+        raise UserFault(
+            f"train.max_length: rows reach {trained} tokens, {train.model!r} has {positions} positions; lower it"
+        )
+
+
+def table(report: Report) -> str:
+    """For people."""
+    lines = [("spec", report.spec), ("model", report.model or "not looked at")]
+    if report.rows:
+        parts = f"{report.train_rows:,} to train on, {report.heldout_rows:,} held out; {report.steps:,} steps"
+        lines.append(("rows", f"{report.rows:,}: {parts}"))
+        lines.append(("", f"{report.bad_rows:,} bad, {report.empty_rows:,} empty, {report.duplicates:,} duplicates"))
+        lines += [("bad", fault) for fault in report.bad]
+    if report.lengths:
+        lines.append(("tokens", ", ".join(f"{name} {value:,.0f}" for name, value in report.lengths.items())))
+        cut = f"{report.truncated_share:.1%} of the rows are cut to {report.max_length:,}"
+        lines.append(("", f"{cut}; {report.tokens_per_epoch:,} an epoch"))
+    if report.labels:
+        lines.append(("labels", ", ".join(f"{name} {count:,}" for name, count in report.labels.items())))
+    for shown in report.rendered:
+        lines += [(f"row {shown.row}", repr(shown.text)), ("  learned", repr(shown.learned))]
+    lines += [("warning", warning) for warning in report.warnings]
+    return "\n".join(f"{name:<10} {text}".rstrip() for name, text in lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints what was found; returns the contract's exit code: 0, 64, 65, or 75 where the Hub does not answer."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.preflight", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("spec", type=Path, help="a job's spec or a TrainConfig, YAML or JSON")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    arguments = parser.parse_args(argv)
+    for noisy in ("transformers", "huggingface_hub", "trainer.tasks"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    report = check(arguments.spec)
+    print(json.dumps(asdict(report), ensure_ascii=False) if arguments.json else table(report))
+    if report.problem:
+        print(f"{arguments.spec}: {report.problem}", file=sys.stderr)
+    return int(report.code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
