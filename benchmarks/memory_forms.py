@@ -10,11 +10,12 @@ import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 from broker.decide.memory_builds import BUILDS
+from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
 from broker.sizing import estimate
 
@@ -30,6 +31,8 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     layers = pick.choice([1, 2, 3, 4, 5, 8, 13])
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     base = {"model_type": family, "vocab_size": pick.choice([1000, 4096, 32000, 50257]), **ends}
+    if family in ENCODERS:
+        return {"model_type": family, **encoder(family, hidden, heads, layers, base["vocab_size"], pick)}
     tied = {"tie_word_embeddings": pick.random() < 0.5}
     if family in ("gpt2", "gpt_bigcode"):
         found = {"n_embd": hidden, "n_head": heads, "n_layer": layers, "n_positions": 2048}
@@ -56,6 +59,23 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     return base | found | tied | (windows if pick.random() < 0.5 else {})
 
 
+def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick: random.Random) -> dict[str, Any]:
+    """The fields of an encoder of that size."""
+    inner, rate = pick.choice([2, 3, 4]) * hidden + pick.choice([0, 16, 40]), pick.choice([0.0, 0.1, 0.1])
+    labels = {"num_labels": pick.choice([2, 3, 20, 1000])}
+    if family == "distilbert":
+        sizes = {"dim": hidden, "hidden_dim": inner, "n_heads": heads, "n_layers": layers, "dropout": rate}
+        return sizes | labels | {"vocab_size": words, "max_position_embeddings": 1024}
+    sizes = {
+        "hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": layers, "intermediate_size": inner,
+        "hidden_dropout_prob": rate,
+    }  # fmt: skip
+    if family == "vit":
+        return sizes | labels | {"image_size": pick.choice([224, 384]), "patch_size": pick.choice([14, 16, 32])}
+    kinds = pick.choice([1, 2])
+    return sizes | labels | {"vocab_size": words, "max_position_embeddings": 1026, "type_vocab_size": kinds}
+
+
 def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
     """How it is trained."""
     method = pick.choice(["full", "lora", "lora"])
@@ -74,9 +94,9 @@ def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
     }
 
 
-def cases(number: int, seed: int = 6) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """So many (config, ask), families in turn."""
-    pick, families = random.Random(seed), sorted(set(BUILDS) - MIXTURES)
+def cases(number: int, seed: int = 6, only: Collection[str] = ()) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """So many (config, ask), families in turn: `only` those, or all decoders."""
+    pick, families = random.Random(seed), sorted(only or set(BUILDS) - MIXTURES - ENCODERS)
     for i in range(number):
         config = shaped(families[i % len(families)], pick)
         yield config, asked(config, pick)
@@ -99,7 +119,9 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
         *("--lora-targets", ask["lora_targets"]),
         *(["--gradient-checkpointing"] if ask["gradient_checkpointing"] else []),
     ]
-    peak = memtrace.extrapolate(config, memtrace._ask(memtrace._arguments().parse_args(arguments)))
+    peak = memtrace.extrapolate(
+        config, memtrace._ask(memtrace._arguments().parse_args(arguments), config["model_type"])
+    )
     found = estimate(config=config, **ask)
     return peak.peak_allocated_bytes, found["peak_allocated_bytes"] - WORKSPACE, peak.segment, found["segment"]
 
@@ -111,10 +133,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--skip", type=int, default=0, help="leave out so many, to run the rest in parts")
     parser.add_argument("--worst", type=int, default=12)
+    parser.add_argument("--encoders", action="store_true", help="encoders with a head, in place of decoders")
     args = parser.parse_args()
+    only = ENCODERS if args.encoders else ()
     errors: dict[str, list[float]] = defaultdict(list)
     rows: list[tuple[float, str]] = []
-    for config, ask in islice(cases(args.n, args.seed), args.skip, None):
+    for config, ask in islice(cases(args.n, args.seed, only), args.skip, None):
         traced, estimated, there, here = compared(config, ask)
         error = 100 * (estimated / traced - 1)
         errors[config["model_type"]].append(abs(error))

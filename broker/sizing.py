@@ -23,7 +23,7 @@ from broker.domain.errors import InvalidInput
 from broker.domain.offer import ModelShape, Parallelism, Plan
 from broker.models import catalogue
 from broker.models.defaults import filled
-from broker.models.shape import shape_of
+from broker.models.shape import headed_shape, shape_of
 
 TRACE_PATIENCE_S = 300
 EXACT_PRECISIONS = {
@@ -70,7 +70,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
-        return shape_of(name, config, mixtures=True)
+        return headed_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 

@@ -42,12 +42,12 @@ class _Attention(torch.autograd.Function):
             out = q.new_empty((batch, length, heads, v.shape[-1])).transpose(1, 2).detach()
             sums = q.new_empty((batch, heads, length), dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums, *(() if bias is None else (bias,)))
-        ctx.cuda = cuda
+        ctx.cuda, ctx.biased = cuda, bias is not None
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        q, k, v, *_ = ctx.saved_tensors
+        q, k, v, *more = ctx.saved_tensors
         batch, heads, length, width = q.shape
         held = []
         if ctx.cuda:  # sums of dq in float32, padded to the kernel's tiles; dk and dv of every head of a group
@@ -57,7 +57,14 @@ class _Attention(torch.autograd.Function):
                 held += [k.new_empty((batch, k.shape[2], heads, width)) for _ in range(2)]
         made = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         held.clear()
-        return *made, None, None
+        return *made, _bias_gradient(ctx, q, k, more[-1]), None
+
+
+def _bias_gradient(ctx: Any, q: Any, k: Any, bias: Any) -> Any:
+    """The kernel makes it for every row and head; what they share is summed."""
+    if not ctx.biased or not ctx.needs_input_grad[3]:
+        return None
+    return q.new_empty((*q.shape[:3], k.shape[2])).sum_to_size(bias.shape)
 
 
 class AsIf(TorchFunctionMode):

@@ -20,21 +20,20 @@ import accelerate
 import peft
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from trainer import model as models
-from trainer import parallel, tasks
+from trainer import parallel
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.checkpoint_plan import Progress
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
-from trainer.dataset import Example
+from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.faults import Fault
 from trainer.loop import Loop
+from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, with_depths
 from trainer.storages import Storages, in_backward
 
 TRACED = 3, 4
 """Layers of the two traces; with three the first, the last and one between differ."""
-DEPTH = ("num_hidden_layers", "n_layer")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
 
@@ -54,6 +53,8 @@ class Ask:
     """Weights are held and computed with in the half precision itself, without autocast."""
     targets: tuple[str, ...] = ()
     """Names of the modules that get adapters, in place of the trainer's choice."""
+    task: str = "causal_lm"
+    """What is learned, one of `memtrace_kinds.BY_TASK`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class _Untouched:
 class _Probe(Loop):
     """The trainer's loop around a model that is given, for one step of one micro-batch."""
 
-    def __init__(self, ask: Ask, model: Any, storages: Storages) -> None:
+    def __init__(self, ask: Ask, model: Any, storages: Storages, task: Any) -> None:
         config = ask.train
         self._config, self._world, self._rank = config, 1, 0
         mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
@@ -96,13 +97,14 @@ class _Probe(Loop):
         self._parallel = parallel.Copies(self._accelerator)
         self._model, self._optimizer = self._parallel.prepare(model, optimizer)
         self._snapshots: Any = _Untouched(storages)
-        self._progress, self._total, self._task = Progress(), 1, tasks.of(config)
-        self._rows = [Example(ids=[1] * ask.sequence, prompt=0)] * config.rows_at_once
+        self._progress, self._total, self._task = Progress(), 1, task
+        row = BY_TASK[ask.task].row
+        self._rows = [row(ask.sequence)] * config.rows_at_once
         if ask.padded:
-            self._rows[-1] = Example(ids=[1] * (ask.sequence - 1), prompt=0)
+            self._rows[-1] = row(ask.sequence - 1)
 
-    def _batches(self) -> tuple[list[list[Example]], int]:
-        return [self._rows], sum(e.targets for e in self._rows)
+    def _batches(self) -> tuple[list[list[Any]], int]:
+        return [self._rows], sum(self._task.targets(e) for e in self._rows)
 
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
         pass
@@ -131,9 +133,12 @@ class _Probe(Loop):
         self._step()
 
 
-def _layers(model: Any) -> torch.nn.ModuleList:
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    return max(lists, key=lambda m: sum(p.numel() for p in m.parameters()))
+def _stacks(model: Any, count: int) -> list[torch.nn.ModuleList]:
+    """The lists of layers, in the order in which they are run: those with the most weights, in none of each other."""
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    outer = [m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
+    largest = sorted(outer, key=lambda m: sum(p.numel() for p in m.parameters()), reverse=True)[:count]
+    return [m for m in outer if any(m is one for one in largest)]
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -141,25 +146,32 @@ def _tensor(value: Any) -> torch.Tensor:
     return found
 
 
-def mark(model: Any, storages: Storages) -> None:
-    """Names the segments of the step as the layers are entered and left, forward and backward."""
-    layers = _layers(model)
+def mark(model: Any, storages: Storages, count: int = 1) -> None:
+    """Names the segments of the step as the layers of each stack are entered and left, forward and backward."""
+    stacks = _stacks(model, count)
+    words = [""] if count == 1 else ["encoder ", "decoder "]
+    for number, (layers, word) in enumerate(zip(stacks, words, strict=True)):
+        after = "head" if number == len(stacks) - 1 else "between"
+        _mark_stack(layers, storages, word, "embeddings" if number == 0 else "between", after)
+
+
+def _mark_stack(layers: torch.nn.ModuleList, storages: Storages, word: str, before: str, after: str) -> None:
     last = len(layers) - 1
 
     def entered(number: int, inputs: Any) -> None:
         if in_backward():
             return
-        storages.enter(f"forward {number}", "activations")
+        storages.enter(f"forward {word}{number}", "activations")
         if number == 0 and inputs and _tensor(inputs).requires_grad:
-            _tensor(inputs).register_hook(lambda _: storages.enter("backward embeddings", "temporary"))
+            _tensor(inputs).register_hook(lambda _: storages.enter(f"backward {before}", "temporary"))
 
     def left(number: int, output: Any) -> None:
         if in_backward():
             return
         if _tensor(output).requires_grad:
-            _tensor(output).register_hook(lambda _: storages.enter(f"backward {number}", "temporary"))
+            _tensor(output).register_hook(lambda _: storages.enter(f"backward {word}{number}", "temporary"))
         if number == last:
-            storages.enter("forward head", "logits")
+            storages.enter(f"forward {after}", "logits" if after == "head" else "activations")
 
     for i, layer in enumerate(layers):
         layer.register_forward_pre_hook(lambda _, inputs, i=i: entered(i, inputs))
@@ -183,21 +195,18 @@ def watch(storages: Storages, asif: AsIf | None) -> None:
     storages.on_operation = before
 
 
-def _build(config: Mapping[str, Any], layers: int, ask: Ask, *, device: str) -> Any:
+def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any, *, device: str) -> Any:
     """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
-    fields = dict(config)
-    depth = next((fields[k] for k in DEPTH if k in fields), None)
-    for name, value in fields.items():
-        if isinstance(value, list) and len(value) == depth:
-            fields[name] = value[:layers]
-    fields.update({k: layers for k in DEPTH if k in fields})
+    fields = with_depths(config, depths)
+    family = str(fields.pop("model_type", None))
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
     kept = half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
     with torch.device(device):
-        built = AutoConfig.for_model(str(fields.pop("model_type", None)), **fields)
-        model = AutoModelForCausalLM.from_config(built, dtype=kept)
+        built = AutoConfig.for_model(family, **fields)
+        model = getattr(transformers, task.architecture).from_config(built, dtype=kept)
         model.config.use_cache = False
-        return models.wrap(model, ask.train, targets=ask.targets)
+        fresh = fresh_of(ask.task, family)
+        return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
 
 
 @contextlib.contextmanager
@@ -209,17 +218,21 @@ def _as_if(ask: Ask, *, real: bool) -> Iterator[AsIf | None]:
         yield asif
 
 
-def trace(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool = False) -> Mapping[str, dict[str, int]]:
-    """Bytes by category at the worst moment of each segment of a step with so many layers.
+def trace(
+    config: Mapping[str, Any], layers: int | Sequence[int], ask: Ask, *, real: bool = False
+) -> Mapping[str, dict[str, int]]:
+    """Bytes by category at the worst moment of each segment of a step with so many layers (of each stack).
 
     `real`: on this machine's CPU with all its arithmetic, to compare with.
     """
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
     with _as_if(ask, real=real) as asif:
-        probe = _Probe(ask, model := _build(config, layers, ask, device="cpu" if real else "meta"), storages)
+        task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
+        model = _build(config, depths, ask, task, device="cpu" if real else "meta")
+        probe = _Probe(ask, model, storages, task)
         probe.warm()
-        mark(model, storages)
+        mark(model, storages, len(depths))
         watch(storages, asif)
         storages.segment, storages.category = "forward embeddings", "activations"
         with storages:
@@ -230,8 +243,9 @@ def trace(config: Mapping[str, Any], layers: int, ask: Ask, *, real: bool = Fals
 def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, int]:
     """What the same steps really take of this machine's GPU, with random weights; bytes. `device_used_bytes` is what
     the driver counts of the whole GPU, so nobody else may use it."""
-    layers = next(config[k] for k in DEPTH if k in config)
-    probe = _Probe(ask, _build(config, layers, ask, device="cuda"), Storages("meta"))
+    task = task_of(ask.task, ask.train, config)
+    model = _build(config, depths_of(config), ask, task, device="cuda")
+    probe = _Probe(ask, model, Storages("meta"), task)
     probe._bare.train()
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()
@@ -244,51 +258,64 @@ def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, in
     }
 
 
-def _kinds(segments: Mapping[str, dict[str, int]], layers: int) -> dict[str, dict[str, int]]:
+def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dict[str, dict[str, int]]:
     """The segments by what they are in a model of any depth; those between are between these."""
-    named = {"first": 0, "second": 1, "last but one": layers - 2, "last": layers - 1}
     found = {name: s for name, s in segments.items() if not name[-1].isdigit()}
-    for way in ("forward", "backward"):
-        found |= {
-            f"{way} {kind} layer": segments[f"{way} {n}"] for kind, n in named.items() if f"{way} {n}" in segments
-        }
+    for depth, word in zip(layers, [""] if len(layers) == 1 else ["encoder ", "decoder "], strict=True):
+        named = {"first": 0, "second": 1, "last but one": depth - 2, "last": depth - 1}
+        for way in (f"forward {word}", f"backward {word}"):
+            found |= {
+                f"{way}{kind} layer": segments[f"{way}{n}"] for kind, n in named.items() if f"{way}{n}" in segments
+            }
     return found
 
 
-def at_depth(traces: Sequence[tuple[int, Mapping[str, dict[str, int]]]], depth: int) -> dict[str, dict[str, int]]:
-    """The segments' categories with so many layers, from traces of (layers, segments): a line through both."""
-    (few, first), (_, second) = traces[0], traces[-1]
-    low, high = _kinds(first, few), _kinds(second, traces[-1][0])
+Traced = tuple[Sequence[int], Mapping[str, dict[str, int]]]
+"""Layers of each stack, and the segments of a step with so many."""
+
+
+def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[str, int]]:
+    """The segments' categories with so many layers: a line from the first trace through that of each stack with more
+    layers."""
+    few, first = traces[0]
+    low = _kinds(first, few)
+    higher = [(next(i for i, n in enumerate(at) if n != few[i]), _kinds(s, at)) for at, s in traces[1:]]
 
     def line(name: str, category: str) -> int:
         value = low[name].get(category, 0)
-        return value + (depth - few) * (high[name].get(category, 0) - value)
+        steps = ((depths[i] - few[i]) * (high[name].get(category, 0) - value) for i, high in higher)
+        return value + sum(steps)
 
-    return {name: {c: line(name, c) for c in CATEGORIES} for name in low if name in high}
+    common = [name for name in low if all(name in high for _, high in higher)]
+    return {name: {c: line(name, c) for c in CATEGORIES} for name in common}
 
 
 def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
     """The peak of a step at the config's full depth. Raises ValueError."""
     if any(config.get(k) for k in EXPERTS):
         raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
-    depth = next((config[k] for k in DEPTH if isinstance(config.get(k), int)), 0)
-    if depth < 1:
-        raise ValueError(f"config has no positive {DEPTH[0]}")
-    few = TRACED if depth > max(TRACED) else (depth,)
-    peaks = at_depth([(n, trace(config, n, ask)) for n in few], depth)
+    depths = depths_of(config)
+    base = tuple(TRACED[0] if depth > max(TRACED) else depth for depth in depths)
+    wanted = [base]
+    for i, depth in enumerate(depths):
+        if depth > max(TRACED):
+            wanted.append((*base[:i], TRACED[1], *base[i + 1 :]))
+    peaks = at_depth([(at, trace(config, at, ask)) for at in wanted], depths)
     totals = {name: sum(categories.values()) for name, categories in peaks.items()}
     worst = max(totals, key=lambda name: totals[name])
     return Peak(peak_allocated_bytes=totals[worst], segment=worst, by_category=peaks[worst], segments=totals)
 
 
-def _ask(args: argparse.Namespace) -> Ask:
+def _ask(args: argparse.Namespace, family: str = "") -> Ask:
+    task = args.task or KINDS.get(family, "causal_lm")
     chosen = args.lora_targets in ("all-linear", "attention")
     lora = LoraConfig(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
     if args.padded and args.micro_batch < 2:
         raise ValueError("a micro-batch of one row has no padding; leave out --padded")
     train = TrainConfig(
         model="traced",
-        data=DataConfig(path="traced.jsonl", completion="{text}"),
+        task=TRAINED.get(task, task),
+        data=BY_TASK[task].columns(),
         method=lora if args.method == "lora" else FullConfig(),
         micro_batch=args.micro_batch,
         global_batch=args.global_batch or args.micro_batch,
@@ -304,12 +331,14 @@ def _ask(args: argparse.Namespace) -> Ask:
         padded=args.padded,
         pure=args.precision.endswith("-pure"),
         targets=() if chosen else tuple(args.lora_targets.split(",")),
+        task=task,
     )
 
 
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--config", type=Path, required=True, help="a transformers config.json of a decoder")
+    parser.add_argument("--config", type=Path, required=True, help="a transformers config.json")
+    parser.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
     parser.add_argument("--method", choices=("full", "lora"), default="lora")
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
@@ -333,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(config, dict):
             raise ValueError("is not a JSON object")
         started = time.monotonic()
-        peak = extrapolate(config, _ask(args))
+        peak = extrapolate(config, _ask(args, str(config.get("model_type"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2

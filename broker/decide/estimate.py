@@ -5,12 +5,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from broker.decide.memory_builds import BUILDS, Numerics, build_of
 from broker.decide.memory_held import STATES, divided
-from broker.decide.memory_step import Loss, Played, Step, play
+from broker.decide.memory_play import play
+from broker.decide.memory_step import Loss, Played, Step
 from broker.domain.offer import GIB, ModelShape
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
@@ -254,6 +255,8 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
 
 def estimate(shape: ModelShape, ask: Ask) -> Estimate:
     """The peak of one device. Raises Unanswerable."""
+    if shape.pixels:  # an image has as many tokens as it has patches, and one more
+        ask = replace(ask, length=shape.max_positions or 1)
     check(shape, ask)
     how, missing = numerics(shape, ask)
     local = ask.gpus // ask.nodes

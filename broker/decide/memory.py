@@ -3,7 +3,8 @@
 from broker.decide.estimate import ATTENTION_ROLES, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
 from broker.decide.memory_held import adapter_parameters
-from broker.decide.memory_step import Step, play
+from broker.decide.memory_play import play
+from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, MemoryNeed, ModelShape, Workload
 
 GPU_CONTEXT = GIB * 3 // 4
@@ -14,10 +15,13 @@ CPU_CONTEXT = GIB
 
 def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     """What the modules do that get an adapter."""
-    roles = frozenset(build_of(shape).names)
+    names = build_of(shape).names
     if workload.method != "lora":
         return frozenset()
-    return roles if workload.lora_targets == "all-linear" else roles & ATTENTION_ROLES
+    if workload.lora_targets == "all-linear":
+        return frozenset(names)
+    others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
+    return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 
 
 def target_inputs(shape: ModelShape, targets: str) -> int:

@@ -27,6 +27,12 @@ class Build:
     """Some layers look back at all tokens, whose scores are then written out where there is no fused kernel."""
     mask_buffer: bool = False
     """The model holds a causal mask over all its positions, a byte for each pair."""
+    encoder: bool = False
+    """All tokens see each other; a head reads what comes out, and no vocabulary."""
+    behind: bool = False
+    """Norms stand behind each residual connection (BERT), not before attention and MLP."""
+    named: bool = False
+    """What goes into the last matrix of attention and MLP has a name in Python until the norm behind it is done."""
     broadcast: bool = False
     """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
 
@@ -36,6 +42,10 @@ GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 LLAMA = Build(names=SPLIT | GATED)
 BLOOM_NAMES = {"qkv": "query_key_value", "o": "dense", "fc": "dense_h_to_4h", "proj": "dense_4h_to_h"}
 GPT_NAMES = {"qkv": "c_attn", "o": "c_proj", "fc": "c_fc", "proj": "c_proj"}
+BERT = Build(
+    names={"q": "query", "k": "key", "v": "value", "o": "dense", "fc": "dense", "proj": "dense"},
+    norm="layer", rotary=False, encoder=True, behind=True, named=True,
+)  # fmt: skip
 BUILDS: Mapping[str, Build] = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -58,6 +68,16 @@ BUILDS: Mapping[str, Build] = {
     "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
     "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),
     "phi": Build(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
+    "bert": BERT,
+    "roberta": BERT,
+    "distilbert": Build(
+        names={"q": "q_lin", "k": "k_lin", "v": "v_lin", "o": "out_lin", "fc": "lin1", "proj": "lin2"},
+        norm="layer",
+        rotary=False,
+        encoder=True,
+        behind=True,
+    ),
+    "vit": Build(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
 }
 

@@ -43,7 +43,10 @@ def layer_bytes(shape: ModelShape, n: Numerics) -> int:
 
 def trained_parameters(shape: ModelShape, n: Numerics) -> int:
     """What gradients and states are kept for."""
-    return shape.parameters if n.full else adapter_parameters(shape, n.rank, n.adapted)
+    if n.full:
+        return shape.parameters
+    pooler = 2 * shape.hidden * n.rank if shape.pooled_adapter and "o" in n.adapted else 0
+    return adapter_parameters(shape, n.rank, n.adapted) + shape.head_parameters + pooler
 
 
 def optimizer_bytes(optimizer: str, width: int, trained: int) -> tuple[int, int]:

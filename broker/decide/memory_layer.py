@@ -348,6 +348,8 @@ class Layer:
     def __call__(self, x: Tensor) -> Tensor:
         """The layer's output; `x` stays its caller's."""
         tape = self.tape
+        if self.build.behind:
+            return self._norms_behind(x)
         normed = self.norm(x)
         attended = self.attention(*self.heads(normed))
         out = self.linear(attended, "o")
@@ -362,6 +364,28 @@ class Layer:
         result = self.add(between, more)
         tape.drop(between)
         return result
+
+    def _norms_behind(self, x: Tensor) -> Tensor:
+        """As BERT: each residual connection is normalised."""
+        attended = self.attention(*self.heads(x))
+        between = self._normed_sum(x, attended, "o")
+        wide = self.linear(between, "fc")
+        bent = self._after(wide, self.activate(wide))
+        result = self._normed_sum(between, bent, "proj")
+        self.tape.drop(between)
+        return result
+
+    def _normed_sum(self, x: Tensor, inner: Tensor, role: str) -> Tensor:
+        """The norm of `x` plus the matrix times `inner`, which it consumes."""
+        tape, more = self.tape, self.linear(inner, role)
+        if not self.build.named:
+            tape.drop(inner)
+        if self.shape.dropout:
+            more = self._after(more, self.dropout(more))
+        added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
+        out = self.norm(added)
+        tape.drop(added, more, *([inner] if self.build.named else []))
+        return out
 
     def _parallel(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
         """Attention and MLP side by side, behind one norm or one each."""

@@ -6,7 +6,6 @@ every segment is linear in their number.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from broker.decide.memory_builds import Numerics, build_of, layer_matrices
@@ -73,7 +72,9 @@ class Played:
         return max(self.segments, key=lambda name: sum(self.segments[name].values()))
 
 
-class _Player:
+class Player:
+    """Of a decoder: the last hidden states become logits over the vocabulary."""
+
     def __init__(self, shape: ModelShape, step: Step) -> None:
         self.shape, self.step, self.tape = shape, step, Tape()
         self.layers: list[Layer] = []
@@ -341,9 +342,3 @@ class _Player:
             return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by
         sent = self.trained * n.trained // self.shape.layers if step.fsdp == 2 else 0
         return {**by, "communication": exchanged(self.shape, n, name, sent)}
-
-
-@lru_cache(maxsize=256)
-def play(shape: ModelShape, step: Step) -> Played:
-    """Every segment's worst moment on one device. About 2 ms; a market asks the same for thousands of offers."""
-    return _Player(shape, step).play()

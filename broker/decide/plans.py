@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from broker.decide.estimate import evidence_of
 from broker.decide.hardware import Hardware
 from broker.decide.memory import GPU_CONTEXT, memory, numerics_of
-from broker.decide.memory_step import Step, play
+from broker.decide.memory_play import play
+from broker.decide.memory_step import Step
 from broker.decide.roofline import Run
 from broker.decide.throughput import Timing, run_of, step_seconds, timing
 from broker.domain.offer import MemoryNeed, Parallelism, Plan, Workload

@@ -62,6 +62,8 @@ def unmeasured(shape: ModelShape, ask: sizes.Ask) -> str | None:
     """Why nothing can be said about the time; None: something can."""
     if shape.experts:
         return "no basis: no run of a mixture of experts was measured"
+    if shape.labels:
+        return "no basis: no run of an encoder was measured"
     if ask.method in ("lora8", "adapter"):
         what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
         return f"no basis: no run {what} was measured, and its kernels are not counted"

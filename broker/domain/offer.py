@@ -202,6 +202,19 @@ class ModelShape:
     """Of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
     active_experts: int = 0
     """How many of them every token goes through."""
+    head: Literal["tokens", "text", "words", "image"] = "tokens"
+    """What is made of the last hidden states: the next token, or a class of the text, of each of its tokens, of an
+    image."""
+    labels: int = 0
+    """Classes of that head."""
+    head_parameters: int = 0
+    """Of the head that a LoRA trains whole; 0 where there are no classes."""
+    pooled_adapter: bool = False
+    """BERT's pooler gets an adapter where modules called `dense` do."""
+    looked_up: tuple[int, ...] = ()
+    """Rows of the embeddings that are added to those of the words."""
+    pixels: int = 0
+    """Numbers of one image; its patches are the tokens, `max_positions` of them, always."""
     bundled: bool = False
     """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
 

@@ -17,6 +17,7 @@ def _of(layers: int, hidden: int, inner: int, heads: int, vocabulary: int, **mor
 
 
 GPT = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+BERT = _of(12, 768, 3072, 12, 30522, max_position_embeddings=512, type_vocab_size=2)
 DEFAULTS: Mapping[str, Fields] = {
     "llama": _of(32, 4096, 11008, 32, 32000),
     "mistral": _of(32, 4096, 14336, 32, 32000, num_key_value_heads=8),
@@ -44,6 +45,16 @@ DEFAULTS: Mapping[str, Fields] = {
     "gpt2": GPT,
     "gpt_bigcode": GPT,
     "phi": _of(24, 2048, 8192, 32, 51200),
+    "bert": BERT,
+    "roberta": {**BERT, "vocab_size": 50265},
+    "distilbert": {
+        "n_layers": 6, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "vocab_size": 30522,
+        "max_position_embeddings": 512,
+    },
+    "vit": {
+        "num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+        "image_size": 224, "patch_size": 16,
+    },
     "starcoder2": _of(
         30, 3072, 12288, 24, 49152, num_key_value_heads=2, hidden_act="gelu_pytorch_tanh"
     ),

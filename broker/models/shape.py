@@ -8,8 +8,8 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import count
 from broker.models.defaults import filled
+from broker.models.encoders import ENCODERS, encoder_shape
 
-ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
 
@@ -22,6 +22,18 @@ WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
 """Families whose class has a sliding window of 4096 tokens where the config says nothing."""
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape | None:
+    """The shape of an encoder with the head of that task, by default a class of a text or an image; None for what is
+    no encoder that is estimated. Raises InvalidInput."""
+    config, _ = filled(config)
+    if config.get("model_type") not in ENCODERS:
+        return None
+    try:
+        return encoder_shape(name, config, task or "text_classification")
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
@@ -40,7 +52,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
         raise _invalid(f"{name!r} is quantised; give the model that it was made from")
     family = str(config.get("model_type", ""))
     if family in ENCODERS:
-        raise _invalid(f"{name!r} is an encoder ({family}), which is not estimated; causal_lm takes a decoder")
+        raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
     try:
         _divisible(config)
         return ModelShape(

@@ -12,6 +12,7 @@ from accelerate.state import AcceleratorState
 from benchmarks.memory_forms import cases, compared
 from broker.decide.estimate import CUBLAS_WORKSPACE
 from broker.decide.memory_builds import BUILDS
+from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
 from broker.sizing import estimate
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
@@ -46,7 +47,7 @@ def fresh_accelerator() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-@pytest.mark.parametrize("family", sorted(set(BUILDS) - MIXTURES))
+@pytest.mark.parametrize("family", sorted(set(BUILDS) - MIXTURES - ENCODERS))
 @pytest.mark.parametrize(
     ("method", "precision", "checkpointing"),
     [("full", "bf16", False), ("lora", "bf16", True), ("lora", "fp32", False)],
@@ -88,6 +89,13 @@ def test_odd_shapes_are_played_within_two_percent(drawn: list[tuple[dict[str, An
     worst = max(drawn, key=lambda row: row[2])
     assert worst[2] <= 2, worst
     assert statistics.median(error for _, _, error in drawn) <= 0.5
+
+
+@pytest.mark.parametrize("family", sorted(ENCODERS))
+def test_encoders_of_odd_shapes_are_played_within_their_margin(family: str) -> None:
+    for config, ask in cases(2, seed=6, only=(family,)):
+        traced, estimated, _, _ = compared(config, ask)
+        assert estimated == pytest.approx(traced, rel=0.05), (config, ask)
 
 
 def test_exact_runs_the_tracer_and_agrees() -> None:

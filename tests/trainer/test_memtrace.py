@@ -158,7 +158,7 @@ def pure_bf16_step(layers: int, rows: int, checkpointing: bool) -> dict[str, dic
 @pytest.mark.parametrize(("case", "gib"), PURE.items())
 def test_an_8b_model_in_pure_bf16_agrees_with_another_tracer(case: tuple[int, bool], gib: float) -> None:
     rows, checkpointing = case
-    peaks = at_depth([(n, pure_bf16_step(n, rows, checkpointing)) for n in (3, 4)], 32)
+    peaks = at_depth([((n,), pure_bf16_step(n, rows, checkpointing)) for n in (3, 4)], (32,))
     assert max(totals(peaks).values()) / GIB == pytest.approx(gib, rel=0.003)
 
 

@@ -22,7 +22,8 @@ from broker.decide.estimate import (
     numerics,
 )
 from broker.decide.memory_builds import BUILDS, names_of
-from broker.decide.memory_step import Step, play
+from broker.decide.memory_play import play
+from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, ModelShape
 from tests.unit.decide.machines import LLAMA_3_8B, MISTRAL_7B
 

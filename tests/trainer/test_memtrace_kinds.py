@@ -1,0 +1,41 @@
+"""The tracer over what is no decoder: both stacks of an encoder-decoder are drawn on to their own depth."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from accelerate.state import AcceleratorState
+
+from trainer import memtrace
+from trainer.memtrace import extrapolate, trace
+
+ENDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
+T5: dict[str, Any] = {
+    "model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_layers": 6,
+    "num_decoder_layers": 5, "vocab_size": 500, **ENDS,
+}  # fmt: skip
+BART: dict[str, Any] = {
+    "d_model": 64, "encoder_layers": 6, "decoder_layers": 5, "encoder_ffn_dim": 128, "decoder_ffn_dim": 96,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 500, **ENDS,
+}  # fmt: skip
+WHISPER = BART | {"model_type": "whisper", "num_mel_bins": 16, "max_source_positions": 64}
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator() -> Iterator[None]:
+    """Its state is one for the process, and has the precision in it."""
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("config", [T5, BART | {"model_type": "bart"}, WHISPER], ids=["t5", "bart", "whisper"])
+def test_few_layers_of_both_stacks_tell_the_peak_of_any_depth(config: dict[str, Any], method: str) -> None:
+    words = ["--config", "x", "--method", method, "--seq", "64", "--gradient-checkpointing"]
+    ask = memtrace._ask(memtrace._arguments().parse_args(words), config["model_type"])
+    whole = {name: sum(by.values()) for name, by in trace(config, (6, 5), ask).items()}
+    AcceleratorState._reset_state(True)
+    assert extrapolate(config, ask).peak_allocated_bytes == max(whole.values())
