@@ -79,6 +79,7 @@ class Loop:
             self._before()
             self._bare.train()
             while self._progress.step < self._total:
+                self._evaluate_if_due()
                 self._step()
                 self._after_step()
             self._finish()
@@ -185,12 +186,15 @@ class Loop:
         drain, save = self._agree(self._run.drain.exists(), due and self._accelerator.is_main_process)
         if drain:
             raise Drained
-        every = self._config.eval_every_steps
-        if every and self._held and step % every == 0 and step < self._total:
-            self._evaluate()
         if save and step < self._total:
             self._saved_at = time.monotonic()
             self._save()
+
+    def _evaluate_if_due(self) -> None:
+        """Before the next step, not after the last one: so a run that was stopped between them measures it as well."""
+        step, every = self._progress.step, self._config.eval_every_steps
+        if every and self._held and step and step % every == 0 and all(at != step for at, _ in self._progress.heldout):
+            self._evaluate()
 
     def _agree(self, *facts: bool) -> tuple[bool, ...]:
         """True for all where it is for one, so that all leave the loop and save at the same step."""

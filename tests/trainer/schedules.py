@@ -5,7 +5,6 @@ epoch, in an evaluation, in a save, in a restore, or at any time; of the machine
 """
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -61,9 +60,7 @@ class Story:
     rows: list[Any]
     """(step, loss, learning rate, norm of the gradients) of every step."""
     hashes: dict[str, str]
-    """Of weights, moments, results, samples and final scores."""
-    history: Any
-    """Held-out losses on the way."""
+    """Of weights, moments, results, samples and scores."""
 
 
 @dataclass(kw_only=True)
@@ -76,8 +73,6 @@ class Found:
     """States that were loaded and never saved."""
     lost: int = 0
     """Restores of something older than what was committed."""
-    history_differs: int = 0
-    """Finished jobs whose held-out losses on the way are not all those of the undisturbed run."""
     lives: int = 0
     kills: Counter[str] = field(default_factory=Counter)
     """By moment and by manner."""
@@ -163,7 +158,6 @@ class Schedule:
 
     def _compare(self, found: Story) -> None:
         calm = self._job.calm
-        self._found.history_differs += found.history != calm.history
         if (found.rows, found.hashes) != (calm.rows, calm.hashes):
             self._found.broken.append(f"not what the undisturbed run is; {_difference(found, calm)}")
 
@@ -231,10 +225,8 @@ def story(bench: WarmBench) -> Story:
     assert manifest.complete, manifest
     folder = bench.path(key).parent
     rows, _ = workers.story(folder)
-    scores = json.loads((folder / "eval.json").read_text())
-    history = scores.pop("history")
-    hashes = {f.path: f.sha256 for f in manifest.files if f.path.endswith((".safetensors", "samples.json"))}
-    return Story(rows=rows, hashes=hashes | {"eval.json": json.dumps(scores)}, history=history)
+    hashed = (".safetensors", "samples.json", "eval.json")
+    return Story(rows=rows, hashes={f.path: f.sha256 for f in manifest.files if f.path.endswith(hashed)})
 
 
 def _furthest(bench: WarmBench) -> int:
