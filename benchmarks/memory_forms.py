@@ -30,7 +30,7 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     hidden = heads * width
     layers = pick.choice([1, 2, 3, 4, 5, 8, 13])
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    base = {"model_type": family, "vocab_size": pick.choice([1000, 4096, 32000, 50257]), **ends}
+    base: dict[str, Any] = {"model_type": family, "vocab_size": pick.choice([1000, 4096, 32000, 50257]), **ends}
     if family in ENCODERS:
         return {"model_type": family, **encoder(family, hidden, heads, layers, base["vocab_size"], pick)}
     tied = {"tie_word_embeddings": pick.random() < 0.5}

@@ -5,6 +5,7 @@ epoch, in an evaluation, in a save, in a restore, or at any time; of the machine
 """
 
 import contextlib
+import json
 import os
 import random
 import shutil

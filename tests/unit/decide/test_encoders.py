@@ -1,14 +1,17 @@
 """Memory of encoders with a head, by the tape alone; tests/trainer/test_memory_form.py has the tracer beside it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.decide.memory import memory
 from broker.models import catalogue
 from broker.models.encoders import ENCODERS, encoder_shape
 from broker.sizing import BadAsk, estimate
+from tests.unit.decide.machines import WORK
 
 PUBLISHED = {
     "bert": "google-bert/bert-base-uncased",
@@ -58,6 +61,20 @@ def test_tags_of_words_have_no_pooler() -> None:
     assert found is not None
     text, words = (encoder_shape("m", found.config, f"{kind}_classification") for kind in ("text", "token"))
     assert text.parameters - words.parameters == 768 * 768 + 768
+    needs = [memory(replace(WORK, method="full", shape=shape), bf16=True, gpu=True) for shape in (text, words)]
+    assert needs[0] is not None
+    assert needs[1] is not None
+    assert needs[0].weights - needs[1].weights == 4 * (768 * 768 + 768)
+
+
+def test_an_image_models_dropout_keeps_a_mask_for_every_patch() -> None:
+    found = catalogue.find(PUBLISHED["vit"])
+    assert found is not None
+    without, with_it = (
+        estimate(config=dict(found.config) | {"hidden_dropout_prob": share}, method="full", seq=16, micro_batch=8)
+        for share in (0.0, 0.1)
+    )
+    assert with_it["peak_allocated_bytes"] > without["peak_allocated_bytes"]
 
 
 @pytest.mark.parametrize(
