@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -161,7 +162,7 @@ def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str
 def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
     if not model:
         return []
-    shape = ModelShape(**model)
+    shape = TypeAdapter(ModelShape).validate_python(model)
     known = "" if shape.known else ", an architecture that the estimates were not validated on"
     bundled = ", by the bundled catalogue" if shape.bundled else ""
     return [("model", f"{shape.name}: {shape.family}, {shape.parameters / 1e6:,.0f} M parameters{known}{bundled}")]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 from rich.table import Table
 
 from broker.cli.exits import BadInput
@@ -60,7 +61,7 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
         raise BadInput(
             f"{prepared.file.path}: --what-if needs a job that is estimated, and nothing is known of this one"
         )
-    shape, found = ModelShape(**model), DataReport.model_validate(data)
+    shape, found = TypeAdapter(ModelShape).validate_python(model), DataReport.model_validate(data)
     sold = (line.offer.accelerator for line in quote.lines)
     gpu = next((name for name in sold if name in TABLE and TABLE[name].gpu), None) if gpu is None else gpu
     try:

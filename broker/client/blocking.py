@@ -93,6 +93,7 @@ class Client:
     retry = _call(AsyncClient.retry)
     raise_cap = _call(AsyncClient.raise_cap)
     ledger = _call(AsyncClient.ledger)
+    decision = _call(AsyncClient.decision)
     events = _stream(AsyncClient.events)
     events_now = _call(AsyncClient.events_now)
     logs = _stream(AsyncClient.logs)

@@ -17,7 +17,7 @@ OPERATIONS = {
     "bytes": r"/v1/(uploads|secrets.*)$",
     "jobs": r"/v1/jobs$",
     "a job": r"/v1/jobs/{job_id}(/(cancel|retry|ledger|approve|refuse|data))?$",
-    "what a job leaves": r"/v1/jobs/{job_id}/(events|logs|artifacts.*)$",
+    "what a job leaves": r"/v1/jobs/{job_id}/(events|logs|artifacts.*|decisions.*)$",
     "policies": r"/v1/(policies.*|policy-dry-run|budgets)$",
     "channels": r"/v1/channels.*",
     "people": r"/v1/(me|tokens.*|teams.*|slack.*)$",

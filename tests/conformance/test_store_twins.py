@@ -22,7 +22,7 @@ from tests.conformance.samples import HOUR, START, admission, in_state, make_eve
 
 EMPTY = (
     "SET session_replication_role = replica; TRUNCATE jobs, attempts, price_changes, ledger, events, streams, "
-    "deliveries, audit, policies, policy_versions, policy_told, usage"
+    "deliveries, audit, policies, policy_versions, policy_told, usage, observations, decisions"
 )
 ATTEMPT_STATES = [state for state in AttemptState if state is not AttemptState.INTENDED]
 JOB_STATES = [JobState.QUEUED, JobState.RECOVERING, JobState.CAPPED, JobState.FAILED]

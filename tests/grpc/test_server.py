@@ -338,7 +338,7 @@ async def test_beyond_the_bound_a_connection_is_dropped_and_the_others_are_serve
         health = health_pb2_grpc.HealthStub(channel)
         await health.Check(health_pb2.HealthCheckRequest())
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
-        heard = [asyncio.create_task(reader.read(1)) for reader, _ in idle]
+        heard = [asyncio.create_task(reader.read()) for reader, _ in idle]  # to its end, which only dropped ones have
         async with asyncio.timeout(PATIENCE_S):
             done, _ = await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
         assert done.pop().result() == b""

@@ -29,6 +29,7 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "SubmitJob": {"spec": None},
     "CreateQuote": {"spec": None},
     "RaiseCap": {"cap_usd": "9"},
+    "GetDecision": {"number": 1},
     "DownloadArtifact": {"path": "plan.txt"},
 }
 """What a call needs; None: the first of those that are tried."""
@@ -139,6 +140,7 @@ class _Fields:
             "up_to_usd": [("60", "60")],
             "kind": [(what, [value]) for what, value in tried["kind"]],
             "offset": [("3", 3), ("99", 99)],
+            "number": [("1", 1), ("99", 99)],
             "resume": [("0", False)],
             "follow": [("0", False)],
             "label": [(what, [value]) for what, value in tried["label"]],
