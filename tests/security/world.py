@@ -70,7 +70,7 @@ class World:
 
     def cursor(self, entry: str) -> str:
         """A page that begins a moment after red's first job was made, at `entry`."""
-        then = datetime.fromisoformat(self.own.moment) + timedelta(milliseconds=1)
+        then = datetime.fromisoformat(self.own.moment) + timedelta(microseconds=1)
         return base64.urlsafe_b64encode(f"{then.isoformat()} {entry}".encode()).decode().rstrip("=")
 
     async def stir(self) -> None:
