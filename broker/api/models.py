@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from broker.api.models_costs import ForecastView, StorageView
-from broker.api.models_plans import CostsView, HoursView, PlanView
+from broker.api.models_plans import CostsView, HoursView, MemoryView, PlanView
 from broker.api.models_policies import HoldView
 from broker.api.wire import Wire
 from broker.domain.idle import IdleKind
@@ -127,26 +127,6 @@ class ProviderList(Wire):
     """Every configured provider."""
 
     items: tuple[ProviderView, ...]
-
-
-class MemoryView(Wire):
-    """Bytes of one device, by category."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    logits: int
-    context: int
-    peak: int
-    required: int
-    """Peak and context with the margin."""
-    margin: float
-    source: str
-    correction: float = 1.0
-    """What own runs make of the sum of the categories."""
-    runs: int = 0
-    """Own runs that this rests on."""
 
 
 class LineView(Wire):

@@ -6,6 +6,26 @@ from broker.api.wire import Wire
 from broker.domain.offer import Drop, Parallelism
 
 
+class MemoryView(Wire):
+    """Bytes of one device, by category."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    context: int
+    peak: int
+    required: int
+    """Peak and context with the margin."""
+    margin: float
+    source: str
+    correction: float = 1.0
+    """What own runs make of the sum of the categories."""
+    runs: int = 0
+    """Own runs that this rests on."""
+
+
 class PlanView(Wire):
     """How a job runs on one kind of machine; global batch = micro_batch x accumulation x devices."""
 
