@@ -20,7 +20,7 @@ from trainer.contract.rendezvous import AttemptSpec, Beat, DataFile, Desired, Fi
 
 INSTALLATION = "inst"
 JOB = "job1"
-FAST = Limits(beat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, drain_s=60)
+FAST = Limits(beat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, drain_s=300)
 
 
 def until(fact: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
