@@ -74,7 +74,9 @@ class Crew:
     def ends(self) -> list[Ended]:
         """How it ended, for each machine."""
         for process in self.processes:
-            process.join(120)
+            process.join(240)
+        silent = [run.root.name for run in self.runs if not run.ended.exists()]
+        assert not silent, f"machines {silent} left no word; exit codes {[p.exitcode for p in self.processes]}"
         return [Ended.model_validate_json(run.ended.read_bytes()) for run in self.runs]
 
     def done(self) -> "Crew":

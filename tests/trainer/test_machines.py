@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -174,3 +175,11 @@ def test_every_process_is_told_its_place() -> None:
 
 def test_gloo_takes_the_way_to_the_first_machine() -> None:
     assert launch.interface("127.0.0.1:29400") == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_the_meeting_port_is_none_that_an_outgoing_connection_may_take() -> None:
+    outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    ports = {free_port() for _ in range(50)}
+    assert max(ports) < int(outgoing[0])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", ports.pop()))  # It is free indeed.

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import os
+import random
 import signal
 import socket
 import sys
@@ -15,6 +17,8 @@ from trainer.agent import tether
 from trainer.agent.environment import OWN, Environment
 from trainer.contract.rendezvous import ExitCode, Outcome, World
 from trainer.ipc import RunFolder
+
+MEETING_PORTS = range(20_000, 32_768)
 
 OUTCOMES = {
     ExitCode.COMPLETED: Outcome.COMPLETED,
@@ -37,10 +41,16 @@ def worker_argv(world: World, env: Environment, run: RunFolder) -> list[str]:
 
 
 def free_port() -> int:
-    """For the processes of this machine to meet at; another job of it may have any fixed one."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """For the processes of this machine to meet at; another job of it may have any fixed one.
+
+    Below the ports that systems hand to outgoing connections (from 32,768 on Linux): one of those may be given away
+    before the first process, which has to import torch, listens there.
+    """
+    for port in random.SystemRandom().sample(MEETING_PORTS, len(MEETING_PORTS)):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise OSError(errno.EADDRINUSE, f"no port of 127.0.0.1 is free from {MEETING_PORTS[0]} to {MEETING_PORTS[-1]}")
 
 
 def child_environment(base: Mapping[str, str], extra: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
