@@ -23,7 +23,7 @@ from broker.domain.errors import InvalidInput
 from broker.domain.offer import ModelShape, Parallelism, Plan
 from broker.models import catalogue
 from broker.models.defaults import filled
-from broker.models.shape import headed_shape, shape_of
+from broker.models.shape import headed_shape, shape_of, written_shape
 
 TRACE_PATIENCE_S = 300
 EXACT_PRECISIONS = {
@@ -70,7 +70,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
     try:
-        return headed_shape(name, config) or shape_of(name, config, mixtures=True)
+        return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
@@ -127,6 +127,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict
         command = [
             *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
             *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
+            *(["--target-seq", str(ask.target)] if ask.target else []),
             *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
             *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", targets or "all-linear"),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
@@ -150,6 +151,7 @@ def estimate(
     optimizer: str = "adamw_fused",
     precision: str = "bf16-autocast",
     seq: int = 2048,
+    target_seq: int | None = None,
     micro_batch: int = 1,
     accumulate: bool = False,
     gpus: int = 1,
@@ -181,6 +183,7 @@ def estimate(
         optimizer=optimizer,
         precision=precision,  # type: ignore[arg-type]
         length=seq,
+        target=target_seq,
         rows=micro_batch,
         accumulated=accumulate,
         gpus=gpus,

@@ -29,7 +29,7 @@ from trainer.checkpoint_plan import Progress
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.faults import Fault
 from trainer.loop import Loop
-from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, with_depths
+from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.storages import Storages, in_backward
 
 TRACED = 3, 4
@@ -44,6 +44,9 @@ class Ask:
 
     train: TrainConfig
     sequence: int
+    target: int = 0
+    """Tokens that an encoder-decoder writes in each row; 0: as many as it reads."""
+    attention: str = "sdpa"
     device: str = "cuda"
     foreach: bool = False
     """AdamW's foreach kernels in place of the fused one."""
@@ -99,9 +102,9 @@ class _Probe(Loop):
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._task = Progress(), 1, task
         row = BY_TASK[ask.task].row
-        self._rows = [row(ask.sequence)] * config.rows_at_once
+        self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
         if ask.padded:
-            self._rows[-1] = row(ask.sequence - 1)
+            self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
@@ -203,7 +206,10 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any
     kept = half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
-        model = getattr(transformers, task.architecture).from_config(built, dtype=kept)
+        model = getattr(transformers, task.architecture).from_config(
+            built, dtype=kept, attn_implementation=ask.attention
+        )
+        untie(model, config)
         model.config.use_cache = False
         fresh = fresh_of(ask.task, family)
         return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
@@ -326,6 +332,8 @@ def _ask(args: argparse.Namespace, family: str = "") -> Ask:
     return Ask(
         train=train,
         sequence=args.seq,
+        target=args.target_seq,
+        attention=args.attention,
         device=args.device,
         foreach=args.optimizer == "adamw_foreach",
         padded=args.padded,
@@ -343,6 +351,8 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
     parser.add_argument("--seq", type=int, default=512, help="tokens of every row")
+    parser.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch")

@@ -99,26 +99,33 @@ class Kind:
     """One task of the tracer. `data`: columns that make its training config valid."""
 
     data: Mapping[str, Any]
-    row: Callable[[int], Any]
-    """A row of so many tokens."""
+    row: Callable[[int, int], Any]
+    """A row of so many tokens, and so many to write."""
 
     def columns(self) -> DataConfig:
         return DataConfig(path="traced.jsonl", **self.data)
 
 
-def _pair(length: int) -> Pair:
-    return Pair(ids=[1] * length, labels=[1] * length, number=1)
+def _pair(length: int, target: int) -> Pair:
+    return Pair(ids=[1] * length, labels=[1] * target, number=1)
+
+
+def untie(model: Any, config: Mapping[str, Any]) -> None:
+    """A T5 whose config says that its head is not the table of words is tied when it is made, and untied by its
+    checkpoint, which has both."""
+    if config.get("model_type") == "t5" and config.get("tie_word_embeddings") is False:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
 
 
 TEXT = {"prompt": "{text}", "label": "label"}
 BY_TASK: Mapping[str, Kind] = {
-    "causal_lm": Kind(data={"completion": "{text}"}, row=lambda n: Example(ids=[1] * n, prompt=0)),
-    "text_classification": Kind(data=TEXT, row=lambda n: Labelled(ids=[1] * n, label=0)),
+    "causal_lm": Kind(data={"completion": "{text}"}, row=lambda n, _: Example(ids=[1] * n, prompt=0)),
+    "text_classification": Kind(data=TEXT, row=lambda n, _: Labelled(ids=[1] * n, label=0)),
     "token_classification": Kind(
-        data={"words": "words", "label": "label"}, row=lambda n: Tagged(ids=[1] * n, labels=[0] * n)
+        data={"words": "words", "label": "label"}, row=lambda n, _: Tagged(ids=[1] * n, labels=[0] * n)
     ),
     "seq2seq": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
-    "image_classification": Kind(data=TEXT, row=lambda n: n),
+    "image_classification": Kind(data=TEXT, row=lambda n, _: n),
     "transcription": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
 }
 TRAINED = {"image_classification": "text_classification", "transcription": "seq2seq"}

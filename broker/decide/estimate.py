@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from broker.decide.memory_builds import BUILDS, Numerics, build_of
+from broker.decide.memory_builds import BUILDS, PAIRS, Numerics, build_of
 from broker.decide.memory_held import STATES, divided
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Loss, Played, Step
@@ -37,7 +37,7 @@ for activations."""
 
 MEASURED = frozenset({"llama", "mistral"})
 """Families with published A100 peaks to compare with."""
-TRACED = frozenset(BUILDS)
+TRACED = frozenset(BUILDS) | frozenset(PAIRS)
 """Families whose closed form was compared with the tracer."""
 MISJUDGED = frozenset({"gpt_bigcode"})
 """Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
@@ -54,6 +54,8 @@ class Ask:
     optimizer: str = "adamw_fused"
     precision: Precision = "bf16-autocast"
     length: int = 2048
+    target: int | None = None
+    """Tokens that an encoder-decoder writes in each row; None: as many as it reads."""
     rows: int = 1
     accumulated: bool = False
     gpus: int = 1
@@ -123,6 +125,7 @@ def check(shape: ModelShape, ask: Ask) -> None:
     """Raises Unanswerable."""
     sizes = (
         ("--seq", ask.length),
+        ("--target-seq", 1 if ask.target is None else ask.target),
         ("--micro-batch", ask.rows),
         ("--gpus", ask.gpus),
         ("--nodes", ask.nodes),
@@ -133,8 +136,10 @@ def check(shape: ModelShape, ask: Ask) -> None:
             raise Unanswerable(f"{name} {value}: must be at least 1")
     if not 0 <= ask.dropout < 1:
         raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
-    if shape.max_positions is not None and ask.length > shape.max_positions:
-        raise Unanswerable(f"--seq {ask.length}: the model has {shape.max_positions} positions")
+    for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
+        if shape.max_positions is not None and length > shape.max_positions:
+            raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions")
+    _check_pair(shape, ask)
     choices = (
         ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
         ("--precision", ask.precision, PRECISIONS), ("--sharding", ask.sharding, SHARDINGS),
@@ -150,6 +155,20 @@ def check(shape: ModelShape, ask: Ask) -> None:
         raise Unanswerable(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
     if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
         raise Unanswerable(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+
+
+def _check_pair(shape: ModelShape, ask: Ask) -> None:
+    """What only an encoder-decoder has, or what is not known for one. Raises Unanswerable."""
+    if not shape.decoder_layers:
+        if ask.target is not None:
+            raise Unanswerable(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; --seq is all its tokens")
+        return
+    if ask.sharding not in ("none", "ddp"):
+        raise Unanswerable(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
+    if ask.transformers is not None:
+        raise Unanswerable(f"--stack transformers={ask.transformers}: not known for {shape.family}; leave it out")
+    if ask.attention == "flash" and shape.buckets:
+        raise Unanswerable(f"--attention flash: {shape.family} adds positions to its scores; use sdpa or eager")
 
 
 def _check_devices(shape: ModelShape, ask: Ask) -> None:
@@ -272,6 +291,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         numerics=how,
         rows=ask.rows,
         length=ask.length,
+        target=(ask.target or ask.length) if shape.decoder_layers else 0,
         checkpointing=ask.checkpointing,
         reentrant=ask.transformers is not None and ask.transformers.startswith("4."),  # its default, not the trainer's
         accumulated=ask.accumulated,

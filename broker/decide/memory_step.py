@@ -29,6 +29,8 @@ class Step:
     rows: int
     length: int
     checkpointing: bool
+    target: int = 0
+    """Tokens that an encoder-decoder writes in each row."""
     reentrant: bool = False
     """The way of checkpointing that computes a layer again before anything of its backward pass."""
     accumulated: bool = False
@@ -92,6 +94,8 @@ class Player:
         )  # fmt: skip
         self.deep: dict[str, Bytes] = {}
         self.probed: tuple[int, int] | None = None
+        self.word = ""
+        """Of several stacks the one that is played, with a blank behind."""
 
     def play(self) -> Played:
         tape = self.tape
@@ -126,7 +130,7 @@ class Player:
             return f"{way} first layer"
         if int(number) == self.last:
             return f"{way} last layer"
-        return "forward second layer" if way == "forward" else "backward last but one layer"
+        return f"{way} second layer" if way.startswith("forward") else f"{way} last but one layer"
 
     def _hold(self) -> None:
         step, n = self.step, self.step.numerics
@@ -182,7 +186,7 @@ class Player:
 
     def _forward(self, number: int, x: Tensor) -> Tensor:
         tape = self.tape
-        tape.enter(f"forward {number}", "activations")
+        tape.enter(f"forward {self.word}{number}", "activations")
         before = dict(tape.live)
         layer = self._layer()
         self.layers.append(layer)
@@ -262,7 +266,7 @@ class Player:
 
     def _backward(self, number: int) -> None:
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
-        tape.enter(f"backward {number}", "temporary")
+        tape.enter(f"backward {self.word}{number}", "temporary")
         before = dict(tape.live)
         if step.checkpointing:
             out = self.leaving
@@ -299,8 +303,8 @@ class Player:
         if self.probed is None:
             tape = Tape()
             tape.enter("ahead", "temporary")
-            n, x = self.step.numerics, self.inputs[0]
-            y = Layer(tape, self.shape, n, self.step.rows, self.step.length)(tape.new(x.count, x.width, grad=True))
+            x = self.inputs[0]
+            y = self._alone(tape)(tape.new(x.count, x.width, grad=True))
             y.gradient = tape.new(y.count, y.width)
             tape.drop(y)
             before = tape.total
@@ -308,12 +312,16 @@ class Player:
             self.probed = max(0, tape.total - before), tape.last_saving
         return self.probed
 
+    def _alone(self, tape: Tape) -> Layer:
+        """A layer between the first and the last, on a tape of its own."""
+        return Layer(tape, self.shape, self.step.numerics, self.step.rows, self.step.length)
+
     def _repeat(self, before: Bytes) -> None:
         """The other layers between, the last of which leaves the most gradients behind."""
         tape = self.tape
-        _, worst = tape.peaks["backward 1"]
+        _, worst = tape.peaks[f"backward {self.word}1"]
         gone = self._since(before)
-        self.deep["backward second layer"] = {c: worst[c] + gone[c] * self.many for c in CATEGORIES}
+        self.deep[f"backward {self.word}second layer"] = {c: worst[c] + gone[c] * self.many for c in CATEGORIES}
         tape.leap(gone, self.many)
 
     def _settle(self) -> None:

@@ -193,7 +193,7 @@ class Tape:
             self._accumulate(t, gradient)
 
     def _towards(self, t: Tensor, gradient: Tensor, passes: bool) -> Tensor:
-        if passes and t.width == gradient.width:
+        if passes and (t.width, t.count) == (gradient.width, gradient.count):
             gradient.hold()
             return gradient
         return self.new(t.count, t.width)

@@ -9,6 +9,7 @@ from broker.domain.offer import ModelShape
 from broker.models import count
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS, encoder_shape
+from broker.models.pairs import pair_shape
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -32,6 +33,15 @@ def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) 
         return None
     try:
         return encoder_shape(name, config, task or "text_classification")
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+
+
+def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape of an encoder-decoder that is estimated; None for any other model. Raises InvalidInput."""
+    config, _ = filled(config)
+    try:
+        return pair_shape(name, config)
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}") from None
 
