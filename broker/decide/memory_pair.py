@@ -39,6 +39,8 @@ class PairLayer(Layer):
     ) -> None:  # fmt: skip
         super().__init__(tape, stack, numerics, rows, length)
         self.shared, self.first = shared, first
+        self.named: list[Tensor] = []
+        """What Python still names."""
         self.learnt = learnt
         """Checkpointing makes T5 want a gradient of the biases that are only zeros."""
 
@@ -49,6 +51,8 @@ class PairLayer(Layer):
         if self.shared.source is not None:
             between = self._after(between, self._attended(between, CROSS))
         result = self._after(between, self._fed(between))
+        self.tape.drop(*self.named)
+        self.named.clear()
         if self.first and own:  # computed again; the others' gradients went to these
             self.tape.drop(*self.shared.biases.values())
             self.shared.biases = own
@@ -161,6 +165,8 @@ class PairLayer(Layer):
             saves = [buckets] if trained else []
             made = tape.op((), self.shape.heads * pairs, n.weight, saves=saves, weights=weights)
             tape.drop(buckets)
+        if kind and self.learnt and kind not in self.shared.biases:
+            made.hold()  # the graph holds what a gradient is wanted of to its end
         if kind in self.shared.biases:
             made.gradient, self.shared.biases[kind].gradient = self.shared.biases[kind].gradient, None
         self.shared.biases[kind] = made
@@ -181,7 +187,8 @@ class PairLayer(Layer):
             [q, k, v, *masks], q.count, q.width, saves=[q, k, v, sums, *masks],
             back=self._backward_bytes(q, keys, masks), saves_out=True,
         )  # fmt: skip
-        tape.drop(q, k, v, sums, *masks)
+        tape.drop(q, k, v, sums, *masks, *self.named)
+        self.named.clear()
         return out
 
     def _backward_bytes(self, q: Tensor, keys: int, masks: list[Tensor]) -> int:
@@ -203,9 +210,11 @@ class PairLayer(Layer):
             seen = tape.new(self.length * keys, 1)
             mask = self._after(mask, tape.op([mask], bias.count, bias.width, saves=[seen]))
             tape.drop(seen)
+            mask.hold()
+            self.named.append(mask)
         if n.autocast:
             mask = self._after(mask, self.cast(mask, n.compute))
-        if keys % ALIGNED or not (plain or causal):
+        if keys % ALIGNED or not plain:
             wide = keys + ALIGNED - keys % ALIGNED
             mask = self._after(mask, tape.op([mask], bias.count // keys * wide, mask.width))
         return mask
@@ -230,5 +239,6 @@ class PairLayer(Layer):
             made = self._after(made, self.dropout(made))
         weights = self.cast(made, n.compute if n.autocast else made.width)
         out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
-        tape.drop(weights, made, q, k, v)
+        tape.drop(weights, q, k, v, *self.named)
+        self.named = [made]  # until the next attention of the layer, or its end
         return self._after(out, tape.op([out], out.count, out.width))  # heads side by side again

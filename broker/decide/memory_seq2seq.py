@@ -111,10 +111,6 @@ class PairPlayer(Player):
             self._backward(number)
             if self.step.checkpointing:
                 self.tape.drop(*self._given(stack, number))
-        for t in stack.shared.biases.values():
-            if t.gradient is not None:
-                self.tape.drop(t.gradient)
-                t.gradient = None
 
     def _fresh(self, tape: Tape, shared: Shared, *, first: bool) -> PairLayer:
         s, step = self.stack, self.step
