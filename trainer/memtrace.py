@@ -22,8 +22,8 @@ import torch
 import transformers
 from transformers import AutoConfig
 
+from trainer import memtrace_unet, parallel
 from trainer import model as models
-from trainer import parallel
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.checkpoint_plan import Progress
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
@@ -200,19 +200,26 @@ def watch(storages: Storages, asif: AsIf | None) -> None:
 
 def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any, *, device: str) -> Any:
     """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
+    if ask.task == "text_to_image":
+        with torch.device(device):
+            return memtrace_unet.built(config, ask.train, _kept(ask), ask.targets)
     fields = with_depths(config, depths)
     family = str(fields.pop("model_type", None))
-    half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
-    kept = half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
         model = getattr(transformers, task.architecture).from_config(
-            built, dtype=kept, attn_implementation=ask.attention
+            built, dtype=_kept(ask), attn_implementation=ask.attention
         )
         untie(model, config)
         model.config.use_cache = False
         fresh = fresh_of(ask.task, family)
         return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
+
+
+def _kept(ask: Ask) -> torch.dtype:
+    """What the base's weights are held in."""
+    half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
+    return half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
 
 
 @contextlib.contextmanager
@@ -238,7 +245,10 @@ def trace(
         model = _build(config, depths, ask, task, device="cpu" if real else "meta")
         probe = _Probe(ask, model, storages, task)
         probe.warm()
-        mark(model, storages, len(depths))
+        if ask.task == "text_to_image":
+            memtrace_unet.mark(model, storages)
+        else:
+            mark(model, storages, len(depths))
         watch(storages, asif)
         storages.segment, storages.category = "forward embeddings", "activations"
         with storages:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from trainer import tasks
 from trainer.contract.train import DataConfig, TrainConfig
 from trainer.dataset import Example
+from trainer.memtrace_unet import Noise
 from trainer.tasks.base import Batch
 from trainer.tasks.seq2seq import Pair, Seq2Seq
 from trainer.tasks.texts import Labelled
@@ -126,9 +127,14 @@ BY_TASK: Mapping[str, Kind] = {
     ),
     "seq2seq": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
     "image_classification": Kind(data=TEXT, row=lambda n, _: n),
+    "text_to_image": Kind(data=TEXT, row=lambda n, _: n),
     "transcription": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
 }
-TRAINED = {"image_classification": "text_classification", "transcription": "seq2seq"}
+TRAINED = {
+    "image_classification": "text_classification",
+    "text_to_image": "text_classification",
+    "transcription": "seq2seq",
+}
 """Which of the trainer's own configurations stands for what it does not train."""
 
 
@@ -136,6 +142,8 @@ def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
     """The task as the loop takes it, without a tokenizer."""
     if name == "image_classification":
         return Images(config)
+    if name == "text_to_image":
+        return Noise(config)
     found: Any = Speech(train, config) if name == "transcription" else tasks.of(train)
     if isinstance(found, Seq2Seq):
         found._start = 0
