@@ -50,7 +50,7 @@ def _crash(number: int, *what: str) -> Sequence[str]:
     return ("tests.crash", *what, "--seed", str(number))
 
 
-ENDS = ("--homes", "14", "--migrations", "4", "--terms", "8", "--freezes", "8", "--disks", "4")
+ENDS = ("--homes", "14", "--migrations", "4", "--terms", "8", "--freezes", "8", "--disks", "4", "--births", "3")
 PARTS: Mapping[str, Part] = {
     "sim": Part(command=lambda n: _sim(n, HOUSES), goal=("lifetimes", 1_000_000)),
     "sim-without-hints": Part(command=lambda n: _sim(n, HOUSES // 5, "--hints", "dropped"), goal=("lifetimes", 10_000)),
