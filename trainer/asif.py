@@ -23,7 +23,8 @@ LOWERED = frozenset(
 """Computed in half precision under autocast, on every device (torch's autocast_mode.h)."""
 RAISED_ON_CUDA = frozenset(
     {
-        *(functional.layer_norm, functional.group_norm, functional.mse_loss, functional.softmax, functional.log_softmax, torch.softmax, torch.Tensor.softmax),
+        *(functional.layer_norm, functional.group_norm, functional.mse_loss),
+        *(functional.softmax, functional.log_softmax, torch.softmax, torch.Tensor.softmax),
         *(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__, torch.rsqrt, torch.exp, torch.cumsum),
     }
 )

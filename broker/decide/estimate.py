@@ -161,7 +161,7 @@ def _check_pair(shape: ModelShape, ask: Ask) -> None:
     """What only an encoder-decoder has, or what is not known for one. Raises Unanswerable."""
     if not shape.decoder_layers:
         if ask.target is not None:
-            raise Unanswerable(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; --seq is all its tokens")
+            raise Unanswerable(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
         return
     if ask.sharding not in ("none", "ddp"):
         raise Unanswerable(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
@@ -256,8 +256,6 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
         return tier, words, margin
     if ask.sharding in ("hybrid", "tensor") or ask.offload:
         return tier, f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
-    if build_of(shape).mixed_windows and shape.window and ask.length > shape.window:
-        return tier, f"{family}: some layers look back at {shape.window} tokens, and all are taken to", 0.25
     if ask.method == "adapter":
         return tier, f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
     if ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8" or ask.attention == "eager":

@@ -49,8 +49,8 @@ class PairLayer(Layer):
         own = dict(self.shared.biases)
         between = self._attended(x, "")
         if self.shared.source is not None:
-            between = self._after(between, self._attended(between, CROSS))
-        result = self._after(between, self._fed(between))
+            between = self.tape.after(between, self._attended(between, CROSS))
+        result = self.tape.after(between, self._fed(between))
         self.tape.drop(*self.named)
         self.named.clear()
         if self.first and own:  # computed again; the others' gradients went to these
@@ -76,13 +76,13 @@ class PairLayer(Layer):
         weight = 4 if n.norms_float32 else n.weight
         w = Weight(self.shape.hidden, weight, trained=n.full, grad_width=n.trained)
         wide = self.cast(x, 4)
-        squares = tape.op([wide], x.count, 4, saves=[wide], back=x.count * 4)
+        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
         tape.drop(wide)
         root = tape.op([squares], self.tokens, 4, saves_out=True)
         tape.drop(squares)
         normal = tape.op([x, root], x.count, 4, saves=[x, root], back=x.count * 4)
         tape.drop(root)
-        narrow = self._after(normal, self.cast(normal, weight))
+        narrow = tape.after(normal, self.cast(normal, weight))
         trained = [(w, n.trained)] if n.full else []
         back = x.count * narrow.width if n.full else 0
         out = tape.op([narrow], x.count, weight, saves=[narrow] if n.full else [], weights=trained, back=back)
@@ -112,7 +112,7 @@ class PairLayer(Layer):
         added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
         tape.drop(more)
         if self.build.behind:
-            return self._after(added, self.norm(added))
+            return tape.after(added, self.norm(added))
         tape.drop(out, normed)
         return added
 
@@ -125,18 +125,18 @@ class PairLayer(Layer):
         named: list[Tensor] = []
         if "gate" in self.sizes:
             gate = self.linear(normed, "gate")
-            bent = self._after(gate, self.activate(gate))
+            bent = tape.after(gate, self.activate(gate))
             up = self.linear(normed, "up")
             inner = tape.op([bent, up], up.count, bent.width, saves=[bent, up])
             named = [bent, up]
         else:
             wide = self.linear(normed, "fc")
-            inner = self._after(wide, self.activate(wide))
+            inner = tape.after(wide, self.activate(wide))
         if self.shape.inner_dropout:
-            inner = self._after(inner, self.dropout(inner))
+            inner = tape.after(inner, self.dropout(inner))
         if self.build.kept:  # T5 takes it to the matrix's own type
-            inner = self._after(inner, self.cast(inner, self.numerics.weight))
-        out = self._after(inner, self.linear(inner, "down" if "gate" in self.sizes else "proj"))
+            inner = tape.after(inner, self.cast(inner, self.numerics.weight))
+        out = tape.after(inner, self.linear(inner, "down" if "gate" in self.sizes else "proj"))
         tape.drop(*named)
         return self._joined(x, normed, out)
 
@@ -208,15 +208,15 @@ class PairLayer(Layer):
         mask = self.cast(bias, bias.width)
         if causal:
             seen = tape.new(self.length * keys, 1)
-            mask = self._after(mask, tape.op([mask], bias.count, bias.width, saves=[seen]))
+            mask = tape.after(mask, tape.op([mask], bias.count, bias.width, saves=[seen]))
             tape.drop(seen)
             mask.hold()
             self.named.append(mask)
         if n.autocast:
-            mask = self._after(mask, self.cast(mask, n.compute))
+            mask = tape.after(mask, self.cast(mask, n.compute))
         if keys % ALIGNED or not plain:
             wide = keys + ALIGNED - keys % ALIGNED
-            mask = self._after(mask, tape.op([mask], bias.count // keys * wide, mask.width))
+            mask = tape.after(mask, tape.op([mask], bias.count // keys * wide, mask.width))
         return mask
 
     def _written(self, heads: list[Tensor], keys: int, bias: Tensor | None, *, causal: bool) -> Tensor:
@@ -225,20 +225,20 @@ class PairLayer(Layer):
         scores = self.rows * self.shape.heads * self.length * keys
         q, k, v = (self.cast(t, n.compute if n.autocast else t.width) for t in heads)
         made = tape.op([q, k], scores, q.width, saves=[q, k])
-        made = self._after(made, tape.op([made], scores, made.width))
+        made = tape.after(made, tape.op([made], scores, made.width))
         if bias is not None:
-            made = self._after(made, tape.op([made, bias], scores, max(made.width, bias.width), passes=True))
+            made = tape.after(made, tape.op([made, bias], scores, max(made.width, bias.width), passes=True))
         if causal:
             mask = tape.new(self.rows * self.length * keys, made.width)
-            made = self._after(made, tape.op([made], scores, made.width, passes=True))
+            made = tape.after(made, tape.op([made], scores, made.width, passes=True))
             tape.drop(mask)
         if n.autocast:
-            made = self._after(made, self.cast(made, 4))
-        made = self._after(made, tape.op([made], scores, made.width, saves_out=True))
+            made = tape.after(made, self.cast(made, 4))
+        made = tape.after(made, tape.op([made], scores, made.width, saves_out=True))
         if self.shape.attention_dropout:
-            made = self._after(made, self.dropout(made))
+            made = tape.after(made, self.dropout(made))
         weights = self.cast(made, n.compute if n.autocast else made.width)
         out = tape.op([weights, v], q.count, q.width, saves=[weights, v])
         tape.drop(weights, q, k, v, *self.named)
         self.named = [made]  # until the next attention of the layer, or its end
-        return self._after(out, tape.op([out], out.count, out.width))  # heads side by side again
+        return tape.after(out, tape.op([out], out.count, out.width))  # heads side by side again

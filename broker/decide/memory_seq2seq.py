@@ -1,11 +1,13 @@
 """The step of an encoder-decoder: source through the encoder, target through the decoder, all back."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from broker.decide.memory_builds import stacks
+from broker.decide.memory_depth import Depth
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_pair import PairLayer, Shared
-from broker.decide.memory_step import PLAYED, Played, Player, Step
+from broker.decide.memory_step import Bytes, Played, Player, Step
 from broker.decide.memory_tape import EARLIER, Tape, Tensor, Weight
 from broker.domain.offer import ModelShape
 
@@ -15,6 +17,7 @@ class _Stack:
     """One of the two, as far as it was played."""
 
     shape: ModelShape
+    depth: Depth
     word: str
     length: int
     shared: Shared
@@ -24,26 +27,22 @@ class _Stack:
     named: list[Tensor] = field(default_factory=list)
     """What Python names until the stack returns."""
 
-    @property
-    def many(self) -> int:
-        return max(0, self.shape.layers - PLAYED)
-
-    @property
-    def last(self) -> int:
-        return min(PLAYED, self.shape.layers) - 1
+    forth: dict[int, Bytes] = field(default_factory=dict)
+    back: dict[int, Bytes] = field(default_factory=dict)
 
 
 class PairPlayer(Player):
-    """Three layers of each stack are played; both read the same table of words, and so does the head where it is tied."""
+    """Three layers of each stack are played; both read one table of words, and the head too where it is tied."""
 
     def __init__(self, shape: ModelShape, step: Step) -> None:
         super().__init__(shape, step)
         encoder, decoder = stacks(shape)
-        self.encoder = _Stack(shape=encoder, word="encoder ", length=step.length, shared=Shared(biases={}))
-        self.decoder = _Stack(shape=decoder, word="decoder ", length=step.target, shared=Shared(biases={}))
+        self.encoder, self.decoder = (
+            _Stack(shape=s, depth=Depth.of(s, 0, sdpa=False), word=word, length=length, shared=Shared(biases={}))
+            for s, word, length in ((encoder, "encoder ", step.length), (decoder, "decoder ", step.target))
+        )
         self.stack = self.encoder
-        if step.accumulated and not shape.tied_embeddings:
-            self.head.gradient = EARLIER
+        self.embedding.gradient = None  # two stacks read it, whose gradients wait for each other
 
     def play(self) -> Played:
         """Every segment's worst moment."""
@@ -72,14 +71,15 @@ class PairPlayer(Player):
         tape.backward()
         self._settle()
         self._update()
-        segments = {name: by for name, (_, by) in tape.peaks.items()} | self.deep
-        return Played(
-            segments={self._named(name): self._spread(name, by) for name, by in segments.items()}, trained=self.trained
-        )
+        return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
-    def _named(self, name: str) -> str:
-        self.last = (self.decoder if self.decoder.word in name else self.encoder).last
-        return super()._named(name)
+    def _segments(self) -> Iterator[tuple[str, Bytes]]:
+        every = dict(self.tape.peaks)
+        for stack in (self.encoder, self.decoder):
+            self._enter(stack)
+            self.tape.peaks = {name: peak for name, peak in every.items() if stack.word in name}
+            yield from super()._segments()
+        yield from ((name, by) for name, (_, by) in every.items() if not name[-1].isdigit())
 
     def _hold(self) -> None:
         super()._hold()
@@ -87,14 +87,15 @@ class PairPlayer(Player):
             self.tape.shift("weights", self.shape.vocabulary * self.step.numerics.weight)
 
     def _enter(self, stack: _Stack) -> None:
-        self.stack, self.word, self.many, self.last = stack, stack.word, stack.many, stack.last
-        self.layers, self.inputs, self.marks, self.probed = stack.layers, stack.inputs, stack.marks, None
+        self.stack, self.word, self.depth, self.last = stack, stack.word, stack.depth, len(stack.depth.played) - 1
+        self.layers, self.inputs, self.marks = stack.layers, stack.inputs, stack.marks
+        self.forth, self.back, self.probed = stack.forth, stack.back, {}
 
     def _through(self, stack: _Stack) -> Tensor:
         """Words and layers of one stack."""
         self._enter(stack)
         x = self._words(stack)
-        for number in range(stack.last + 1):
+        for number in range(self.last + 1):
             if self.step.checkpointing:
                 for t in self._given(stack, number):
                     t.hold()
@@ -107,7 +108,7 @@ class PairPlayer(Player):
 
     def _back_through(self, stack: _Stack) -> None:
         self._enter(stack)
-        for number in range(stack.last, -1, -1):
+        for number in range(self.last, -1, -1):
             self._backward(number)
             if self.step.checkpointing:
                 self.tape.drop(*self._given(stack, number))
@@ -118,14 +119,14 @@ class PairPlayer(Player):
             tape, s.shape, step.numerics, step.rows, s.length, shared, first=first, learnt=step.checkpointing
         )
 
-    def _layer(self) -> Layer:
-        layer = self._fresh(self.tape, self.stack.shared, first=not self.layers)
+    def _layer(self, number: int) -> Layer:
+        layer = self._fresh(self.tape, self.stack.shared, first=not number)
         if self.step.accumulated:
             for w in layer.weights.values():
                 w.gradient = EARLIER
         return layer
 
-    def _alone(self, tape: Tape) -> Layer:
+    def _alone(self, tape: Tape, masked: bool) -> Layer:
         def copied(t: Tensor) -> Tensor:
             return tape.new(t.count, t.width, grad=t.grad)
 
@@ -140,7 +141,7 @@ class PairPlayer(Player):
         self.head_layer = layer = self._fresh(tape, stack.shared, first=False)
         x = self._looked_up(self.embedding, count)
         if not self.shape.buckets:
-            x = self._after(x, tape.op([x], count, x.width))
+            x = tape.after(x, tape.op([x], count, x.width))
         if self.step.checkpointing and not n.full:  # made to want a gradient, so the graph holds it to its end
             x.grad = True
             x.hold()
@@ -148,10 +149,10 @@ class PairPlayer(Player):
         if not self.shape.buckets:
             rows = Weight(self.shape.looked_up[0] * h, n.weight, trained=n.full, grad_width=n.trained)
             places = self._looked_up(rows, count if stack is self.encoder else stack.length * h)
-            x = self._after(x, tape.op([x, places], count, x.width, passes=True))
+            x = tape.after(x, tape.op([x, places], count, x.width, passes=True))
             stack.named.append(places)
-            x = self._after(x, layer.norm(x))
-        return self._after(x, layer.dropout(x)) if self.shape.dropout else x
+            x = tape.after(x, layer.norm(x))
+        return tape.after(x, layer.dropout(x)) if self.shape.dropout else x
 
     def _looked_up(self, w: Weight, count: int) -> Tensor:
         n = self.step.numerics
@@ -161,8 +162,8 @@ class PairPlayer(Player):
         """The stack's output; consumes that of its last layer. T5 norms it and drops it out."""
         layer = self.head_layer
         if self.shape.buckets:
-            x = self._after(x, layer.norm(x))
-            x = self._after(x, layer.dropout(x)) if self.shape.dropout else x
+            x = self.tape.after(x, layer.norm(x))
+            x = self.tape.after(x, layer.dropout(x)) if self.shape.dropout else x
         self.tape.drop(*self.stack.named, *self.stack.shared.biases.values())
         return x
 
@@ -175,7 +176,7 @@ class PairPlayer(Player):
         logits = layer.matrix(into, self.head, self.shape.vocabulary)
         if not self.shape.buckets:
             width = max(logits.width, self.step.numerics.weight)
-            logits = self._after(logits, tape.op([logits], logits.count, width, passes=True))
+            logits = tape.after(logits, tape.op([logits], logits.count, width, passes=True))
         tape.drop(x, into, source)
         self.normed = logits
         return logits
@@ -183,5 +184,5 @@ class PairPlayer(Player):
     def _forget(self) -> None:
         """Autocast is over in both stacks."""
         for stack in (self.encoder, self.decoder):
-            self.layers, self.many = stack.layers, stack.many
+            self.layers, self.depth, self.last = stack.layers, stack.depth, len(stack.depth.played) - 1
             super()._forget()
