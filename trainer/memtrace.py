@@ -315,18 +315,25 @@ def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> boo
 
 def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
     """The peak of a step at the config's full depth. Raises ValueError."""
+    return _peak(segments(config, ask))
+
+
+def segments(config: Mapping[str, Any], ask: Ask) -> Mapping[str, dict[str, int]]:
+    """Bytes by category at the worst moment of each segment of a step at the config's full depth. Raises ValueError."""
+    if ask.task == "text_to_image":
+        return trace(config, (), ask)
     if any(config.get(k) for k in EXPERTS):
         raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
     depths = depths_of(config)
     if _mixed(config, depths, ask.sequence):
-        segments = trace(config, depths, ask)
-        return _peak({**{n: s for n, s in segments.items() if n[-1].isdigit()}, **_kinds(segments, depths)})
+        found = trace(config, depths, ask)
+        return {**{n: s for n, s in found.items() if n[-1].isdigit()}, **_kinds(found, depths)}
     base = tuple(TRACED[0] if depth > max(TRACED) else depth for depth in depths)
     wanted = [base]
     for i, depth in enumerate(depths):
         if depth > max(TRACED):
             wanted.append((*base[:i], TRACED[1], *base[i + 1 :]))
-    return _peak(at_depth([(at, trace(config, at, ask)) for at in wanted], depths))
+    return at_depth([(at, trace(config, at, ask)) for at in wanted], depths)
 
 
 def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:
@@ -373,7 +380,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=("full", "lora"), default="lora")
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
-    parser.add_argument("--seq", type=int, default=512, help="tokens of every row")
+    parser.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
     parser.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
@@ -395,7 +402,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(config, dict):
             raise ValueError("is not a JSON object")
         started = time.monotonic()
-        peak = extrapolate(config, _ask(args, str(config.get("model_type"))))
+        peak = extrapolate(config, _ask(args, str(config.get("model_type", config.get("_class_name")))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2

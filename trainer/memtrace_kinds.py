@@ -30,6 +30,7 @@ DEPTH = (("num_hidden_layers", "n_layer"),)
 KINDS = {
     **dict.fromkeys(("bert", "roberta", "distilbert"), "text_classification"),
     **dict.fromkeys(("t5", "bart"), "seq2seq"),
+    "UNet2DConditionModel": "text_to_image",
     "vit": "image_classification",
     "whisper": "transcription",
 }
