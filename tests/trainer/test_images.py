@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.trainer import digits, heads, workers
+from tests.trainer.crews import Crew, told
 from tests.trainer.pack import tar
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, TrainConfig
 from trainer.faults import DataFault, UserFault
@@ -144,3 +145,13 @@ def test_a_processor_of_another_size_than_the_model_is_refused(data: Path, tmp_p
 def test_prompts_are_nothing_to_a_task_that_writes_nothing(model: Path) -> None:
     with pytest.raises(ValidationError, match="image_classification writes nothing"):
         config(model, samples={"prompts": ["a digit"]})
+
+
+def test_two_processes_learn_what_one_does(model: Path, data: Path, tmp_path: Path) -> None:
+    train = config(model, max_steps=3, precision="fp32", method=FullConfig())
+    alone = Crew(tmp_path / "alone", train, data, each=1).done().last
+    both = Crew(tmp_path / "both", train, data, each=2).done().last
+    for one, other in zip(told(both), told(alone), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    scores = [json.loads((folder / "eval.json").read_text()) for folder in (alone, both)]
+    assert scores[0]["heldout_loss_after"] == pytest.approx(scores[1]["heldout_loss_after"], rel=1e-5)
