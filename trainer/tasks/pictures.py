@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trainer.contract import cells
 from trainer.contract.archives import BadArchive, Picture
@@ -28,7 +28,8 @@ def taken(row: dict[str, Any], column: str, where: str, number: int) -> Image.Im
         raise
     except Exception as e:  # of bytes that are no picture Pillow's readers raise nearly anything
         named = f" ({cell.name})" if isinstance(cell, Picture) else ""
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        unknown = isinstance(e, UnidentifiedImageError)  # its text has an address of memory
+        reason = "it is no picture that is known" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise DataError(f"{where} row {number}{named}: does not decode ({reason}); mend or remove it") from None
 
 
