@@ -111,9 +111,10 @@ def checked(number: int) -> None:
         )  # fmt: skip
         error = 100 * ((found["peak_allocated_bytes"] - 2 * 8_519_680) / worst - 1)
         errors.setdefault(kind_of(config), []).append(error)
-        print(f"{error:+6.2f} % of {worst / 2**30:6.2f} GiB {name} {method} {precision} {checkpointing=} {rank=} {rows=} {size=}")
+        words = f"{name} {method} {precision} {checkpointing=} {rank=} {rows=} {size=}"
+        print(f"{error:+6.2f} % of {worst / 2**30:6.2f} GiB {words}", flush=True)
     flat = [abs(e) for found in errors.values() for e in found]
-    document = {"n": len(flat), "median_abs_pct": round(statistics.median(flat), 3), "max_abs_pct": round(max(flat), 3)}
+    document: dict[str, float] = {"n": len(flat), "median_abs_pct": round(statistics.median(flat), 3), "max_abs_pct": round(max(flat), 3)}
     print(json.dumps(document | {kind: round(max(map(abs, found)), 3) for kind, found in errors.items()}))
 
 

@@ -12,6 +12,7 @@ from broker.decide.memory_builds import BUILDS, PAIRS, Numerics, build_of
 from broker.decide.memory_held import STATES, divided
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Loss, Played, Step
+from broker.decide.memory_tape import CATEGORIES as CATEGORIES
 from broker.domain.offer import GIB, ModelShape
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
@@ -43,7 +44,7 @@ MISJUDGED = frozenset({"gpt_bigcode"})
 """Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
 TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
 ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
-Tier = Literal["measured", "traced", "unchecked"]
+Tier = Literal["measured", "traced", "table", "unchecked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +122,28 @@ def adapted_modules(
     return frozenset(role for role, name in names.items() if name in targets), missing
 
 
-def check(shape: ModelShape, ask: Ask) -> None:
+def check_numbers(ask: Ask) -> None:
     """Raises Unanswerable."""
     sizes = (
-        ("--seq", ask.length),
-        ("--target-seq", 1 if ask.target is None else ask.target),
-        ("--micro-batch", ask.rows),
-        ("--gpus", ask.gpus),
-        ("--nodes", ask.nodes),
-        ("--lora-r", ask.rank),
+        ("--seq", ask.length, 10**9),
+        ("--target-seq", 1 if ask.target is None else ask.target, 10**9),
+        ("--micro-batch", ask.rows, 10**6),
+        ("--gpus", ask.gpus, 10**6),
+        ("--nodes", ask.nodes, 10**6),
+        ("--lora-r", ask.rank, 10**6),
     )
-    for name, value in sizes:
+    for name, value, most in sizes:
         if value < 1:
             raise Unanswerable(f"{name} {value}: must be at least 1")
+        if value > most:
+            raise Unanswerable(f"{name} {value}: must be at most {most}")
     if not 0 <= ask.dropout < 1:
         raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
+
+
+def check(shape: ModelShape, ask: Ask) -> None:
+    """Raises Unanswerable."""
+    check_numbers(ask)
     for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
         if shape.max_positions is not None and length > shape.max_positions:
             raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions")
@@ -303,19 +311,20 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         offload=ask.offload and shards > 1,
     )
     played = play(part, step)
-    tier, evidence, margin = _evidence(shape, ask)
     notes = tuple(f"LoRA target {name} matches no module of {shape.family}, and is left out" for name in missing)
-    return _made(shape, played, step, tier, evidence, margin, notes)
+    return made(shape.parameters, played, _evidence(shape, ask), notes, several=shards * replicas > 1)
 
 
-def _made(
-    shape: ModelShape, played: Played, step: Step, tier: Tier, evidence: str, margin: float, notes: tuple[str, ...]
+def made(
+    parameters: int, played: Played, evidence: tuple[Tier, str, float], notes: tuple[str, ...], *, several: bool = False
 ) -> Estimate:
+    """With what torch and the allocator take besides. `evidence`: tier, words, margin; `several`: devices."""
+    tier, words, margin = evidence
     by = {str(c): size for c, size in played.segments[played.worst].items()}
     by.setdefault("communication", 0)
     by["temporary"] += CUBLAS_WORKSPACE
     peak = sum(by.values())
-    share = FRAGMENTS_MANY if step.shards * step.replicas > 1 else FRAGMENTS_ONE
+    share = FRAGMENTS_MANY if several else FRAGMENTS_ONE
     fragments = int(share * (peak - by["weights"] - by["optimizer"]))
     context = CONTEXT + fragments
     return Estimate(
@@ -325,10 +334,10 @@ def _made(
         device_used=peak + context,
         context=context,
         tier=tier,
-        evidence=evidence,
+        evidence=words,
         margin=margin,
         device_margin=margin + (SHOWN_MANY if share == FRAGMENTS_MANY else SHOWN_ONE),
         notes=notes,
-        parameters=shape.parameters,
+        parameters=parameters,
         trainable=played.trained,
     )

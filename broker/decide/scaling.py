@@ -62,6 +62,8 @@ def unmeasured(shape: ModelShape, ask: sizes.Ask) -> str | None:
     """Why nothing can be said about the time; None: something can."""
     if shape.experts:
         return "no basis: no run of a mixture of experts was measured"
+    if shape.decoder_layers:
+        return "no basis: no run of an encoder-decoder was measured"
     if shape.labels:
         return "no basis: no run of an encoder was measured"
     if ask.method in ("lora8", "adapter"):

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from broker.decide.memory_builds import PAIRS
 from broker.domain.offer import ModelShape
 from broker.models import count
 
 
-def pair_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape of an encoder-decoder with the head that writes; None for any other model. Raises ValueError."""
-    family = str(config.get("model_type", ""))
-    if family not in PAIRS:
-        return None
+def pair_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+    """The shape of an encoder-decoder with the head that writes. Raises ValueError."""
+    family = str(config["model_type"])
     return ModelShape(name=name, family=family, known=True, **(_t5 if family == "t5" else _bart)(config))
 
 

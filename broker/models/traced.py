@@ -13,6 +13,8 @@ from broker.decide.memory_traced import Load, Segments
 from broker.models import catalogue
 
 FILE = files(__package__) / "traced.json"
+TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+"""The modules of a UNet that diffusers' examples adapt."""
 SHRUNK = 8
 """Pixels of a side that are one of a latent's."""
 FRAMES = 1500
@@ -57,6 +59,34 @@ def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None
 def key_of(method: str, precision: str, checkpointing: bool) -> str:
     """How the tables of a model are named."""
     return f"{method} {precision} {'' if checkpointing else 'no-'}gradient-checkpointing"
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """The models of that kind that there are tables of."""
+    every = {name: catalogue.find(name) for name in document()["models"]}
+    return tuple(name for name, known in every.items() if known and kind_of(known.config) == kind)
+
+
+def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:
+    """Of a LoRA as the traced one has it."""
+    if kind_of(config) == "unet":
+        return rank * _ends_of_unet(config)
+    d = config["d_model"]
+    mlp = [2 * (d + config[f"{stack}_ffn_dim"]) for stack in ("encoder", "decoder")]
+    return rank * (config["encoder_layers"] * (8 * d + mlp[0]) + config["decoder_layers"] * (16 * d + mlp[1]))
+
+
+def _ends_of_unet(config: Mapping[str, Any]) -> int:
+    """Inputs and outputs of all matrices of attention."""
+    widths, cross, layers = config["block_out_channels"], config["cross_attention_dim"], config["layers_per_block"]
+    depth = config.get("transformer_layers_per_block", 1)
+    depths = depth if isinstance(depth, list) else [depth] * len(widths)
+    levels = list(zip(widths, depths, strict=True))
+    blocks = [levels[-1]]
+    for kinds, at, many in (("down_block_types", levels, layers), ("up_block_types", levels[::-1], layers + 1)):
+        for kind, level in zip(config[kinds], at, strict=True):
+            blocks += [level] * (many if "CrossAttn" in kind else 0)
+    return sum(depth * (14 * width + 2 * cross) for width, depth in blocks)
 
 
 def load_of(config: Mapping[str, Any], rows: int, size: int, rank: int) -> Load:
