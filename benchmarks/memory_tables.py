@@ -1,8 +1,8 @@
 """Traces Whisper and Stable Diffusion's UNets for the committed tables: `python -m benchmarks.memory_tables`.
 
 At full depth, at three sizes, LoRA at two ranks; within one segment of the step every category is linear in these, so
-the file holds the lines' coefficients: see `broker/decide/memory_traced.py`. `--check N` compares N sizes off these with
-fresh traces, in place of writing the file. Needs the trainer's packages and diffusers; about 15 minutes of one core.
+the file holds the lines' coefficients: see `broker/decide/memory_traced.py`. `--check N` compares N sizes off these
+with fresh traces, in place of writing the file. Needs the trainer's packages and diffusers; 15 minutes of one core.
 """
 
 import argparse
@@ -51,7 +51,8 @@ def traced(config: Mapping[str, Any], key: str, rows: int, size: int, rank: int)
         *("--micro-batch", str(rows), "--lora-r", str(rank), "--target-seq", str(size), f"--{checkpointing}"),
         *(("--task", "text_to_image") if kind_of(config) == "unet" else ()),
     ]
-    return memtrace.segments(config, memtrace._ask(memtrace._arguments().parse_args(words), str(config.get("model_type"))))
+    ask = memtrace._ask(memtrace._arguments().parse_args(words), str(config.get("model_type")))
+    return dict(memtrace.segments(config, ask))
 
 
 def lines(config: Mapping[str, Any], key: str) -> Segments:
@@ -114,8 +115,9 @@ def checked(number: int) -> None:
         words = f"{name} {method} {precision} {checkpointing=} {rank=} {rows=} {size=}"
         print(f"{error:+6.2f} % of {worst / 2**30:6.2f} GiB {words}", flush=True)
     flat = [abs(e) for found in errors.values() for e in found]
-    document: dict[str, float] = {"n": len(flat), "median_abs_pct": round(statistics.median(flat), 3), "max_abs_pct": round(max(flat), 3)}
-    print(json.dumps(document | {kind: round(max(map(abs, found)), 3) for kind, found in errors.items()}))
+    document = {kind: round(max(map(abs, found)), 3) for kind, found in errors.items()}
+    document |= {"median_abs_pct": round(statistics.median(flat), 3), "max_abs_pct": round(max(flat), 3)}
+    print(json.dumps({"n": len(flat)} | document))
 
 
 def main() -> None:

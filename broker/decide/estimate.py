@@ -266,7 +266,9 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
         return tier, f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
     if ask.method == "adapter":
         return tier, f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
-    if ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8" or ask.attention == "eager":
+    pair = shape.decoder_layers > 0  # whose written-out attention was traced, and whose quantised base was not
+    formula = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
+    if formula or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
         return tier, f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: by formula, not traced", 0.10
     half = ask.precision in ("bf16", "fp16") or ask.method == "qlora"
     if family == "mixtral" and half and ask.transformers is not None:
