@@ -11,7 +11,7 @@ from broker.models import catalogue, traced
 from broker.sizing import BadAsk, estimate
 
 UNET = "stable-diffusion-v1-5/stable-diffusion-v1-5"
-WHISPER = "openai/whisper-tiny"
+WHISPER = "openai/whisper-base"
 
 
 def test_the_tables_are_small_and_say_their_versions() -> None:
