@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from broker.api.overload import REQUESTS
+from broker.api.http import REQUESTS
 from tests.crash.house import SETTLE_S, House, Seat
 from tests.crash.rig import opened
 
 CALLERS = 2 * REQUESTS
-PAUSE_S = 60
+PAUSE_S = 300
 """That the refusing cloud asks for."""
 
 
@@ -63,7 +63,9 @@ async def crowd(seat: Seat) -> Counter[tuple[int, str | None]]:
     """What each of many is told, (status, Retry-After), when the daemon finds all of their requests at once."""
     found = json.loads((seat.home / "client.json").read_text())
     host, port = found["url"].removeprefix("http://").split(":")
-    asks = f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {found['token']}\r\nConnection: close\r\n\r\n"
+    asks = (
+        f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {found['token']}\r\nConnection: close\r\n\r\n"
+    )
     streams = [await asyncio.open_connection(host, int(port)) for _ in range(CALLERS)]
     seat.signal(signal.SIGSTOP)
     try:
