@@ -67,7 +67,8 @@ class Fleet:
         looker = Looker(context, inventory, beats)
         interruption = Interruption(context, looker)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
-        launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer), beats, offers)
+        boot = Boot(context=context, box=box, trainer=trainer, learned=lessons)
+        launch = Launch(context, inventory, launchers, boot, beats, offers)
         return cls(
             context=context,
             launch=launch,

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.experience import Experience
-from broker.decide.hazard import ASSUMED_PER_HOUR, basis, expected_per_hour, place, preemptions_per_s
+from broker.decide.hazard import (
+    ASSUMED_PER_HOUR,
+    FAILURES_PER_GPU_HOUR,
+    basis,
+    expected_per_hour,
+    losses_per_hour,
+    place,
+    preemptions_per_s,
+)
 from broker.decide.quote import quote
 from broker.domain.observation import SpotHours
 from broker.domain.offer import Drop, Offer, QuoteLine, Workload
@@ -81,3 +89,11 @@ def test_a_market_that_keeps_taking_machines_away_is_not_bought_again() -> None:
     assert of(offer(preemptions_per_hour=0.01), seen(1, 60)).drop is None  # 0.6 an hour
     gone = of(offer(preemptions_per_hour=5.0), seen(3, 100))
     assert gone.drop is Drop.PREEMPTED_TOO_OFTEN
+
+
+def test_all_machines_of_an_attempt_are_lost_together() -> None:
+    one, spot = losses_per_hour(offer(gpus=8, spot=False), {}, 1), offer(gpus=8, spot=True, preemptions_per_hour=0.5)
+    assert one == pytest.approx(8 * FAILURES_PER_GPU_HOUR)
+    assert losses_per_hour(offer(gpus=8, spot=False), {}, 3) == pytest.approx(3 * one)
+    assert losses_per_hour(spot, {}, 2) == pytest.approx(2 * (0.5 + one))
+    assert losses_per_hour(offer(gpus=0, spot=False), {}, 1) == FAILURES_PER_GPU_HOUR
