@@ -227,6 +227,11 @@ class Workload:
     """None: a script, or a task that nobody estimates; neither its memory nor its time is known."""
     unestimated: str = ""
     """Why there is no shape, in words; empty for a script."""
+    task: str = "causal_lm"
+    sequences: int = 1
+    """Of each row, that go through the model: dpo compares two."""
+    reference: bool = False
+    """The model under its adapters looks at all of them too, without gradients."""
     method: Literal["full", "lora", "script"]
     lora_r: int = 0
     lora_targets: str = "all-linear"
