@@ -71,6 +71,8 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         global_batch=train.global_batch,
         sequence=longest,
         tokens_per_row=mean,
+        written=min(rows.written_longest, train.max_length),
+        written_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
         eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
         checkpoint_every_s=spec.checkpoint.every_s,
