@@ -50,7 +50,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
     """What one device must have; None for a script, about which nothing is known.
 
     `bf16`: the device computes in it. `gpu`: False for a CPU, whose context is the process itself. `devices`: each of
-    several holds everything, and the buckets of the gradients' all-reduce besides.
+    several holds everything, and the buckets of the gradients' all-reduce besides; they share the global batch.
     """
     shape = workload.shape
     if shape is None:
@@ -60,7 +60,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         rows=workload.micro_batch,
         length=workload.sequence,
         checkpointing=workload.gradient_checkpointing,
-        accumulated=workload.global_batch > workload.micro_batch,
+        accumulated=workload.global_batch > workload.micro_batch * devices,
         replicas=devices,
     )
     played = play(shape, step)

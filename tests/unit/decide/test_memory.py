@@ -113,6 +113,14 @@ def test_accumulated_gradients_stay_during_the_forward_pass() -> None:
     assert more == pytest.approx(4 * 8_030_261_248 / GIB, rel=0.01)
 
 
+def test_devices_that_share_the_global_batch_accumulate_only_what_is_left() -> None:
+    """Eight rows are two micro-batches of four on one device, and one on each of two."""
+    work = replace(WORK, method="full", micro_batch=4, gradient_checkpointing=False)
+    once, shared, more = (peak_gib(replace(work, global_batch=n), devices=2) for n in (4, 8, 16))
+    assert once == shared
+    assert more - shared == pytest.approx(4 * 8_030_261_248 / GIB, rel=0.01)
+
+
 def test_tied_embeddings_have_their_gradient_from_the_start() -> None:
     untied = replace(WORK, method="full", micro_batch=4, global_batch=4)
     tied = replace(untied, shape=replace(LLAMA_3_8B, tied_embeddings=True))
