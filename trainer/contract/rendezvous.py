@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.contract.base import Document
+from trainer.contract.base import Document, Text
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -175,7 +175,7 @@ class Told(Document):
     seq: int
     """From 1, within one start of the agent."""
     kind: Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$", max_length=40)]
-    message: Annotated[str, Field(max_length=500)]
+    message: Annotated[Text, Field(max_length=500)]
 
 
 TOLD = 8
