@@ -75,13 +75,8 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         written_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
         eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
-<<<<<<< HEAD
         checkpoint_every_s=spec.checkpoint.most_s,
-        data_bytes=int(rows.count * rows.tokens_mean * BYTES_A_TOKEN),
-=======
-        checkpoint_every_s=spec.checkpoint.every_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
->>>>>>> 817635136c8d266aea513eb828fd34c214360e9e
     )
 
 
