@@ -86,6 +86,8 @@ class Ended(Document):
     """Whose memory, where the code is `OOM`."""
     jumps: tuple[Jump, ...] = ()
     """Where the code is `BACK`: the way past the bad steps."""
+    bad_host: bool = False
+    """The check of the devices found this machine unfit."""
     pulled: bool = False
     """Only another process's end was seen; the reason lies there."""
 

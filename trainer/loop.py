@@ -13,7 +13,7 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import evaluate, guard, model, order, parallel, results, schedule, selection, tasks
+from trainer import devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
 from trainer.checkpoint_plan import Progress
 from trainer.contract.train import LoraConfig
 from trainer.faults import Drained, UserFault
@@ -41,6 +41,7 @@ class Loop:
         self._parallel = parallel.of(job.parallelism, self._accelerator, self._precision)
         self._world, self._rank = self._parallel.world, self._parallel.rank
         self._report = Reporter(run, self._accelerator)
+        self._report.say(devices.check(self._device))
         self._report.set(0, phase="loading", message=f"loading {config.model}")
         set_seed(config.seed)
         self._task = tasks.of(config)

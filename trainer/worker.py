@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.agent.tether import tie
 from trainer.contract.rendezvous import ExitCode
-from trainer.faults import Drained, Fault
+from trainer.faults import BadHost, Drained, Fault
 from trainer.guard import GoBack
 from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 
@@ -46,7 +46,7 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
     except GoBack as e:
         return Ended(code=ExitCode.BACK, jumps=e.jumps)
     except Fault as e:
-        return Ended(code=e.code, message=str(e))
+        return Ended(code=e.code, message=str(e), bad_host=isinstance(e, BadHost))
     except MemoryError:
         return _host_oom("no memory could be allocated")
     except Exception as e:

@@ -24,7 +24,8 @@ KIND = KINDS["text_regression full"]
 
 def told(config: GuardConfig, losses: list[float]) -> list[tuple[str, str]]:
     """(verdict, what people are told) of each step until one is not gone on from."""
-    progress, found = Progress(), []
+    progress = Progress()
+    found: list[tuple[str, str]] = []
     for loss in losses:
         verdict, care, words = guard.judge(config, progress, loss, 1.0)
         found.append((verdict, words))
@@ -149,7 +150,8 @@ def way(folder: Path, train: TrainConfig, data: Path, *, stored: bool) -> tuple[
 
     `stored`: from the newest checkpoint that they have left; else from the beginning.
     """
-    jumps, left = (), []  # type: tuple[Jump, ...], list[Path]
+    jumps: tuple[Jump, ...] = ()
+    left: list[Path] = []
     for number in range(20):
         restore = max((s for s in left if on_the_way(s, jumps)), default=None) if stored and jumps else None
         worker = workers.Worker(folder / str(number), train, data, restore=restore, jumps=jumps).start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainer import checkpoint
-from trainer.agent import notices, prepare
+from trainer.agent import host, notices, prepare
 from trainer.agent.beat import Beater, redacted
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
@@ -77,6 +77,7 @@ class Agent:
                 outcome, message, code = await self._attempt()
             except Unusable as e:
                 outcome, message = e.outcome, str(e)
+                self._state.bad_host = isinstance(e, host.BadHost)
             except StoreError as e:
                 outcome, message = Outcome.INFRASTRUCTURE, str(e)
             except Exception as e:  # whatever it is, the broker must not wait for a machine on which nothing runs
@@ -116,6 +117,7 @@ class Agent:
         if spec.data is None:
             raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
         self._state.phase = "loading"
+        self._say(await host.check(self._state.run.root, gpus=spec.world.gpus_per_node))
         data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
         jumps: tuple[Jump, ...] = ()
@@ -249,6 +251,7 @@ class Agent:
             ended = None  # one of this machine's own processes was killed, and that is the reason
         if ended is not None and not child.stopped:
             back = ended.code == ExitCode.BACK  # while it was asked to end
+            self._state.bad_host = ended.bad_host
             code, self._pulled = (ExitCode.DRAINED if back else ended.code), ended.pulled
         outcome = child.outcome(code, script=script, drained=ending is not None)
         killed = outcome is Outcome.OOM and ended is None and child.killed_for_memory
@@ -307,6 +310,7 @@ class Agent:
             message=message,
             exit_code=code,
             ran_out=self._state.ran_out,
+            bad_host=self._state.bad_host,
             step=status.step,
             total_steps=status.total_steps,
             resumed_from=self._state.resumed_from,

@@ -45,6 +45,8 @@ class AttemptState:
     message: str = ""
     resumed_from: int | None = None
     checkpoint: CheckpointRef | None = None
+    bad_host: bool = False
+    """This machine was looked at and found unfit."""
     complete: str | None = None
     """Manifest of the checkpoint that holds the results, once it is committed."""
     _told: list[Told] = field(default_factory=list)
