@@ -1,8 +1,7 @@
 """Memory that a job of gpubroker's own trainer needs on one device; the peak is played by `memory_step`."""
 
-from broker.decide.estimate import ATTENTION_ROLES, evidence_of
+from broker.decide.estimate import ATTENTION_ROLES, adapted_modules, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
-from broker.decide.memory_held import adapter_parameters
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, MemoryNeed, ModelShape, Workload
@@ -19,7 +18,7 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     if workload.method != "lora":
         return frozenset()
     if workload.lora_targets == "all-linear":
-        return frozenset(names)
+        return adapted_modules(shape, ("all-linear",))[0]
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 
@@ -28,13 +27,6 @@ def target_inputs(shape: ModelShape, targets: str) -> int:
     """Sum of the input widths of one layer's LoRA targets."""
     every = targets == "all-linear"
     return sum(inputs for role, (inputs, _) in linears(shape).items() if every or role in ATTENTION_ROLES)
-
-
-def trainable_parameters(workload: Workload, shape: ModelShape) -> int:
-    """What the optimizer holds states for."""
-    if workload.method == "lora":
-        return adapter_parameters(shape, workload.lora_r, adapted(workload, shape))
-    return shape.parameters
 
 
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
