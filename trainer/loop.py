@@ -15,9 +15,9 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import evaluate, model, order, parallel, schedule, snapshot, tasks
+from trainer import evaluate, model, optimizers, order, parallel, schedule, snapshot, switches, tasks
+from trainer.base_weights import Base
 from trainer.checkpoint_plan import METRICS, BadFormat, Progress
-from trainer.contract.train import LoraConfig
 from trainer.faults import Drained, Fault
 from trainer.ipc import RunFolder, Status, WorkerJob, replace
 from trainer.snapshot import Snapshot, Stored
@@ -40,6 +40,8 @@ class Loop:
         mixed = "no" if self._precision == "fp32" else self._precision
         self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
         self._parallel = parallel.of(job.parallelism, self._accelerator, self._precision)
+        self._parallel.takes(config)
+        self._base = Base(config)
         self._world, self._rank = self._parallel.world, self._parallel.rank
         self._status = Status(phase="loading", message=f"loading {config.model}")
         self._tell()
@@ -52,8 +54,13 @@ class Loop:
         self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
         self._parameters = model.trainable(self._bare)
-        optimizer = model.optimizer_of(self._parameters, config.optim)
-        self._task.check(self._bare, self._device)
+        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
+        if config.tf32:
+            switches.tf32(self._device)
+        if config.compile:
+            switches.compiled(parallel.layers(self._bare), self._device)
+        with self._as_trained():
+            self._task.check(self._bare, self._device)
         self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
         self._snapshots = snapshot.Snapshots(run, self._parallel.writer())
         self._metrics = run.root / METRICS
@@ -64,7 +71,7 @@ class Loop:
     def _report_start(self, dropped: int) -> None:
         count = sum(p.numel() for p in self._parameters.values())
         self._say(
-            f"{self._config.model}: {count:,} of {sum(p.numel() for p in self._bare.parameters()):,} weights are "
+            f"{self._config.model}: {count:,} of {sum(map(model.size, self._bare.parameters())):,} weights are "
             f"trained, {self._precision} on {self._parallel.told()}; {len(self._train)} rows, "
             f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
         )
@@ -100,8 +107,8 @@ class Loop:
                 update={"heldout_loss_before": loss, "metrics_before": dict(metrics)}
             )
             self._set(heldout_loss_before=loss)
-        if self._config.samples.prompts and not isinstance(self._config.method, LoraConfig):
-            written = self._task.write(self._bare, self._device)
+        if self._config.samples.prompts and self._config.adapters is None:
+            written = self._written()
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 
     def _batches(self) -> tuple[list[list[Any]], int]:
@@ -235,7 +242,7 @@ class Loop:
             scores |= {"metrics_before": self._progress.metrics_before, "metrics_after": dict(metrics)}
         self._set(phase="saving", message="saving the results")
         folder = self._run.root / "artifacts"
-        lora = isinstance(self._config.method, LoraConfig)
+        lora = self._config.adapters is not None
         whole = self._parallel.whole(self._bare, self._parameters if lora else None)
         if self._accelerator.is_main_process:
             evaluate.write_artifacts(folder, self._task, self._bare, whole, samples, scores)
@@ -246,14 +253,22 @@ class Loop:
         """All processes write them where none has all of the model."""
         if not self._config.samples.prompts or not (self._accelerator.is_main_process or self._parallel.divided):
             return []
-        tuned = self._task.write(self._bare, self._device)
+        tuned = self._written()
         if self._progress.base_samples is not None:
             base = list(self._progress.base_samples)
         else:
             with evaluate.without_adapter(self._bare):
-                base = self._task.write(self._bare, self._device)
+                base = self._written()
         prompts = self._config.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
+
+    def _written(self) -> list[str]:
+        with self._as_trained():
+            return self._task.write(self._bare, self._device)
+
+    def _as_trained(self) -> contextlib.AbstractContextManager[Any]:
+        """Around what calls parts of the model by themselves: over a quantised base norms are wider than the head."""
+        return self._accelerator.autocast() if self._config.quantised else contextlib.nullcontext()
 
     def _save(self, artifacts: Path | None = None) -> None:
         """Begins a snapshot; entered by all processes after the same micro-batch."""
@@ -262,12 +277,13 @@ class Loop:
             update={
                 "made_on": self._parallel.told(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
+                "base": self._base.name(),
             }
         )
         grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
         held = {
             "model": parallel.held(self._parameters),
-            "optimizer": parallel.held(snapshot.optimizer_tensors(self._optimizer.optimizer, self._parameters)),
+            "optimizer": parallel.held(optimizers.tensors(self._optimizer.optimizer, self._parameters)),
             "gradients": parallel.held(grown),
         }
         writer = self._snapshots.writer
@@ -319,6 +335,7 @@ class Loop:
 
     def _put_back(self, stored: Stored) -> None:
         """Raises KeyError, ValueError when the tensors are not those of this job."""
+        self._base.check(stored.progress.base)
         self._parallel.settle(self._bare)
         parallel.load_model(self._parameters, stored)
         parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
