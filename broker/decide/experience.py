@@ -44,7 +44,8 @@ def like(workload: Workload) -> Like:
 
 def _base(workload: Workload) -> Kind:
     shape = workload.shape and replace(workload.shape, name="", bundled=False)
-    return shape, workload.method, workload.lora_r, workload.lora_targets, workload.precision
+    lora = workload.lora_r, workload.lora_targets
+    return shape, workload.method, *lora, workload.precision, workload.optimizer, workload.attention
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -53,6 +53,8 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     if not hardware.gpu:
         return SPREAD_CPU, "one core's rate, by one measurement on two cores"
     worst = "interval as wide as the worst of 237 runs on unseen GPUs"
+    if run.numerics.bits == 8:
+        return SPREAD_CPU, "no run on an 8-bit base was measured, and its kernels are not counted: a factor of two"
     if hardware.name not in FITTED.matmul:
         return SPREAD_UNMEASURED, f"nothing fitted on the {hardware.name}: shares of other GPUs' runs; {worst}"
     if run.sharding in ("ddp", "hybrid"):
@@ -81,6 +83,7 @@ def run_of(
         trained=trainable_parameters(workload, shape),
         micro_batches=workload.global_batch / devices / workload.micro_batch,
         recompute="early" if workload.gradient_checkpointing else "none",
+        optimizer=workload.optimizer,
         devices=devices,
         nodes=min(nodes, devices),
         sharding="none" if devices == 1 or parallelism == "single" else parallelism,

@@ -227,9 +227,13 @@ class Workload:
     """None: a script, or a task that nobody estimates; neither its memory nor its time is known."""
     unestimated: str = ""
     """Why there is no shape, in words; empty for a script."""
-    method: Literal["full", "lora", "script"]
+    method: Literal["full", "lora", "qlora", "lora8", "script"]
+    """`qlora`: LoRA over a base of 4 bits, `lora8` over one of 8."""
     lora_r: int = 0
     lora_targets: str = "all-linear"
+    """`all-linear`, `attention`, or names of modules with commas between."""
+    optimizer: str = "adamw_fused"
+    attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     precision: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch: int = 1
