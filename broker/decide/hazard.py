@@ -4,6 +4,8 @@ Preemptions of a cloud, region and GPU are taken as a Poisson process of unknown
 Gamma(α, β) of mean α / β, which is the cloud's figure, or the assumption where it has none. After n preemptions in h
 machine hours the posterior is Gamma(α + n, β + h), whose mean is expected (Gelman et al., Bayesian Data Analysis, 3rd
 ed., section 2.6). α = 1 [assumed]: the stated rate weighs as much as having seen one preemption in the time it states.
+
+The rate's own standard deviation is its mean / sqrt(α + n): what a P90 takes besides the chance of the number.
 """
 
 from collections.abc import Mapping
@@ -47,6 +49,12 @@ def preemptions_per_s(offer: Offer, history: History) -> float:
         return 0.0
     seen = history.get(place(offer)) if history else None
     return expected_per_hour(offer.preemptions_per_hour, seen) / 3600
+
+
+def certainty(offer: Offer, history: History) -> float:
+    """α + n of the posterior: the expected rate's standard deviation is the rate over the root of this."""
+    seen = history.get(place(offer)) if history and offer.spot else None
+    return STRENGTH + (seen.preemptions if seen else 0)
 
 
 def basis(offer: Offer, history: History) -> str:

@@ -33,6 +33,8 @@ class Build:
     """Norms stand behind each residual connection (BERT), not before attention and MLP."""
     named: bool = False
     """What goes into the last matrix of attention and MLP has a name in Python until the norm behind it is done."""
+    drops: bool = True
+    """Attention's output is dropped out, where anything is."""
     broadcast: bool = False
     """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
 
@@ -76,6 +78,7 @@ BUILDS: Mapping[str, Build] = {
         rotary=False,
         encoder=True,
         behind=True,
+        drops=False,
     ),
     "vit": Build(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),

@@ -111,7 +111,7 @@ class Layer:
     def dropout(self, x: Tensor) -> Tensor:
         """Its mask is kept."""
         mask = self.tape.new(x.count, self.numerics.mask or x.width)
-        made = self.tape.op([x], x.count, x.width, saves=[mask])
+        made = self.tape.op([x], x.count, x.width, saves=[mask], late=True)
         self.tape.drop(mask)
         return made
 
@@ -124,10 +124,10 @@ class Layer:
         wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
         if kind == "layer":
             sums = tape.new(self.tokens * 2, 4)
-            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained)
+            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, late=True)
             tape.drop(wide, sums)
             return out
-        squares = tape.op([wide], x.count, 4, saves=[wide], back=x.count * 4)
+        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
         root = tape.op([squares], self.tokens * parts, 4)
         tape.drop(squares)
         normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
@@ -185,8 +185,10 @@ class Layer:
         return *turned, views[2]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scaled dot products by a fused kernel where there is one; consumes its inputs."""
+        """Scaled dot products by a fused kernel where there is one; its inputs stay their caller's."""
         n, s, tape = self.numerics, self.shape, self.tape
+        for t in (q, k, v):
+            t.hold()
         if n.compute == 2 and q.width != 2:
             narrow = [self.cast(t, 2) for t in (q, k, v)]
             tape.drop(q, k, v)
@@ -196,10 +198,10 @@ class Layer:
             return self._eager(q, k, v)
         bias = None
         written = n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4)
-        masked = n.attention == "sdpa" and s.window and self.length > s.window
+        masked = n.attention == "sdpa" and s.window and self.length >= s.window
         if masked and not (written and self.build.mixed_windows):  # a mask, in the type of the queries
             bias = tape.new(self.rows * self.length * self.length, q.width)
-            if grouped:  # no kernel shares keys under a mask
+            if grouped and s.kv_heads > 1:  # no kernel shares keys under a mask; those of one head are a view
                 q, k, v = self._repeated([q, k, v])
         elif written:
             return self._written_out(q, k, v)
@@ -354,9 +356,10 @@ class Layer:
         if self.build.behind:
             return self._norms_behind(x)
         normed = self.norm(x)
-        attended = self.attention(*self.heads(normed))
+        heads = self.heads(normed)
+        attended = self.attention(*heads)
         out = self.linear(attended, "o")
-        tape.drop(attended)
+        tape.drop(attended, *heads)
         if self.shape.parallel:
             return self._parallel(x, normed, out)
         tape.drop(normed)
@@ -370,20 +373,25 @@ class Layer:
 
     def _norms_behind(self, x: Tensor) -> Tensor:
         """As BERT: each residual connection is normalised."""
-        attended = self.attention(*self.heads(x))
-        between = self._normed_sum(x, attended, "o")
+        heads = self.heads(x)
+        attended = self.attention(*heads)
+        if self.build.named:  # a module of its own
+            self.tape.drop(*heads)
+            heads = ()
+        between = self._normed_sum(x, attended, "o", *heads)
         wide = self.linear(between, "fc")
         bent = self._after(wide, self.activate(wide))
         result = self._normed_sum(between, bent, "proj")
         self.tape.drop(between)
         return result
 
-    def _normed_sum(self, x: Tensor, inner: Tensor, role: str) -> Tensor:
-        """The norm of `x` plus the matrix times `inner`, which it consumes."""
+    def _normed_sum(self, x: Tensor, inner: Tensor, role: str, *named: Tensor) -> Tensor:
+        """The norm of `x` plus the matrix times `inner`, which it consumes; `named` are held as long as the matrix."""
         tape, more = self.tape, self.linear(inner, role)
+        tape.drop(*named)
         if not self.build.named:
             tape.drop(inner)
-        if self.shape.dropout:
+        if self.shape.dropout and (role != "o" or self.build.drops):
             more = self._after(more, self.dropout(more))
         added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
         out = self.norm(added)

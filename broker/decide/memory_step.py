@@ -90,6 +90,8 @@ class Player:
         self.head = self.embedding if shape.tied_embeddings else Weight(
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
+        if step.accumulated and not shape.tied_embeddings:  # else the head's waits for the other, and is added then
+            self.embedding.gradient = self.head.gradient = EARLIER
         self.deep: dict[str, Bytes] = {}
         self.probed: tuple[int, int] | None = None
 
@@ -140,7 +142,7 @@ class Player:
         if n.bits == 4:  # the scales of a quantised base are not sharded
             scales = self.shape.layers * layer_matrices(self.shape) // 64
             self.tape.shift("weights", scales - step.share(scales))
-        if n.attention == "sdpa" and self.shape.window and step.length > self.shape.window:
+        if n.attention == "sdpa" and self.shape.window and step.length >= self.shape.window:
             self.tape.shift("activations", step.length * step.length)  # the mask of all layers, a byte for each pair
         if step.accumulated:
             self.tape.shift("gradients", step.share(self.trained * n.trained))
@@ -148,8 +150,8 @@ class Player:
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         """The first layer's input, and the embeddings, which transformers' models name until they return."""
-        n, tape, build = self.step.numerics, self.tape, build_of(self.shape)
-        grad = n.full or self.step.checkpointing
+        step, n, tape, build = self.step, self.step.numerics, self.tape, build_of(self.shape)
+        grad = n.full or step.checkpointing
         count = self.tokens * self.shape.hidden
         trained = [(self.embedding, n.trained)] if n.full else []
         x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight)
@@ -161,8 +163,12 @@ class Player:
         if build.scaled:
             x = self._after(x, tape.op([x], count, x.width))
         first = self._same(x)
-        if not build.rotary:
-            x = self._after(x, tape.op([x], count, x.width, passes=True))
+        if not build.rotary:  # positions are learned
+            rows = (self.shape.max_positions or step.length) * self.shape.hidden
+            positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
+            positions.gradient = EARLIER if step.accumulated else None
+            learned = [(positions, n.trained)] if n.full else []
+            x = self._after(x, tape.op([x], count, x.width, passes=True, weights=learned))
         if self.shape.dropout and not build.rotary:
             mask = tape.new(count, n.mask or x.width)
             x = self._after(x, tape.op([x], count, x.width, saves=[mask]))
