@@ -21,7 +21,7 @@ from broker.api import costs, files, jobs, models, models_plans, models_policies
 from broker.api.grpc import artifacts, inputs
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
-from broker.api.grpc.codec import NAMED
+from broker.api.grpc.codec import NAMED, fill, parse
 from broker.api.grpc.doorkeeper import MARK
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
@@ -255,3 +255,11 @@ def _reach(message: Any, reached: set[str]) -> None:
     for inner in (f.message_type for f in message.fields if f.message_type is not None and not _is_map(f)):
         if inner.file.package == message.file.package:
             _reach(inner, reached)
+
+
+@pytest.mark.parametrize("targets", ["attention", ["q_proj", "v_proj"]])
+def test_a_word_or_names_in_its_place_come_back_as_they_were(targets: Any) -> None:
+    method = {"kind": "qlora", "bits": 8, "targets": targets}
+    train = {"model": "m/m", "data": {"path": "a.csv", "completion": "{x}"}, "method": method}
+    spec = JobSpec.model_validate({"name": "a", "cap_usd": "1", "train": train})
+    assert parse(fill(spec_pb2.JobSpec(), spec), JobSpec) == spec
