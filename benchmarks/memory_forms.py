@@ -23,6 +23,14 @@ WORKSPACE = 2 * 8_519_680
 """cuBLAS's, which the tracer does not count."""
 
 
+WINDOWS: Mapping[str, Mapping[str, Any]] = {
+    **{family: {"sliding_window": 128} for family in ("mistral", "gemma2", "starcoder2", "phi3")},
+    "gemma3_text": {"sliding_window": 128, "sliding_window_pattern": 3},
+    "qwen3": {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 2},
+}
+"""Such rows as are drawn need a mask then: in all layers, or in some of them."""
+
+
 def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     """A small config of that family, of the kind that published ones are."""
     heads = pick.choice([4, 6, 8, 12])
@@ -55,8 +63,7 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     found["num_key_value_heads"] = pick.choice([n for n in (1, 2, heads // 2, heads) if heads % n == 0])
     if family in ("qwen3", "gemma", "gemma2", "gemma3_text", "mistral", "llama"):
         found["head_dim"] = pick.choice([width, 64])
-    windows = {"sliding_window": 128} if family in ("mistral", "gemma2", "starcoder2", "phi3") else {}
-    return base | found | tied | (windows if pick.random() < 0.5 else {})
+    return base | found | tied | (dict(WINDOWS.get(family, {})) if pick.random() < 0.5 else {})
 
 
 def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick: random.Random) -> dict[str, Any]:

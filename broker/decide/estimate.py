@@ -237,8 +237,6 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
         return tier, words, margin
     if ask.sharding in ("hybrid", "tensor") or ask.offload:
         return tier, f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
-    if build_of(shape).mixed_windows and shape.window and ask.length > shape.window:
-        return tier, f"{family}: some layers look back at {shape.window} tokens, and all are taken to", 0.25
     if ask.method == "adapter":
         return tier, f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
     if ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8" or ask.attention == "eager":

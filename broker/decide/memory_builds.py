@@ -23,8 +23,8 @@ class Build:
     softcap: bool = False
     cached_casts: bool = True
     """False: matrices are transposed before their product, so autocast does not know their casts again."""
-    mixed_windows: bool = False
-    """Some layers look back at all tokens, whose scores are then written out where there is no fused kernel."""
+    masked: bool = False
+    """A mask is made for each row, also where a kernel would know it by itself."""
     mask_buffer: bool = False
     """The model holds a causal mask over all its positions, a byte for each pair."""
     encoder: bool = False
@@ -59,13 +59,9 @@ BUILDS: Mapping[str, Build] = {
     "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
     "phi3": Build(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
     "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
-    "gemma2": Build(
-        names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True, mixed_windows=True
-    ),
-    "gemma3_text": Build(
-        names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True, mixed_windows=True
-    ),
-    "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False),
+    "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True),
+    "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
+    "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False, masked=True),
     "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
     "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
     "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),

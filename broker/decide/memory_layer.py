@@ -17,14 +17,15 @@ MOST_TURNS = 8
 class Layer:
     """One layer over `rows` rows of `length` tokens."""
 
-    def __init__(self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int) -> None:
+    def __init__(
+        self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int, *, masked: bool = False
+    ) -> None:
         self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, build_of(shape)
-        self.rows, self.length, self.tokens = rows, length, rows * length
+        self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
         self.casts: list[Weight] = []
         """Whose half-precision copies autocast keeps until it ends."""
         self.weights: dict[str, Weight] = {}
-        n = numerics
-        self.sizes = linears(shape)
+        n, self.sizes = numerics, linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
             many = copies(shape, role)
             self.weights[role] = Weight(inputs * outputs * many, n.weight, trained=n.full, grad_width=n.trained)
@@ -187,19 +188,13 @@ class Layer:
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scaled dot products by a fused kernel where there is one; its inputs stay their caller's."""
         n, s, tape = self.numerics, self.shape, self.tape
-        for t in (q, k, v):
-            t.hold()
-        if n.compute == 2 and q.width != 2:
-            narrow = [self.cast(t, 2) for t in (q, k, v)]
-            tape.drop(q, k, v)
-            q, k, v = narrow
+        q, k, v = [self.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
         grouped = k.count != q.count
         if n.attention == "eager":
             return self._eager(q, k, v)
         bias = None
         written = n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4)
-        masked = n.attention == "sdpa" and s.window and self.length >= s.window
-        if masked and not (written and self.build.mixed_windows):  # a mask, in the type of the queries
+        if self.masked and not (written and self.build.broadcast):  # in the type of the queries
             bias = tape.new(self.rows * self.length * self.length, q.width)
             if grouped and s.kv_heads > 1:  # no kernel shares keys under a mask; those of one head are a view
                 q, k, v = self._repeated([q, k, v])
@@ -281,7 +276,7 @@ class Layer:
         tape.drop(scaled)
         one = tape.op([bent], x.count, bent.width, passes=True)
         tape.drop(bent)
-        made = tape.op([half, one], x.count, one.width, saves=[half, one])
+        made = tape.product(half, one)
         tape.drop(half, one)
         return made
 
@@ -301,7 +296,7 @@ class Layer:
             made = self.mlp(sent)
             weighted = tape.op([made, scores], made.count, made.width, saves=[made])
             tape.drop(sent, made)
-            total = self._after(total, tape.op([total, weighted], x.count, x.width, passes=True))
+            total = self.tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
             tape.drop(weighted)
         tape.drop(scores)
         self.tokens = tokens
@@ -327,7 +322,7 @@ class Layer:
         if "gate_up" not in names:
             tape.drop(gate)
             up = self.linear(x, "up")
-        product = tape.op([bent, up], up.count, bent.width, saves=[bent, up])
+        product = tape.product(bent, up)
         tape.drop(bent, up, *([gate] if "gate_up" in names else []))
         out = self.linear(product, "down")
         tape.drop(product)
@@ -337,18 +332,14 @@ class Layer:
         """A residual connection; consumes what is added. Some families scale or drop it out first."""
         tape = self.tape
         if self.build.norms == 4:
-            more = self._after(more, self.norm(more))
+            more = self.tape.after(more, self.norm(more))
         if self.build.scaled:
-            more = self._after(more, tape.op([more], more.count, more.width))
+            more = self.tape.after(more, tape.op([more], more.count, more.width))
         if self.shape.dropout:
-            more = self._after(more, self.dropout(more))
+            more = self.tape.after(more, self.dropout(more))
         out = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
         tape.drop(more)
         return out
-
-    def _after(self, before: Tensor, after: Tensor) -> Tensor:
-        self.tape.drop(before)
-        return after
 
     def __call__(self, x: Tensor) -> Tensor:
         """The layer's output; `x` stays its caller's."""
@@ -356,8 +347,7 @@ class Layer:
         if self.build.behind:
             return self._norms_behind(x)
         normed = self.norm(x)
-        heads = self.heads(normed)
-        attended = self.attention(*heads)
+        attended = self.attention(*(heads := self.heads(normed)))
         out = self.linear(attended, "o")
         tape.drop(attended, *heads)
         if self.shape.parallel:
@@ -373,14 +363,12 @@ class Layer:
 
     def _norms_behind(self, x: Tensor) -> Tensor:
         """As BERT: each residual connection is normalised."""
-        heads = self.heads(x)
-        attended = self.attention(*heads)
-        if self.build.named:  # a module of its own
-            self.tape.drop(*heads)
-            heads = ()
-        between = self._normed_sum(x, attended, "o", *heads)
+        attended = self.attention(*(heads := self.heads(x)))
+        apart = self.build.named  # attention is a module of its own
+        self.tape.drop(*heads if apart else ())
+        between = self._normed_sum(x, attended, "o", *() if apart else heads)
         wide = self.linear(between, "fc")
-        bent = self._after(wide, self.activate(wide))
+        bent = self.tape.after(wide, self.activate(wide))
         result = self._normed_sum(between, bent, "proj")
         self.tape.drop(between)
         return result
@@ -392,7 +380,7 @@ class Layer:
         if not self.build.named:
             tape.drop(inner)
         if self.shape.dropout and (role != "o" or self.build.drops):
-            more = self._after(more, self.dropout(more))
+            more = self.tape.after(more, self.dropout(more))
         added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
         out = self.norm(added)
         tape.drop(added, more, *([inner] if self.build.named else []))

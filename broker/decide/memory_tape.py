@@ -119,6 +119,11 @@ class Tape:
                 self.live[t.category] -= t.size
                 self.total -= t.size
 
+    def after(self, before: Tensor, made: Tensor) -> Tensor:
+        """What was made of `before`, which its holder lets go."""
+        self.drop(before)
+        return made
+
     def op(
         self,
         inputs: Sequence[Tensor],
@@ -156,6 +161,11 @@ class Tape:
                 t.hold()
             self.nodes.append(_Node((out,), inputs, kept, weights, back, passes, keeps))
         return out
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of two tensors, number by number; each is kept for the other's gradient."""
+        kept = [one for one, other in ((x, y), (y, x)) if other.grad]
+        return self.op([x, y], x.count, max(x.width, y.width), saves=kept)
 
     def split(self, whole: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Views of one tensor side by side; whoever holds one holds the whole. Their gradients are joined into one."""

@@ -197,7 +197,9 @@ class ModelShape:
     dropout: bool = False
     """What a layer adds is dropped out first."""
     window: int | None = None
-    """Tokens that a token looks back at; longer rows need a mask."""
+    """Tokens that a token looks back at; rows as long need a mask."""
+    windowed: tuple[bool, ...] = ()
+    """Which layers have that window; empty: all, where there is one."""
     experts: int = 0
     """Of a mixture's layer, each with an MLP of the intermediate size; 0: not a mixture."""
     active_experts: int = 0

@@ -1,6 +1,6 @@
 """A model's shape from its transformers config."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.decide.memory_builds import BUILDS
@@ -90,6 +90,20 @@ def _divisible(config: Mapping[str, Any]) -> None:
         raise ValueError(f"{heads} heads, which {shared} heads of keys do not divide")
 
 
+def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Which layers have the window, by the config or its class; empty: all."""
+    layers = count.number(config, "num_hidden_layers", "n_layer")
+    said = config.get("layer_types")
+    if isinstance(said, Sequence) and len(said) >= layers and family not in ("mistral", "phi3", "starcoder2"):
+        return tuple(kind == "sliding_attention" for kind in said[:layers])
+    if family in ("qwen2", "qwen3"):
+        return tuple(i >= config.get("max_window_layers", 28) for i in range(layers))
+    if family == "smollm3":  # those without rotary positions
+        return tuple((i + 1) % config.get("no_rope_layer_interval", 4) == 0 for i in range(layers))
+    every = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
+    return tuple(bool((i + 1) % every) for i in range(layers)) if every else ()
+
+
 def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What differs within a family; the defaults are those of transformers' config classes."""
     plain = {"gpt2": "gelu_new", "gpt_bigcode": "gelu_pytorch_tanh", "phi": "gelu_new"}
@@ -107,11 +121,13 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     window = config.get("sliding_window", 4096 if family in WINDOWED else None)
     if "use_sliding_window" in config or family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
         window = window if config.get("use_sliding_window") else None
+    window = window if isinstance(window, int) and window > 0 else None
     norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
     return {
         "activation": activation,
         "parallel": parallel,
         "parallel_norms": norms,
-        "window": window if isinstance(window, int) and window > 0 else None,
+        "window": window,
+        "windowed": _windowed(family, config) if window else (),
         "dropout": isinstance(rate, int | float) and rate > 0,
     }

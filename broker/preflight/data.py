@@ -233,6 +233,9 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
         if train.data.words:
             column("data.words", train.data.words, summary, "words")
             return (train.data.words,), 0
+        if train.data.image:
+            column("data.image", train.data.image, summary, "picture")
+            return (), 0
         return _template("data.prompt", train.data.prompt, summary)
     names, literal = _template("data.prompt", train.data.prompt, summary)
     for field, template in _learned(train):
@@ -246,11 +249,16 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
 
 def _learned(train: TrainConfig) -> list[tuple[str, str]]:
     """(field, template) of what the model learns to write."""
-    settings = ("chosen", "rejected") if train.task == "dpo" else ("completion",)
+    settings = ("chosen", "rejected") if train.task in ("dpo", "reward_model") else ("completion",)
     return [(f"data.{name}", getattr(train.data, name)) for name in settings]
 
 
-LABEL = {"text_classification": "label", "text_regression": "number", "token_classification": "words"}
+LABEL = {
+    "text_classification": "label",
+    "text_regression": "number",
+    "token_classification": "words",
+    "image_classification": "label",
+}
 """What a cell of `data.label` is, by task."""
 
 
@@ -280,6 +288,12 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     return train.data.labels
 
 
+def _example(train: TrainConfig, summary: DataSummary) -> str:
+    """What is read of one row, where it is a column."""
+    name = train.data.words or train.data.image
+    return summary.columns[name].example if name else ""
+
+
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
     """What is learned of one row."""
     name = train.data.messages or train.data.label
@@ -304,7 +318,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
-        example_prompt=examples.get(train.data.words) or fill(train.data.prompt, examples),
+        example_prompt=_example(train, summary) or fill(train.data.prompt, examples),
         example_completion=_target(train, summary, examples),
         labels=_labels(train, summary),
         warnings=_warnings(train, summary, truncated, held),

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
-from trainer.contract.train import TrainConfig
+from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
@@ -97,8 +97,8 @@ class Found:
     bundled: bool = False
 
 
-def _folder(path: Path) -> Found:
-    missing = [p for p in ("config.json", "*.safetensors", "tokenizer*") if not any(path.glob(p))]
+def _folder(path: Path, files: Sequence[str]) -> Found:
+    missing = [p for p in files if not any(path.glob(p))]
     if missing:
         raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
     return Found(name=path.name, config=parse((path / "config.json").read_bytes(), str(path)))
@@ -120,7 +120,7 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShap
     and for a model that the task cannot train."""
     if train.task == "causal_lm":
         return await resolve(train.model, hub=hub)
-    found = await find(train.model, hub=hub)
+    found = await find(train.model, hub=hub, files=model_files(train.task))
     if not found.config.get("model_type"):
         raise _invalid(f"config.json of {found.name!r} has no model_type; is this a transformers model?")
     if (train.task == "seq2seq") != bool(found.config.get("is_encoder_decoder")):
@@ -129,8 +129,9 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShap
     return None
 
 
-async def find(model: str, *, hub: HubClient | None) -> Found:
-    """The config of a folder or a Hub id. `hub` None: only folders and the catalogue. Raises InvalidInput.
+async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES) -> Found:
+    """The config of a folder, which has to have `files`, or a Hub id. `hub` None: only folders and the catalogue.
+    Raises InvalidInput.
 
     The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
     """
@@ -138,7 +139,7 @@ async def find(model: str, *, hub: HubClient | None) -> Found:
         path = Path(os.path.expanduser(model))
         if not os.path.isdir(path):  # False, not an error, for a name that is too long
             raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
-        return _folder(path)
+        return _folder(path, files)
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
     entry = catalogue.find(model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.trainer import heads
+from tests.trainer import digits, heads
 from trainer.contract.train import (
     FullConfig,
     LoraConfig,
@@ -43,7 +43,7 @@ class Kind:
     model: Callable[[Path], Path]
     columns: dict[str, str]
     more: dict[str, Any]
-    format: Literal["csv", "jsonl"] = "csv"
+    format: Literal["csv", "jsonl", "tar"] = "csv"
     micros: int = 4
     """Micro-batches that every step has, at the least."""
 
@@ -87,6 +87,14 @@ KINDS: dict[str, Kind] = {
         model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
         more={"method": LORA, "task": "dpo"},
     ),
+    "reward_model lora": Kind(
+        model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
+        more={"method": LORA, "task": "reward_model"},
+    ),
+    "image_classification full": Kind(
+        model=heads.vit, columns={"image": "image", "label": "label"}, format="tar",
+        more={"method": FULL, "task": "image_classification", "samples": SamplesConfig()},
+    ),
     "causal_lm qlora": Kind(model=heads.llama, columns=SAID, more={"method": NF4}),
     "causal_lm int8": Kind(model=heads.llama, columns=SAID, more={"method": INT8}),
     "text_classification qlora": Kind(
@@ -114,7 +122,9 @@ def train(kind: Kind, folder: Path) -> TrainConfig:
 
 
 def data(kind: Kind) -> bytes:
-    """Rows of uneven lengths."""
+    """Rows of uneven lengths, or pictures."""
+    if kind.format == "tar":
+        return digits.archive(ROWS)
     return "\n".join(_jsonl() if kind.format == "jsonl" else _csv()).encode()
 
 

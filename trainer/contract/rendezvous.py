@@ -67,7 +67,7 @@ class DataFile(Document):
     key: str
     sha256: str
     bytes: int
-    format: Literal["csv", "json", "jsonl", "tar"]
+    format: Literal["csv", "json", "jsonl", "tar", "zip"]
 
 
 class Parallelism(Document):

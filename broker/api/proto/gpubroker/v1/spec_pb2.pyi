@@ -27,6 +27,8 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_TOKEN_CLASSIFICATION: _ClassVar[Task]
     TASK_SEQ2SEQ: _ClassVar[Task]
     TASK_DPO: _ClassVar[Task]
+    TASK_REWARD_MODEL: _ClassVar[Task]
+    TASK_IMAGE_CLASSIFICATION: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +44,8 @@ class DataFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_FORMAT_CSV: _ClassVar[DataFormat]
     DATA_FORMAT_JSON: _ClassVar[DataFormat]
     DATA_FORMAT_JSONL: _ClassVar[DataFormat]
+    DATA_FORMAT_TAR: _ClassVar[DataFormat]
+    DATA_FORMAT_ZIP: _ClassVar[DataFormat]
 
 class LoraTargets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -103,6 +107,8 @@ TASK_TEXT_REGRESSION: Task
 TASK_TOKEN_CLASSIFICATION: Task
 TASK_SEQ2SEQ: Task
 TASK_DPO: Task
+TASK_REWARD_MODEL: Task
+TASK_IMAGE_CLASSIFICATION: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -112,6 +118,8 @@ DATA_FORMAT_UNSPECIFIED: DataFormat
 DATA_FORMAT_CSV: DataFormat
 DATA_FORMAT_JSON: DataFormat
 DATA_FORMAT_JSONL: DataFormat
+DATA_FORMAT_TAR: DataFormat
+DATA_FORMAT_ZIP: DataFormat
 LORA_TARGETS_UNSPECIFIED: LoraTargets
 LORA_TARGETS_ALL_LINEAR: LoraTargets
 LORA_TARGETS_ATTENTION: LoraTargets
@@ -274,7 +282,7 @@ class TrainConfig(_message.Message):
     def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +295,7 @@ class DataConfig(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     BAD_SHARE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
@@ -299,7 +308,8 @@ class DataConfig(_message.Message):
     chosen: str
     rejected: str
     bad_share: float
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ...) -> None: ...
+    image: str
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets", "targets_named", "rslora", "dora")
