@@ -149,8 +149,10 @@ def _quantisation(method: QloraConfig, compute: torch.dtype, architecture: str) 
 def _prepare(model: Any) -> None:
     """Norms to float32, as QLoRA's own code has them; embeddings and head stay in half precision, as there.
 
-    bitsandbytes may not repack the base for evaluations on a CPU: that rounds its scales, for good.
+    bitsandbytes may not repack the base for evaluations on a CPU: that rounds its scales, for good. Raises UserFault.
     """
+    if any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters()):
+        raise UserFault("train.method.kind: qlora quantises linear modules, and a mixture's experts are none; use lora")
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
             module.float()

@@ -2,18 +2,18 @@
 
 from typing import Literal
 
-from broker.decide.estimate import ATTENTION_ROLES, TRACED_OPTIMIZERS, evidence_of
+from broker.decide.estimate import ATTENTION_ROLES, TRACED_OPTIMIZERS, adapted_modules, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
-from broker.decide.memory_held import adapter_parameters
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, MemoryNeed, ModelShape, Workload
 
 GPU_CONTEXT = GIB * 3 // 4
 """CUDA context and cuBLAS workspaces."""
-UNTRACED_MARGIN = 0.10
 CPU_CONTEXT = GIB
 """Python with torch, transformers and peft, resident."""
+UNTRACED_MARGIN = 0.10
+"""At the least, where formulas stand for kernels that nobody traced, as `estimate` has it."""
 
 
 def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
@@ -21,11 +21,12 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     names = build_of(shape).names
     if workload.method == "full":
         return frozenset()
+    every = adapted_modules(shape, ("all-linear",))[0]
     if workload.lora_targets == "all-linear":
-        return frozenset(names)
+        return every
     if workload.lora_targets != "attention":
         wanted = {name.rsplit(".", 1)[-1] for name in workload.lora_targets.split(",")}
-        return frozenset(role for role, name in names.items() if name in wanted)
+        return frozenset(role for role in every if names[role] in wanted)
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 
@@ -34,13 +35,6 @@ def target_inputs(shape: ModelShape, targets: str) -> int:
     """Sum of the input widths of one layer's LoRA targets."""
     every = targets == "all-linear"
     return sum(inputs for role, (inputs, _) in linears(shape).items() if every or role in ATTENTION_ROLES)
-
-
-def trainable_parameters(workload: Workload, shape: ModelShape) -> int:
-    """What the optimizer holds states for."""
-    if workload.method == "full":
-        return shape.parameters
-    return adapter_parameters(shape, workload.lora_r, adapted(workload, shape))
 
 
 def bits_of(workload: Workload) -> Literal[0, 4, 8]:
@@ -89,7 +83,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
     """What one device must have; None for a script, about which nothing is known.
 
     `bf16`: the device computes in it. `gpu`: False for a CPU, whose context is the process itself. `devices`: each of
-    several holds everything, and the buckets of the gradients' all-reduce besides.
+    several holds everything, and the buckets of the gradients' all-reduce besides; they share the global batch.
     """
     shape = workload.shape
     if shape is None:
@@ -99,7 +93,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         rows=workload.micro_batch,
         length=workload.sequence,
         checkpointing=workload.gradient_checkpointing,
-        accumulated=workload.global_batch > workload.micro_batch,
+        accumulated=workload.global_batch > workload.micro_batch * devices,
         optimizer=workload.optimizer,
         replicas=devices,
     )

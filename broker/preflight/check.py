@@ -41,6 +41,9 @@ async def preflight(
     shape = await resolve(train)
     if shape is not None and train.adapters is not None:
         _check_targets(train.adapters, shape)
+    if shape is not None and shape.experts and train.quantised is not None:
+        message = f"qlora quantises linear modules, and the experts of {shape.name} are none; use lora"
+        raise InvalidInput(Problem(field="train.method.kind", message=message))
     work = workload(spec, shape, rows_of(train, summary))
     if shape is not None and shape.max_positions is not None and work.sequence > shape.max_positions:
         message = f"rows reach {work.sequence} tokens, {shape.name} has {shape.max_positions} positions; lower it"

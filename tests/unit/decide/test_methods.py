@@ -8,7 +8,8 @@ import pytest
 from broker.decide.estimate import Ask, estimate
 from broker.decide.experience import like
 from broker.decide.hardware import TABLE
-from broker.decide.memory import bits_of, memory, trainable_parameters
+from broker.decide.memory import bits_of, memory, numerics_of
+from broker.decide.memory_held import trained_parameters
 from broker.decide.plans import Planner
 from broker.decide.throughput import run_of, spread_of, step_seconds
 from broker.decide.workload import Rows, workload
@@ -28,6 +29,10 @@ def need(work: Workload) -> MemoryNeed:
     found = memory(work, bf16=True, gpu=True)
     assert found is not None
     return found
+
+
+def trained(work: Workload) -> int:
+    return trained_parameters(LLAMA_3_8B, numerics_of(work, LLAMA_3_8B, bf16=True, gpu=True))
 
 
 def test_a_qlora_job_is_quoted_as_one() -> None:
@@ -52,7 +57,7 @@ def test_half_of_what_computes_in_float32_is_still_quantised() -> None:
 def test_targets_by_name_are_counted_by_their_last_part() -> None:
     some = of(method=QLORA | {"targets": ["self_attn.q_proj", "v_proj"]})
     assert some.lora_targets == "self_attn.q_proj,v_proj"
-    assert trainable_parameters(some, LLAMA_3_8B) == 32 * 16 * (4096 + 4096 + 4096 + 1024)
+    assert trained(some) == 32 * 16 * (4096 + 4096 + 4096 + 1024)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +74,7 @@ def test_the_optimizer_says_how_many_bytes_a_trained_weight_takes(
 ) -> None:
     work = of(**train)
     assert work.optimizer == optimizer
-    trained = trainable_parameters(work, LLAMA_3_8B)
-    assert need(work).optimizer / trained == pytest.approx(moments, abs=0.01)
+    assert need(work).optimizer / trained(work) == pytest.approx(moments, abs=0.01)
     run = run_of(work, LLAMA_3_8B, H100)
     assert run.optimizer == optimizer
 
@@ -109,7 +113,7 @@ def test_the_time_of_an_8_bit_base_is_a_guess_and_says_so() -> None:
 
 def test_dora_is_not_estimated() -> None:
     work = of(method={"kind": "lora", "dora": True})
-    assert (work.shape, work.unestimated, work.method) == (None, "DoRA is not estimated", "lora")
+    assert (work.shape, work.unestimated, work.method) == (None, "DoRA", "lora")
 
 
 def test_runs_with_other_states_say_nothing_of_each_other() -> None:

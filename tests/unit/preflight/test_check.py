@@ -64,10 +64,13 @@ async def test_rows_longer_than_the_models_positions() -> None:
 
 
 async def test_a_task_that_is_not_estimated_says_so() -> None:
+    async def nothing(config: TrainConfig) -> ModelShape | None:
+        return None
+
     data = {"path": "a.csv", "prompt": "{t}", "label": "n"}
-    found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=offline)
+    found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=nothing)
     assert (found.workload.shape, found.workload.steps) == (None, 12)
-    assert found.workload.unestimated == "task text_regression is not estimated"
+    assert found.workload.unestimated == "task text_regression of such a model"
 
 
 async def test_targets_that_the_architecture_lacks_are_refused_before_anything_is_bought() -> None:
@@ -89,3 +92,13 @@ async def test_of_an_architecture_that_nobody_knows_any_name_may_be_right() -> N
     method = {"kind": "lora", "targets": ["wq"]}
     found = await preflight(spec(method=method), summary=SUMMARY, resolve=unknown)
     assert found.workload.lora_targets == "wq"
+
+
+async def test_experts_are_not_quantised_so_a_qlora_of_a_mixture_is_refused() -> None:
+    async def mixture(config: TrainConfig) -> ModelShape | None:
+        shape = await offline(config)
+        return shape and replace(shape, name="mix", experts=8, active_experts=2)
+
+    with pytest.raises(InvalidInput, match="the experts of mix are none; use lora") as caught:
+        await preflight(spec(method={"kind": "qlora"}), summary=SUMMARY, resolve=mixture)
+    assert caught.value.problems[0].field == "train.method.kind"
