@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.crews import Crew, tensors, told
@@ -20,7 +21,8 @@ from trainer.faults import UserFault
 STEPS = 6
 FIRST_SCALE = 2.0**17
 NF4 = QloraConfig(r=4, dropout=0.2)
-INT8 = QloraConfig(r=4, dropout=0.2, bits=8, dora=True, rslora=True, targets=("q_proj", "down_proj"))
+DORA = QloraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))
+INT8 = QloraConfig(r=4, dropout=0.2, bits=8)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,8 @@ def job(model: Path, **more: Any) -> TrainConfig:
     "more",
     [
         pytest.param({"method": NF4, "optim": OptimConfig(name="sgd", lr=1e-1)}, id="nf4-sgd"),
-        pytest.param({"method": INT8, "gradient_checkpointing": True}, id="int8-dora"),
+        pytest.param({"method": DORA, "precision": "fp32"}, id="nf4-dora"),
+        pytest.param({"method": INT8, "gradient_checkpointing": True}, id="int8"),
         pytest.param({"method": FullConfig(), "optim": OptimConfig(name="adamw_8bit", lr=1e-2)}, id="adamw_8bit"),
         pytest.param({"method": FullConfig(), "optim": OptimConfig(name="adafactor", lr=1e-2)}, id="adafactor"),
     ],
@@ -190,6 +193,11 @@ def test_a_target_that_matches_nothing_is_named(model: Path) -> None:
     assert chosen(made, LoraConfig(targets=("self_attn.q_proj", "up_proj"))) == ["self_attn.q_proj", "up_proj"]
     with pytest.raises(UserFault, match=r"train.method.targets: 'query' matches no linear module .* it has down_proj"):
         chosen(made, LoraConfig(targets=("q_proj", "query")))
+
+
+def test_dora_over_eight_bits_is_refused() -> None:
+    with pytest.raises(ValidationError, match="dora: peft cannot do it over a base of 8 bits; use bits: 4"):
+        QloraConfig(bits=8, dora=True)
 
 
 def test_a_list_of_one_word_is_the_word() -> None:

@@ -143,6 +143,12 @@ class QloraConfig(LowRank):
     """Of a weight of the base's linear modules: 4 (NF4 in blocks of 64, its scales quantised again), or 8 (LLM.int8,
     arXiv 2208.07339). Head, norms and embeddings stay as they are."""
 
+    @model_validator(mode="after")
+    def _dora_over_four(self) -> Self:
+        if self.dora and self.bits == 8:
+            raise ValueError("dora: peft cannot do it over a base of 8 bits; use bits: 4, or leave it out")
+        return self
+
 
 class FullConfig(Config):
     """Every weight is trained."""
