@@ -25,6 +25,8 @@ class WorkerJob(Document):
     number: int
     """Number of the attempt, for the metrics."""
     save_every_s: float
+    probe: bool = False
+    """The longest rows go through once after the first step."""
     gpus: int = 0
     """GPUs that this machine was bought with; 0: it trains on the CPU."""
     parallelism: Parallelism = Parallelism()

@@ -78,9 +78,12 @@ class Loop:
         try:
             self._before()
             self._bare.train()
+            begun = self._progress.step
             while self._progress.step < self._total:
                 self._evaluate_if_due()
                 self._step()
+                if self._job.probe and self._progress.step == begun + 1:
+                    self._probe()
                 self._after_step()
             self._finish()
         except Drained:
@@ -149,6 +152,19 @@ class Loop:
         """Scales the gradients down where their norm is above the limit; their norm before that."""
         limit = self._config.optim.clip_norm
         return parallel.number(self._accelerator.clip_grad_norm_(self._parameters.values(), limit))
+
+    def _probe(self) -> None:
+        """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
+        for them shows now, not in an hour. Nothing is learned of them."""
+        longest = sorted(self._train, key=self._task.size, reverse=True)[: self._micro]
+        before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
+        targets = max(1, sum(self._task.targets(e) for e in longest))
+        self._accelerator.backward(self._forward(longest) / targets)
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in self._bare.named_buffers():
+                buffer.copy_(before[name])
+        self._say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
     def _forward(self, batch: list[Any]) -> torch.Tensor:
         if batch:

@@ -7,6 +7,7 @@ from typing import Any
 
 from broker.controllers.context import Context
 from broker.controllers.grants import Granting
+from broker.decide.fit import probed
 from broker.decide.recovery import as_planned
 from broker.decide.world import world
 from broker.domain.errors import AlreadyExists, Rejected
@@ -123,6 +124,7 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
         data=data,
         code=code,
         checkpoint=spec.checkpoint,
+        probe=probed(job.workload),
         resume_from=attempt.resume_from,
         env=spec.env,
         secrets=spec.secrets,

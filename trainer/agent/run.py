@@ -121,6 +121,7 @@ class Agent:
             data=str(data),
             data_format=spec.data.format,
             number=spec.number,
+            probe=spec.probe,
             save_every_s=spec.checkpoint.every_s,
             gpus=spec.world.gpus_per_node,
             parallelism=spec.world.parallelism,

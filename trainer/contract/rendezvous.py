@@ -106,6 +106,8 @@ class AttemptSpec(Document):
     data: DataFile | None = None
     code: DataFile | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    probe: bool = False
+    """Nobody knows what it takes: its longest rows go through once after its first step, before the long run."""
     resume_from: tuple[str, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
     env: dict[str, str] = Field(default_factory=dict)
