@@ -25,6 +25,9 @@ class WorkerJob(Document):
     data: str
     """Path of the verified data file."""
     data_format: str
+    data_sha256: str = ""
+    job: str = ""
+    """Its id."""
     number: int
     """Number of the attempt, for the metrics."""
     save_every_s: float

@@ -13,8 +13,8 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
-from trainer.checkpoint_plan import Progress
+from trainer import card, devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
+from trainer.checkpoint_plan import METRICS, Progress
 from trainer.contract.train import LoraConfig
 from trainer.faults import Drained, UserFault
 from trainer.ipc import RunFolder, WorkerJob
@@ -325,6 +325,10 @@ class Loop:
         def write() -> None:
             if self._accelerator.is_main_process:
                 evaluate.write_artifacts(folder, self._task, self._bare, whole, samples, scores)
+                rows, made_on = self._run.root / METRICS, self._parallel.told()
+                (folder / "README.md").write_text(card.text(self._job, metrics=rows, scores=scores, made_on=made_on))
+                if self._config.output.merge:
+                    self._task.merge(folder)
 
         self._insist(lambda: results.attempted(write))
 
