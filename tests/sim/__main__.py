@@ -42,7 +42,8 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
             break
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            print(f"seed {one.outcome.seed}: {json.dumps(summary(done, told - begun))}", flush=True)
+            so_far = summary(done, told - begun) | {"faults": ""}
+            print(f"seed {one.outcome.seed}: {json.dumps(so_far)}", flush=True)
     short = lifetimes is not None and lived < lifetimes
     if short:
         print(f"{len(seeds)} seeds have {lived} lifetimes, {lifetimes} were asked for; give more seeds")
