@@ -182,7 +182,7 @@ class CloudDoor:
         self._world.note(self._process.id, f"create {name} {offer.id}")
         if weather.hits("people.stop_launch", job=job):
             self._world.spawn(self._world.people.stop(name), "stop")
-        if weather.hits("kill.launching", self._broker, job=job):
+        if weather.hits("kill.launching", job=job):
             self._world.spawn(self._world.happenings.die_launching(self._process), "kill")
         task = self._world.spawn(self._launch(launch, offer, boot), f"launch {name}")
         await asyncio.wait([task])

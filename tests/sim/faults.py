@@ -59,6 +59,11 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
     "cloud.short_life": (("cloud.lost_reply", 0.3),),
 }
 """What makes a kind strike that would else seldom meet what it breaks, and with which share."""
+RARE = (
+    "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.short_life", "cloud.wrong_machine", "kill.launching",
+    "launcher.unknown", "machine.torn_save",
+)  # fmt: skip
+"""They strike a create, a save or a destroy only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
 """Drawn beside others, or not at all, and for plans that aim: people stop a job as its machine is launched, or comes to
 stand."""
@@ -79,9 +84,7 @@ BENIGN = frozenset({
     "late_machine", "clock", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
-OF_BROKERS = frozenset(
-    {"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down", "kill.launching"}
-)
+OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})
 KINDS = (*SHARES, "people.stop_launch", *dict.fromkeys(INSTANTS))
 """All that a seed draws."""
 
@@ -98,7 +101,7 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
     for _ in range(draw.randint(3, 14)):
         at = draw.uniform(0, CALM_S * 0.7)
         if draw.random() < 0.5:
-            kind = draw.choice(sorted(SHARES))
+            kind = draw.choice((*sorted(SHARES), *RARE, *RARE, *RARE))
             low, high = SHARES[kind]
             length_s = min(draw.choice((20, 60, 200, 500)) * draw.uniform(0.5, 1.5), CALM_S - at)
             drawn = [(kind, draw.uniform(low, high)), *WITH.get(kind, ())]
