@@ -202,7 +202,7 @@ class CloudDoor:
                 raise OutcomeUnknown(f"the launcher of {launch.name} died")
             handles = await world.cloud.create(launch.name, offer, boot)
             if weather.hits("cloud.short_life", job=job):
-                self._world.happenings.die_young(launch.name)
+                self._world.spawn(self._world.happenings.die_young(launch.name), "short life")
             if weather.hits("cloud.slow_create", job=job):
                 await world.pause(1.0, 60.0)
             self._lose("create")

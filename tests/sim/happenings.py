@@ -150,10 +150,13 @@ class Happenings:
         world.watch.died(lost, now)
         world.watch.lost(attempt_of_machine(lost), now)
 
-    def die_young(self, name: InstanceName) -> None:
-        """Within the time for which listings may not show it yet."""
-        lag_s = self._world.cloud.caps.list_lag_s
-        self._world.body.preempt(name, lag_s * self._world.weather.draw("dies young"), told=False)
+    async def die_young(self, name: InstanceName) -> None:
+        """Within the time for which listings may not show it yet; and none ever tells of it."""
+        world = self._world
+        await asyncio.sleep(world.cloud.caps.list_lag_s * world.weather.draw("dies young"))
+        if name in world.body.standing():
+            await world.body.destroy(name)
+            world.watch.lost(attempt_of_machine(name), world.loop.time())
 
     async def _rot(self, fault: Fault) -> None:
         """The newest checkpoint of a job that goes on is damaged where it lies."""

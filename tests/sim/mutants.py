@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from broker.decide import billing as money
 from broker.domain.ids import AttemptId
@@ -133,7 +133,7 @@ MUTANTS = (
     _mutant(
         "what died young is billed until it could be listed", "charged_in_full",
         (f"{INVENTORY}._absent_since", wrong.second_left_out),
-        aim=(*_always_on("cloud.lost_reply", share=0.6), *_always_on("cloud.short_life")),
+        aim=(*_always_on("cloud.lost_reply", share=0.6), *_always_on("cloud.short_life", "people.stop_birth")),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True))),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),
@@ -157,6 +157,28 @@ MUTANTS = (
     _mutant("a secret in spec.json", "no_secret", (f"{C}.boot.Boot._put_spec", wrong.secret_in_spec)),
     _mutant(
         "resumes from the first checkpoint", "resume_furthest", (f"{C}.placement.furthest_first", wrong.nearest_first),
+    ),
+    _mutant(
+        "resumes from anybody's checkpoint", "own_checkpoint",
+        (f"{C}.placement.Placement._resume_from", wrong.anybodys),
+    ),
+    _mutant("manifest first", "manifest_last", ("trainer.checkpoint.commit", wrong.manifest_first)),
+    _mutant(
+        "files are not verified", "torn_never_loaded", ("trainer.blobs.Objects.download", wrong.unverified),
+        aim=ROT_AND_DEATH,
+    ),
+    _mutant(
+        "the step of another checkpoint", "resume_is_exact", ("trainer.checkpoint.restore", wrong.first_listed),
+        aim=ROT_AND_DEATH,
+    ),
+    _mutant("the newest are pruned", "good_checkpoint_kept", ("trainer.checkpoint.prune", wrong.prune_newest)),
+    _mutant(
+        "trainers do not mind a lost broker", "broker_gone_stops",
+        ("trainer.agent.deadman.DeadMan.expired", property(wrong.always(False))),
+        aim=tuple(Fault(kind="store.down", at=150.0, for_s=1000.0, share=1.0, target=broker) for broker in range(3)),
+    ),
+    _mutant(
+        "a rule that breaks", "no_internal_error", (f"{C}.billing.price_change", Mock(side_effect=ZeroDivisionError)),
     ),
     _mutant(
         "retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", wrong.all_objects),
