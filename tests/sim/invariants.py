@@ -311,9 +311,11 @@ class Watch:
 
     def swept(self, machine_id: str) -> None:
         """The sweep destroys what has been an orphan for as long as listings may lag."""
-        own, standing = attempt_of_machine(machine_id), machine_id in self._world.cloud.standing()
+        if machine_id not in self._world.cloud.standing():
+            return
+        own = attempt_of_machine(machine_id)
         row = self._world.state.attempts.get(own)
-        if not standing or row is None or row.value.live:
+        if row is None or row.value.live:
             return
         born = max((one.born for one in self.stands if one.id == machine_id), default=0.0)
         age_s = self._world.loop.time() - max(born, self._entered[own])

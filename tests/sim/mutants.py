@@ -133,7 +133,7 @@ MUTANTS = (
     _mutant(
         "what died young is billed until it could be listed", "charged_in_full",
         (f"{INVENTORY}._absent_since", wrong.second_left_out),
-        aim=(*_always_on("cloud.lost_reply", share=0.6), *_always_on("cloud.short_life", "people.stop_birth")),
+        aim=(*_always_on("cloud.lost_reply", share=0.3), *_always_on("cloud.short_life", "people.stop_birth")),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True))),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),

@@ -74,3 +74,8 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
         "faults": {kind: faults[kind] for kind in sorted(faults)},
     }
+
+
+def never_struck(told: Mapping[str, Any]) -> list[str]:
+    """Kinds of faults of a `summary` that found nothing to strike."""
+    return [kind for kind, struck in told["faults"].items() if not struck]
