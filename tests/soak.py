@@ -3,6 +3,9 @@
     .venv/bin/python -m tests.soak --minutes 120        # goes on where the last one ended
     .venv/bin/python -m tests.soak --only checkpoints fuzz --totals FILE
 
+The part with the least time so far is next. One that has reached its goal leaves its time to the others, until all are
+there.
+
 Each part is a command whose last line is one JSON object of numbers and whose exit status is 1 where something broke.
 The numbers are added up in a file after every round, so nothing is lost when this is ended at any time.
 """
@@ -32,6 +35,11 @@ class Part:
     """One round of it: `python -m` with the arguments for the round of that number, each of which draws anew."""
 
     command: Callable[[int], Sequence[str]]
+    goal: tuple[str, int] | None = None
+    """A sum and how far it is to come; None: there is never enough."""
+
+    def reached(self, sums: Mapping[str, Any]) -> bool:
+        return self.goal is not None and int(sums.get(self.goal[0], 0)) >= self.goal[1]
 
 
 def _sim(number: int, houses: int, *more: str) -> Sequence[str]:
@@ -42,17 +50,17 @@ def _crash(number: int, *what: str) -> Sequence[str]:
     return ("tests.crash", *what, "--seed", str(number))
 
 
-ENDS = ("--homes", "14", "--migrations", "4", "--terms", "8", "--freezes", "8", "--disks", "4")
+ENDS = ("--homes", "14", "--migrations", "4", "--terms", "8", "--freezes", "8", "--disks", "4", "--births", "3")
 PARTS: Mapping[str, Part] = {
-    "sim": Part(command=lambda n: _sim(n, HOUSES)),
-    "sim-without-hints": Part(command=lambda n: _sim(n, HOUSES // 5, "--hints", "dropped")),
-    "crash-points": Part(command=lambda n: _crash(n, "--points", "sample")),
-    "crash-random": Part(command=lambda n: _crash(n, "--random", "30", "--cuts", "10")),
-    "crash-ends": Part(command=lambda n: _crash(n, *ENDS)),
-    "crash-fights": Part(command=lambda n: _crash(n, "--fights", "20")),
-    "crash-postgres": Part(command=lambda n: _crash(n, "--postgres", "10")),
-    "checkpoints": Part(command=lambda n: _crash(n, "--checkpoints", "100")),
-    "fuzz": Part(command=lambda n: ("tests.api.fuzz", "--cases", "5000", "--seed", str(n))),
+    "sim": Part(command=lambda n: _sim(n, HOUSES), goal=("lifetimes", 1_000_000)),
+    "sim-without-hints": Part(command=lambda n: _sim(n, HOUSES // 5, "--hints", "dropped"), goal=("lifetimes", 10_000)),
+    "crash-points": Part(command=lambda n: _crash(n, "--points", "sample"), goal=("kills", 500)),
+    "crash-random": Part(command=lambda n: _crash(n, "--random", "30", "--cuts", "10"), goal=("kills", 500)),
+    "crash-ends": Part(command=lambda n: _crash(n, *ENDS), goal=("kills", 100)),
+    "crash-fights": Part(command=lambda n: _crash(n, "--fights", "20"), goal=("kills", 200)),
+    "crash-postgres": Part(command=lambda n: _crash(n, "--postgres", "10"), goal=("kills", 100)),
+    "checkpoints": Part(command=lambda n: _crash(n, "--checkpoints", "100"), goal=("kills", 1_000)),
+    "fuzz": Part(command=lambda n: ("tests.api.fuzz", "--cases", "5000", "--seed", str(n)), goal=("cases", 100_000)),
 }
 
 
@@ -93,8 +101,10 @@ def end_with_parent() -> None:
 
 
 def behind(totals: Mapping[str, Any], parts: Sequence[str]) -> str:
-    """The part that has had the least time of all so far, so that short runs add up to all of them."""
-    return min(parts, key=lambda name: [totals.get(name, {}).get(what, 0) for what in ("seconds", "rounds")])
+    """Of the parts that have not reached their goals, or of all where each has, the one that has had the least time so
+    far: short runs add up to all of them."""
+    short = [name for name in parts if not PARTS[name].reached(totals.get(name, {}))]
+    return min(short or parts, key=lambda name: [totals.get(name, {}).get(what, 0) for what in ("seconds", "rounds")])
 
 
 @contextmanager

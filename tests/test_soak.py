@@ -32,11 +32,21 @@ def test_whole_numbers_are_summed_and_of_measures_the_greatest_is_kept() -> None
     assert added(once, {"kills": 4, "worst_s": 1.5, "new": 1}) == {"kills": 7, "worst_s": 2.5, "new": 1}
 
 
-def test_the_part_that_had_the_least_time_is_next() -> None:
+def test_the_part_that_had_the_least_time_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "PARTS", parts(a=QUICK, b=QUICK, c=QUICK))
     totals = {"a": {"seconds": 30}, "b": {"seconds": 20}}
     assert behind(totals, ["a", "b"]) == "b"
     assert behind(totals, ["a", "b", "c"]) == "c"
     assert behind({"a": {"seconds": 0, "rounds": 1}}, ["a", "b"]) == "b"
+
+
+def test_a_part_that_has_reached_its_goal_leaves_its_time_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = Part(command=lambda n: QUICK, goal=("kills", 10))
+    monkeypatch.setattr(soak, "PARTS", {"few": few, "more": few})
+    totals = {"few": {"seconds": 1, "kills": 10}, "more": {"seconds": 900, "kills": 9}}
+    assert behind(totals, ["few", "more"]) == "more"
+    totals["more"]["kills"] = 10
+    assert behind(totals, ["few", "more"]) == "few"
 
 
 def test_a_second_run_goes_on_with_the_sums_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

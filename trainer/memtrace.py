@@ -290,17 +290,30 @@ def at_depth(traces: Sequence[Traced], depths: Sequence[int]) -> dict[str, dict[
     return {name: {c: line(name, c) for c in CATEGORIES} for name in common}
 
 
+def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> bool:
+    """Whether only some layers need a mask for rows of that length, so that no line can be drawn."""
+    built: Any = AutoConfig.for_model(**with_depths(config, depths))
+    kinds, window = getattr(built, "layer_types", None) or (), getattr(built, "sliding_window", None)
+    return len(set(kinds)) > 1 and window is not None and length >= window
+
+
 def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
     """The peak of a step at the config's full depth. Raises ValueError."""
     if any(config.get(k) for k in EXPERTS):
         raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
     depths = depths_of(config)
+    if _mixed(config, depths, ask.sequence):
+        segments = trace(config, depths, ask)
+        return _peak({**{n: s for n, s in segments.items() if n[-1].isdigit()}, **_kinds(segments, depths)})
     base = tuple(TRACED[0] if depth > max(TRACED) else depth for depth in depths)
     wanted = [base]
     for i, depth in enumerate(depths):
         if depth > max(TRACED):
             wanted.append((*base[:i], TRACED[1], *base[i + 1 :]))
-    peaks = at_depth([(at, trace(config, at, ask)) for at in wanted], depths)
+    return _peak(at_depth([(at, trace(config, at, ask)) for at in wanted], depths))
+
+
+def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:
     totals = {name: sum(categories.values()) for name, categories in peaks.items()}
     worst = max(totals, key=lambda name: totals[name])
     return Peak(peak_allocated_bytes=totals[worst], segment=worst, by_category=peaks[worst], segments=totals)

@@ -40,6 +40,8 @@ KINDS = {
     "token_classification": "text-model",
     "seq2seq": "encoder-decoder",
     "dpo": "causal-LM",
+    "reward_model": "text-model",
+    "image_classification": "vision-model",
 }
 """What the model of each task is called."""
 
@@ -69,6 +71,20 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(config.model, **options)
+    except (OSError, ValueError, KeyError) as e:
+        raise _unloadable(config, e) from None
+
+
+def image_processor_of(config: TrainConfig) -> Any:
+    """From a Hub id or a folder; by Pillow, so that a resized picture is the same on every machine.
+
+    Raises UserFault.
+    """
+    # transformers' own top level hides it where torchvision is absent, which this one does not use.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil")
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -113,7 +129,7 @@ def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
 def wrap(
     model: Any,
     config: TrainConfig,
-    adapters: str = "CAUSAL_LM",
+    adapters: str | None = "CAUSAL_LM",
     fresh: Sequence[str] = (),
     targets: Sequence[str] = (),
 ) -> Any:
@@ -135,7 +151,12 @@ def wrap(
 
 
 def _with_adapters(
-    model: Any, config: TrainConfig, method: LoraConfig, adapters: str, fresh: Sequence[str], targets: Sequence[str]
+    model: Any,
+    config: TrainConfig,
+    method: LoraConfig,
+    adapters: str | None,
+    fresh: Sequence[str],
+    targets: Sequence[str],
 ) -> Any:
     import peft
 
@@ -151,7 +172,7 @@ def _with_adapters(
         lora_dropout=method.dropout,
         target_modules=chosen,
         task_type=adapters,
-        modules_to_save=[name for name in fresh if not name.startswith(HEADS)] or None,
+        modules_to_save=[name for name in fresh if adapters is None or not name.startswith(HEADS)] or None,
     )
     wrapped = peft.get_peft_model(model, lora)
     # A machine's path means nothing elsewhere: the artifact names the folder, or the Hub id as it is.

@@ -17,11 +17,11 @@ from typing import Any
 
 from trainer import order, reach, schedule, tasks
 from trainer.contract import cells
-from trainer.contract.data import DataError, fill, format_of, identity
+from trainer.contract.data import DataError, fill, identity
 from trainer.contract.rendezvous import ExitCode
-from trainer.contract.train import TrainConfig
+from trainer.contract.train import TrainConfig, model_files
 from trainer.faults import Fault, UserFault
-from trainer.standalone import BadConfig, read_config
+from trainer.standalone import BadConfig, local_data, read_config
 from trainer.tasks.base import Task
 
 UNCUT = 1_048_576
@@ -90,12 +90,7 @@ class _Look:
         self.rendered: list[Shown] = []
 
     def __call__(self, number: int, row: dict[str, Any], example: Any) -> None:
-        length = max(self._task.lengths(example))
-        if length >= self._train.max_length:  # it may be cut
-            self._whole.tokenizer = self._task.tokenizer
-            length = max(self._whole.lengths(self._whole.example(row, number)))
-        self.lengths[length] += 1
-        self.tokens += self._task.size(example)
+        self._measure(number, row, example)
         self.empty += self._blank(row)
         self.labels.update(_labels(self._train, row))
         which = identity(row)
@@ -104,6 +99,17 @@ class _Look:
         if len(self.rendered) < SHOWN:
             text, learned = self._task.shown(example)
             self.rendered.append(Shown(row=number, text=text, learned=learned))
+
+    def _measure(self, number: int, row: dict[str, Any], example: Any) -> None:
+        lengths = self._task.lengths(example)
+        if not lengths:
+            return
+        length = max(lengths)
+        if length >= self._train.max_length:  # it may be cut
+            self._whole.tokenizer = self._task.tokenizer
+            length = max(self._whole.lengths(self._whole.example(row, number)))
+        self.lengths[length] += 1
+        self.tokens += self._task.size(example)
 
     def _blank(self, row: dict[str, Any]) -> bool:
         data = self._train.data
@@ -115,7 +121,7 @@ class _Look:
 
 def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
     match train.task:
-        case "text_classification":
+        case "text_classification" | "image_classification":
             return [cells.label(row[train.data.label]) or ""]
         case "token_classification":
             return cells.words(row[train.data.label]) or []
@@ -141,15 +147,15 @@ def _check(spec: Path, report: Report) -> None:
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
     path = spec.parent / train.data.path
-    if not path.is_file():
+    if not path.exists():
         raise BadConfig(f"data.path: no file {str(path)!r}; paths are relative to the spec")
     report.max_length = train.max_length
-    data_format = format_of(train.data.path, train.data.format)
-    report.model = reach.check(train.model)
+    report.model = reach.check(train.model, model_files(train.task))
     task = tasks.of(train)
     look = _Look(train, task)
     try:
-        examples, report.dropped_rows = task.examples(path, data_format, look)
+        with local_data(train, path) as (file, data_format):
+            examples, report.dropped_rows = task.examples(file, data_format, look)
     finally:
         _fill(report, task, look)
     training, held = order.split(train.seed, len(examples), train.data.eval_share)
@@ -161,7 +167,8 @@ def _check(spec: Path, report: Report) -> None:
             f"train.global_batch: {len(training)} rows to train on are fewer than {train.global_batch}; lower it, or "
             "give more rows"
         )
-    _fits(train, int(report.lengths["max"]))
+    if report.lengths:
+        _fits(train, int(report.lengths["max"]))
 
 
 def _fill(report: Report, task: Task[Any], look: _Look) -> None:

@@ -1,21 +1,22 @@
 """Whether the model can be had: a folder that is whole, or a Hub id that this token may read."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.contract.train import MODEL_FILES
 from trainer.faults import Fault, UserFault
 
 HUB = "https://huggingface.co"
-NEEDED = ("config.json", "*.safetensors", "tokenizer*")
 TIMEOUT_S = 20.0
 
 
-def check(model: str) -> str:
-    """Where the model lies, in words; no weight is read. Raises UserFault, with the page of a licence that has to be
-    accepted, and Fault when the Hub does not answer."""
+def check(model: str, files: Sequence[str] = MODEL_FILES) -> str:
+    """Where the model lies, in words; no weight is read. A folder has to have `files` (patterns). Raises UserFault,
+    with the page of a licence that has to be accepted, and Fault when the Hub does not answer."""
     folder = Path(model)
     if folder.is_dir():
-        missing = [p for p in NEEDED if not any(folder.glob(p))]
+        missing = [p for p in files if not any(folder.glob(p))]
         if missing:
             raise UserFault(
                 f"train.model: {model!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained"

@@ -1,10 +1,13 @@
 """A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,10 @@ from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys
+from trainer.contract.archives import packed
 from trainer.contract.data import DataError, format_of
 from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, Parallelism, World
-from trainer.contract.train import CheckpointConfig, TrainConfig
+from trainer.contract.train import CheckpointConfig, DataFormat, TrainConfig
 
 ME = "standalone"
 RESULTS = ("adapter", "model", "metrics.jsonl", "samples.json", "eval.json")
@@ -84,12 +88,31 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
 
 
 async def _put_data(objects: Objects, train: TrainConfig, beside: Path) -> DataFile:
-    """The data set's copy in the store; a relative path is relative to the configuration."""
-    data = (beside / train.data.path).read_bytes()
+    """The data set's copy in the store; a relative path is relative to the configuration, and a folder is packed."""
+    path = beside / train.data.path
+    data = packed(path) if path.is_dir() else path.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     key = keys.job_data(ME, sha256)
     await objects.create(key, data)
-    return DataFile(key=key, sha256=sha256, bytes=len(data), format=format_of(train.data.path, train.data.format))
+    return DataFile(key=key, sha256=sha256, bytes=len(data), format=_format(train, path))
+
+
+def _format(train: TrainConfig, path: Path) -> DataFormat:
+    """Raises DataError."""
+    return "tar" if path.is_dir() else format_of(train.data.path, train.data.format)
+
+
+@contextlib.contextmanager
+def local_data(train: TrainConfig, path: Path) -> Iterator[tuple[Path, DataFormat]]:
+    """(file, format) of a data set of this machine; a folder is packed as it is for training. Raises DataError."""
+    data_format = _format(train, path)
+    if not path.is_dir():
+        yield path, data_format
+        return
+    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
+        file.write(packed(path))
+        file.flush()
+        yield Path(file.name), data_format
 
 
 async def _candidates(objects: Objects) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ STALLED_S = 30.0
 """An upload of which nothing came for so long is given up."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
-Format = Literal["csv", "json", "jsonl", "tar"]
+Format = Literal["csv", "json", "jsonl", "tar", "zip"]
 
 
 class Content:
@@ -75,12 +75,16 @@ class Content:
         return bytes(data), digest.hexdigest()
 
     def _examine(self, data: bytes, fmt: Format) -> Mapping[str, Any] | None:
-        """The data check's summary with the format in it; None for an archive. Runs in a thread."""
-        if fmt == "tar":
-            if not tarfile.is_tarfile(BytesIO(data)):
-                raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
-            return None
-        return {**self._service.preflight.summarise(data, fmt), "format": fmt}
+        """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
+        trained on. Runs in a thread."""
+        if fmt == "tar" and not tarfile.is_tarfile(BytesIO(data)):
+            raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
+        try:
+            return {**self._service.preflight.summarise(data, fmt), "format": fmt}
+        except InvalidInput:
+            if fmt == "tar":
+                return None
+            raise
 
     # ------------------------------------------------------------------------------------------------------- artifacts
 
@@ -252,12 +256,10 @@ class LogPiece:
 def _format(name: str, declared: Format | None) -> Format:
     if declared is not None:
         return declared
-    if name.lower().endswith(".tar"):
-        return "tar"
     try:
         return format_of(name, None)
     except DataError:
-        message = f"{name!r} does not tell the format; add format=csv, json, jsonl or tar"
+        message = f"{name!r} does not tell the format; add format=csv, json, jsonl, tar or zip"
         raise InvalidInput(Problem(field="name", message=message)) from None
 
 

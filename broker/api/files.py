@@ -24,7 +24,7 @@ class UploadQuery(Config):
     name: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\\\x00-\x1f\x7f]+$")]
     """File name, for people and for the format."""
     format: Format | None = None
-    """Taken from the name's ending when absent; tar is a folder of code."""
+    """Taken from the name's ending when absent; tar: a folder of code, or of pictures."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """Of the bytes; when given, other bytes are refused."""
 

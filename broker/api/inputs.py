@@ -41,8 +41,9 @@ class Inputs:
         if upload is None:
             message = f"no upload {sha256[:12]}... of yours; POST the file to /v1/uploads first"
             raise InvalidInput(Problem(field=field, message=message))
-        if (spec.script is None) != (upload.summary is not None):
-            what = "a .tar archive of code" if spec.script else "a data set"
+        found = None if upload.summary is None else upload.summary["format"]
+        if not (found in (None, "tar") if spec.script else found):
+            what = "a .tar archive of code" if spec.script else "a data set, or an archive of pictures"
             raise InvalidInput(Problem(field=field, message=f"{upload.name} is not {what}; upload one"))
         return _settled(spec, upload), upload
 

@@ -18,6 +18,7 @@ from broker.cli.specfile import UPLOAD, SpecFile
 from broker.client.client import AsyncClient
 from broker.client.errors import ApiError
 from broker.domain.money import usd
+from trainer.contract.archives import packed
 
 CENT = Decimal("0.01")
 
@@ -41,9 +42,11 @@ async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> P
         path = file.spec.train.data.path
         if not path.startswith(UPLOAD):
             source = file.file(path)
+            folder = os.path.isdir(source)
             data = _read(file, source)
-            fmt = file.spec.train.data.format
-            kept = await _upload(client, file, "train.data.path", data, source.name, fmt)
+            fmt = "tar" if folder else file.spec.train.data.format
+            name = f"{source.resolve().name}.tar" if folder else source.name
+            kept = await _upload(client, file, "train.data.path", data, name, fmt)
             body["train"]["data"]["path"] = kept.ref
             columns = tuple((kept.summary or {}).get("columns", ()))
     elif file.spec.script is not None and not file.spec.script.code.startswith(UPLOAD):
@@ -118,7 +121,7 @@ def _ask_cap(proposed: Decimal) -> Decimal:
 
 def _read(file: SpecFile, source: Path) -> bytes:
     try:
-        return source.read_bytes()
+        return packed(source) if os.path.isdir(source) else source.read_bytes()
     except OSError as e:
         where = file.place("train.data.path")
         raise BadInput(

@@ -64,10 +64,9 @@ class Fleet:
         context = replace(context, patience=replace(context.patience, beat_s=context.limits.beat_s))
         inventory, launchers, destroys = Inventory(context), Launchers(context), Destroys(context)
         beats, lessons = Beats(context), Lessons(context)
-        looker = Looker(context, inventory, beats)
-        interruption = Interruption(context, looker)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
-        launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer), beats, offers)
+        boot = Boot(context=context, box=box, trainer=trainer, learned=lessons)
+        launch = Launch(context, inventory, launchers, boot, beats, offers)
         return cls(
             context=context,
             launch=launch,
@@ -77,12 +76,8 @@ class Fleet:
             controllers=(
                 Placement(context, offers, troubles, lessons),
                 launch,
-                LivenessController(context, looker),
-                interruption,
-                Termination(context, inventory, launchers, destroys),
-                Through(context, launchers),
-                Billing(context, inventory, (looker, launchers, interruption, destroys)),
-                Guard(context),
+                *_of_machines(context, inventory, launchers, destroys, beats),
+                Guard(context, lessons),
                 Retention(context),
                 Budgets(context),
                 lessons,
@@ -104,3 +99,18 @@ class Fleet:
             await self.launch.close()
             await self.destroys.close()
             await self.outbox.close()
+
+
+def _of_machines(
+    context: Context, inventory: Inventory, launchers: Launchers, destroys: Destroys, beats: Beats
+) -> tuple[Controller, ...]:
+    """Those of machines that were bought, until they are gone."""
+    looker = Looker(context, inventory, beats)
+    interruption = Interruption(context, looker)
+    return (
+        LivenessController(context, looker),
+        interruption,
+        Termination(context, inventory, launchers, destroys),
+        Through(context, launchers),
+        Billing(context, inventory, (looker, launchers, interruption, destroys)),
+    )

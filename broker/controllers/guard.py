@@ -6,6 +6,7 @@ from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.decide import forecast, idle
 from broker.decide.billing import least_usd
+from broker.decide.experience import NOTHING, Learned
 from broker.decide.idle import Idle, judge_idle
 from broker.domain.idle import IdleAction, IdlePolicy, idle_policy
 from broker.domain.ids import AttemptId
@@ -24,8 +25,9 @@ class Guard:
 
     name = "guard"
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, learned: Learned = lambda: NOTHING) -> None:
+        """`learned`: what own runs have shown, of which forecasts take the preemptions."""
+        self._context, self._learned = context, learned
         self._paces: dict[AttemptId, forecast.Pace | None] = {}
         self._watched: dict[AttemptId, idle.Watched] = {}
         self.every_s = context.rhythm.billing_s
@@ -60,7 +62,8 @@ class Guard:
         at_s = self._context.clock.monotonic()
         pace = self._paces[attempt.id] = forecast.watch(self._paces.get(attempt.id), attempt, at_s)
         caps = self._context.provider_of(attempt).caps
-        made = forecast.forecast(attempt, job, caps, pace.step_s if pace else None, now) or job.forecast
+        step_s, spots = pace.step_s if pace else None, self._learned().spots
+        made = forecast.forecast(attempt, job, caps, step_s, now, spots) or job.forecast
         watched = self._watched[attempt.id] = idle.watch(self._watched.get(attempt.id), attempt.beat, at_s, policy)
         found = judge_idle(watched, policy)
         kind = found.kind if found else None
@@ -100,7 +103,7 @@ class Guard:
         return told
 
     def _room(self, one: Leased) -> Decimal:
-        caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.every_s
+        caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.least_s
         return least_usd(one.attempt.line, caps, every_s, self._context.tempo)
 
 

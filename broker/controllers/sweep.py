@@ -12,7 +12,7 @@ from broker.decide.billing import owed, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
-from broker.domain.job import Attempt, LedgerKind
+from broker.domain.job import LedgerKind
 from broker.ports import Blobs, Charge
 from trainer.contract import keys
 
@@ -114,6 +114,8 @@ class Sweep:
         if why_not is not None:
             return
         self._sooner(provider, self._again_s)
+        if key not in self._asked:  # also beforehand: who dies after the destruction cannot tell of it any more
+            await self._charge(orphan)
         self._asked[key] = orphan
         try:
             if not await self._destroys.ask(provider, handle):
@@ -124,26 +126,31 @@ class Sweep:
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
         del self._asked[key]
-        if orphan.attempt is not None and not orphan.attempt.live:
-            await self._charge(orphan.attempt)
+        await self._charge(orphan)
 
     def _sooner(self, provider: str, in_s: float) -> None:
         self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)
 
-    async def _charge(self, attempt: Attempt) -> None:
+    async def _charge(self, orphan: Orphan) -> None:
         """The time after `ended` is charged too: the cloud will. Cumulative and fenced, so each second once."""
-        now = self._context.clock.now()
-        late = Charge(
-            attempt_id=attempt.id,
-            job_id=attempt.job_id,
-            since=attempt.charged_to,
-            to=max(now, attempt.charged_to or now),
-            usd=owed(attempt, now),
-            traffic_usd=traffic_owed(attempt, now),
-            kind=LedgerKind.ADJUSTMENT,
-            note="seen after its end",
-        )
-        await self._context.store.charge([late])
+        if orphan.attempt is None or orphan.attempt.live:
+            return
+        now, store = self._context.clock.now(), self._context.store
+        try:
+            attempt = (await store.attempts_by_id([orphan.id]))[orphan.id]
+            late = Charge(
+                attempt_id=attempt.id,
+                job_id=attempt.job_id,
+                since=attempt.charged_to,
+                to=max(now, attempt.charged_to or now),
+                usd=owed(attempt, now),
+                traffic_usd=traffic_owed(attempt, now),
+                kind=LedgerKind.ADJUSTMENT,
+                note="seen after its end",
+            )
+            await store.charge([late])
+        except StoreUnavailable as e:
+            log.warning("sweep: %s, which outlived its attempt, cannot be charged: %s", orphan.observed.handle.name, e)
 
 
 def _key(provider: str, orphan: Orphan) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 
 from broker.decide.billing import HOUR, accrued, machine_s, price_now, time_left_s, traffic, traffic_cost
-from broker.decide.hazard import preemptions_per_s
+from broker.decide.hazard import History, preemptions_per_s
 from broker.decide.quote import CENT
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job, Traffic
@@ -54,15 +54,18 @@ def watch(known: Pace | None, attempt: Attempt, at_s: float) -> Pace | None:
     return Pace(boot=known.boot, since_s=known.since_s, since_step=known.since_step, at_s=at_s, step=beat.step)
 
 
-def forecast(attempt: Attempt, job: Job, caps: Caps, step_s: float | None, now: datetime) -> Forecast | None:
-    """None while nothing is known: no step was measured, or the program does not say how many there are.
+def forecast(
+    attempt: Attempt, job: Job, caps: Caps, step_s: float | None, now: datetime, history: History
+) -> Forecast | None:
+    """None while nothing is known: no step was measured, or the program does not say how many there are. `history`: of
+    own spot machines, as the quote has it.
 
     `over_cap` and `late` follow the last forecast's with some room, so that people are told once per crossing.
     """
     beat = attempt.beat
     if beat is None or step_s is None or beat.total_steps <= 0:
         return None
-    left_s = min(MOST_S, max(0, beat.total_steps - beat.step) * step_s * _disturbed(attempt, job))
+    left_s = min(MOST_S, max(0, beat.total_steps - beat.step) * step_s * _disturbed(attempt, job, history))
     spent, before = _spent(attempt, job, caps, left_s, now), job.forecast
     return Forecast(
         usd=spent,
@@ -74,12 +77,12 @@ def forecast(attempt: Attempt, job: Job, caps: Caps, step_s: float | None, now: 
     )
 
 
-def _disturbed(attempt: Attempt, job: Job) -> float:
+def _disturbed(attempt: Attempt, job: Job, history: History) -> float:
     """How much longer the rest takes for preemptions to come, by what the set-up took this time; ten times at most."""
     first, sent = attempt.first_beat_at, attempt.create_sent_at
     setup_s = max(0.0, (first - sent).total_seconds()) if first and sent else 0.0
-    lost_s = job.spec.checkpoint.every_s / 2 + setup_s
-    return 1 / max(0.1, 1 - preemptions_per_s(attempt.line.offer, {}) * attempt.line.nodes * lost_s)
+    lost_s = job.spec.checkpoint.most_s / 2 + setup_s
+    return 1 / max(0.1, 1 - preemptions_per_s(attempt.line.offer, history) * attempt.line.nodes * lost_s)
 
 
 def _spent(attempt: Attempt, job: Job, caps: Caps, left_s: float, now: datetime) -> Decimal:
@@ -87,7 +90,7 @@ def _spent(attempt: Attempt, job: Job, caps: Caps, left_s: float, now: datetime)
     so_far = max(attempt.charged_usd - attempt.traffic_usd, accrued(attempt, now))
     rest = price_now(attempt) * attempt.line.nodes * Decimal(repr(round(left_s + caps.teardown_s, 3))) / HOUR
     moved, saved = traffic(attempt, now), attempt.beat.checkpoint if attempt.beat else None
-    saves = int(left_s / job.spec.checkpoint.every_s) + 1
+    saves = int(left_s / job.spec.checkpoint.most_s) + 1
     sent = Traffic(sent=moved.sent + saves * (saved.bytes if saved else 0), received=moved.received)
     return usd(job.spent_usd - attempt.charged_usd + so_far + rest + traffic_cost(attempt.line.offer, sent))
 

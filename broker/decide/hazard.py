@@ -4,6 +4,8 @@ Preemptions of a cloud, region and GPU are taken as a Poisson process of unknown
 Gamma(α, β) of mean α / β, which is the cloud's figure, or the assumption where it has none. After n preemptions in h
 machine hours the posterior is Gamma(α + n, β + h), whose mean is expected (Gelman et al., Bayesian Data Analysis, 3rd
 ed., section 2.6). α = 1 [assumed]: the stated rate weighs as much as having seen one preemption in the time it states.
+
+The rate's own standard deviation is its mean / sqrt(α + n): what a P90 takes besides the chance of the number.
 """
 
 from collections.abc import Mapping
@@ -13,6 +15,9 @@ from broker.domain.offer import Offer
 
 ASSUMED_PER_HOUR = 1 / 3.7
 """Where the cloud does not say: the median time between preemptions of 26 AWS pools was 3.7 h."""
+FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
+"""Of machines that nobody takes away: the interruptions of Llama 3's training that were not planned (arXiv 2407.21783,
+section 3.3.4). Rented hosts may be worse."""
 STRENGTH = 1.0
 """α."""
 LEAST_PER_HOUR = 1e-3
@@ -47,6 +52,18 @@ def preemptions_per_s(offer: Offer, history: History) -> float:
         return 0.0
     seen = history.get(place(offer)) if history else None
     return expected_per_hour(offer.preemptions_per_hour, seen) / 3600
+
+
+def losses_per_hour(offer: Offer, history: History, nodes: int) -> float:
+    """Of all machines of an attempt together: one that is taken away or fails ends the work of all."""
+    failures = FAILURES_PER_GPU_HOUR * max(1, offer.gpus)
+    return nodes * (preemptions_per_s(offer, history) * 3600 + failures)
+
+
+def certainty(offer: Offer, history: History) -> float:
+    """α + n of the posterior: the expected rate's standard deviation is the rate over the root of this."""
+    seen = history.get(place(offer)) if history and offer.spot else None
+    return STRENGTH + (seen.preemptions if seen else 0)
 
 
 def basis(offer: Offer, history: History) -> str:

@@ -23,8 +23,10 @@ class Build:
     softcap: bool = False
     cached_casts: bool = True
     """False: matrices are transposed before their product, so autocast does not know their casts again."""
-    mixed_windows: bool = False
-    """Some layers look back at all tokens, whose scores are then written out where there is no fused kernel."""
+    normed_first: bool = False
+    """Where attention and MLP are side by side, both norms are computed before, and have names to the layer's end."""
+    masked: bool = False
+    """A mask is made for each row, also where a kernel would know it by itself."""
     mask_buffer: bool = False
     """The model holds a causal mask over all its positions, a byte for each pair."""
     encoder: bool = False
@@ -33,6 +35,8 @@ class Build:
     """Norms stand behind each residual connection (BERT), not before attention and MLP."""
     named: bool = False
     """What goes into the last matrix of attention and MLP has a name in Python until the norm behind it is done."""
+    drops: bool = True
+    """Attention's output is dropped out, where anything is."""
     broadcast: bool = False
     """Keys of fewer heads reach the attention unexpanded: no fused kernel takes that, so the scores are written out."""
 
@@ -57,13 +61,11 @@ BUILDS: Mapping[str, Build] = {
     "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
     "phi3": Build(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
     "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
-    "gemma2": Build(
-        names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True, mixed_windows=True
+    "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True),
+    "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
+    "falcon": Build(
+        names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False, masked=True, normed_first=True
     ),
-    "gemma3_text": Build(
-        names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True, mixed_windows=True
-    ),
-    "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False),
     "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
     "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
     "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),
@@ -76,6 +78,7 @@ BUILDS: Mapping[str, Build] = {
         rotary=False,
         encoder=True,
         behind=True,
+        drops=False,
     ),
     "vit": Build(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),

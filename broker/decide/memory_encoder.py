@@ -43,9 +43,9 @@ class EncoderPlayer(Player):
         for number, rows in enumerate(s.looked_up):
             wide = count if number else self.step.length * s.hidden
             more = self._looked_up(self._weight(rows * s.hidden), wide)
-            x = self._after(x, tape.op([x, more], count, x.width, passes=True))
+            x = self.tape.after(x, tape.op([x, more], count, x.width, passes=True))
             named.append(more)
-        x = self._dropped(self._after(x, self.head_layer.norm(x)))
+        x = self._dropped(self.tape.after(x, self.head_layer.norm(x)))
         tape.drop(*named)
         return x
 
@@ -64,9 +64,9 @@ class EncoderPlayer(Player):
         if self.step.checkpointing and not n.full:
             x.grad = True
             x.hold()
-        x = self._after(x, tape.op([x], self.tokens * s.hidden, max(x.width, n.weight)))
+        x = self.tape.after(x, tape.op([x], self.tokens * s.hidden, max(x.width, n.weight)))
         position = self._weight(self.step.length * s.hidden)
-        x = self._after(
+        x = self.tape.after(
             x, tape.op([x], x.count, x.width, passes=True, weights=[(position, n.weight)] if n.full else [])
         )
         if s.dropout:
@@ -74,7 +74,7 @@ class EncoderPlayer(Player):
         return x
 
     def _dropped(self, x: Tensor) -> Tensor:
-        return self._after(x, self.head_layer.dropout(x)) if self.shape.dropout else x
+        return self.tape.after(x, self.head_layer.dropout(x)) if self.shape.dropout else x
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         """A class of every token, or of the first one behind a dense layer."""
@@ -82,14 +82,14 @@ class EncoderPlayer(Player):
         layer, rows, h = self.head_layer, self.step.rows, s.hidden
         self.leaving, mark = x, len(tape.nodes)
         if not build_of(s).behind:
-            x = self._after(x, layer.norm(x))
+            x = self.tape.after(x, layer.norm(x))
         if s.pixels:
             tape.drop(self.named)
         if s.head == "words":
             x = self._dropped(x)
         else:
             layer.tokens = rows
-            x = self._after(x, tape.op([x], rows * h, x.width))
+            x = self.tape.after(x, tape.op([x], rows * h, x.width))
         if s.head == "text":
             whole = not s.pooled_adapter
             dense = layer.matrix(x, self._weight(h * h, whole=whole), h)
@@ -99,11 +99,11 @@ class EncoderPlayer(Player):
                         inputs * outputs, n.adapters, trained=True, grad_width=n.adapters
                     )
                 dense = layer.adapt(x, dense, "pool", h)
-            x = self._after(x, tape.op([dense], dense.count, dense.width, saves_out=True))
+            x = self.tape.after(x, tape.op([dense], dense.count, dense.width, saves_out=True))
             tape.drop(dense)
             x = self._dropped(x)
         logits = layer.matrix(x, self._weight(h * s.labels, whole=True), s.labels)
-        tape.drop(x, first)
+        tape.drop(x, first, self.mask)
         self.normed = logits
         return logits, mark
 

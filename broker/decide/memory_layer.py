@@ -17,14 +17,15 @@ MOST_TURNS = 8
 class Layer:
     """One layer over `rows` rows of `length` tokens."""
 
-    def __init__(self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int) -> None:
+    def __init__(
+        self, tape: Tape, shape: ModelShape, numerics: Numerics, rows: int, length: int, *, masked: bool = False
+    ) -> None:
         self.tape, self.shape, self.numerics, self.build = tape, shape, numerics, build_of(shape)
-        self.rows, self.length, self.tokens = rows, length, rows * length
+        self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
         self.casts: list[Weight] = []
         """Whose half-precision copies autocast keeps until it ends."""
         self.weights: dict[str, Weight] = {}
-        n = numerics
-        self.sizes = linears(shape)
+        n, self.sizes = numerics, linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
             many = copies(shape, role)
             self.weights[role] = Weight(inputs * outputs * many, n.weight, trained=n.full, grad_width=n.trained)
@@ -108,7 +109,7 @@ class Layer:
     def dropout(self, x: Tensor) -> Tensor:
         """Its mask is kept."""
         mask = self.tape.new(x.count, self.numerics.mask or x.width)
-        made = self.tape.op([x], x.count, x.width, saves=[mask])
+        made = self.tape.op([x], x.count, x.width, saves=[mask], late=True)
         self.tape.drop(mask)
         return made
 
@@ -121,10 +122,10 @@ class Layer:
         wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
         if kind == "layer":
             sums = tape.new(self.tokens * 2, 4)
-            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained)
+            out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, late=True)
             tape.drop(wide, sums)
             return out
-        squares = tape.op([wide], x.count, 4, saves=[wide], back=x.count * 4)
+        squares = tape.op([wide], x.count, 4, saves=[wide], back=2 * x.count * 4)
         root = tape.op([squares], self.tokens * parts, 4)
         tape.drop(squares)
         normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
@@ -182,21 +183,17 @@ class Layer:
         return *turned, views[2]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scaled dot products by a fused kernel where there is one; consumes its inputs."""
+        """Scaled dot products by a fused kernel where there is one; its inputs stay their caller's."""
         n, s, tape = self.numerics, self.shape, self.tape
-        if n.compute == 2 and q.width != 2:
-            narrow = [self.cast(t, 2) for t in (q, k, v)]
-            tape.drop(q, k, v)
-            q, k, v = narrow
+        q, k, v = [self.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
         grouped = k.count != q.count
         if n.attention == "eager":
             return self._eager(q, k, v)
         bias = None
         written = n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4)
-        masked = n.attention == "sdpa" and s.window and self.length > s.window
-        if masked and not (written and self.build.mixed_windows):  # a mask, in the type of the queries
+        if self.masked and not (written and self.build.broadcast):  # in the type of the queries
             bias = tape.new(self.rows * self.length * self.length, q.width)
-            if grouped:  # no kernel shares keys under a mask
+            if grouped and s.kv_heads > 1:  # no kernel shares keys under a mask; those of one head are a view
                 q, k, v = self._repeated([q, k, v])
         elif written:
             return self._written_out(q, k, v)
@@ -276,7 +273,7 @@ class Layer:
         tape.drop(scaled)
         one = tape.op([bent], x.count, bent.width, passes=True)
         tape.drop(bent)
-        made = tape.op([half, one], x.count, one.width, saves=[half, one])
+        made = tape.product(half, one)
         tape.drop(half, one)
         return made
 
@@ -296,7 +293,7 @@ class Layer:
             made = self.mlp(sent)
             weighted = tape.op([made, scores], made.count, made.width, saves=[made])
             tape.drop(sent, made)
-            total = self._after(total, tape.op([total, weighted], x.count, x.width, passes=True))
+            total = self.tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
             tape.drop(weighted)
         tape.drop(scores)
         self.tokens = tokens
@@ -322,7 +319,7 @@ class Layer:
         if "gate_up" not in names:
             tape.drop(gate)
             up = self.linear(x, "up")
-        product = tape.op([bent, up], up.count, bent.width, saves=[bent, up])
+        product = tape.product(bent, up)
         tape.drop(bent, up, *([gate] if "gate_up" in names else []))
         out = self.linear(product, "down")
         tape.drop(product)
@@ -332,18 +329,14 @@ class Layer:
         """A residual connection; consumes what is added. Some families scale or drop it out first."""
         tape = self.tape
         if self.build.norms == 4:
-            more = self._after(more, self.norm(more))
+            more = self.tape.after(more, self.norm(more))
         if self.build.scaled:
-            more = self._after(more, tape.op([more], more.count, more.width))
+            more = self.tape.after(more, tape.op([more], more.count, more.width))
         if self.shape.dropout:
-            more = self._after(more, self.dropout(more))
+            more = self.tape.after(more, self.dropout(more))
         out = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
         tape.drop(more)
         return out
-
-    def _after(self, before: Tensor, after: Tensor) -> Tensor:
-        self.tape.drop(before)
-        return after
 
     def __call__(self, x: Tensor) -> Tensor:
         """The layer's output; `x` stays its caller's."""
@@ -351,11 +344,12 @@ class Layer:
         if self.build.behind:
             return self._norms_behind(x)
         normed = self.norm(x)
-        attended = self.attention(*self.heads(normed))
+        ahead = [self.norm(x)] if self.build.normed_first and self.shape.parallel_norms == 2 else []
+        attended = self.attention(*(heads := self.heads(normed)))
         out = self.linear(attended, "o")
-        tape.drop(attended)
+        tape.drop(attended, *heads)
         if self.shape.parallel:
-            return self._parallel(x, normed, out)
+            return self._parallel(x, normed, ahead, out)
         tape.drop(normed)
         between = self.add(x, out)
         normed = self.norm(between)
@@ -367,34 +361,38 @@ class Layer:
 
     def _norms_behind(self, x: Tensor) -> Tensor:
         """As BERT: each residual connection is normalised."""
-        attended = self.attention(*self.heads(x))
-        between = self._normed_sum(x, attended, "o")
+        attended = self.attention(*(heads := self.heads(x)))
+        apart = self.build.named  # attention is a module of its own
+        self.tape.drop(*heads if apart else ())
+        between = self._normed_sum(x, attended, "o", *() if apart else heads)
         wide = self.linear(between, "fc")
-        bent = self._after(wide, self.activate(wide))
+        bent = self.tape.after(wide, self.activate(wide))
         result = self._normed_sum(between, bent, "proj")
         self.tape.drop(between)
         return result
 
-    def _normed_sum(self, x: Tensor, inner: Tensor, role: str) -> Tensor:
-        """The norm of `x` plus the matrix times `inner`, which it consumes."""
+    def _normed_sum(self, x: Tensor, inner: Tensor, role: str, *named: Tensor) -> Tensor:
+        """The norm of `x` plus the matrix times `inner`, which it consumes; `named` are held as long as the matrix."""
         tape, more = self.tape, self.linear(inner, role)
+        tape.drop(*named)
         if not self.build.named:
             tape.drop(inner)
-        if self.shape.dropout:
-            more = self._after(more, self.dropout(more))
+        if self.shape.dropout and (role != "o" or self.build.drops):
+            more = self.tape.after(more, self.dropout(more))
         added = tape.op([x, more], x.count, max(x.width, more.width), passes=True)
         out = self.norm(added)
         tape.drop(added, more, *([inner] if self.build.named else []))
         return out
 
-    def _parallel(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
-        """Attention and MLP side by side, behind one norm or one each."""
-        tape = self.tape
-        if self.shape.parallel_norms == 2:
-            tape.drop(normed)
-            normed = self.norm(x)
-        more = self.mlp(normed)
-        tape.drop(normed)
+    def _parallel(self, x: Tensor, normed: Tensor, ahead: Sequence[Tensor], attended: Tensor) -> Tensor:
+        """Attention and MLP side by side, behind one norm or one each; `ahead`: the MLP's, where it is there before."""
+        tape, named = self.tape, self.build.normed_first
+        if self.shape.parallel_norms == 2 and not named:
+            normed = tape.after(normed, self.norm(x))
+        more = self.mlp(*(ahead or [normed]))
+        tape.drop(*[] if named else [normed])
         both = tape.op([more, attended], x.count, max(more.width, attended.width), passes=True)
         tape.drop(more, attended)
-        return self.add(x, both)
+        made = self.add(x, both)
+        tape.drop(*[normed, *ahead] if named else [])
+        return made

@@ -1,14 +1,15 @@
 """The peak of one optimizer step: embeddings, layers, head and loss, all back again, optimizer.
 
 Three layers are played on the tape; the middle one stands for all between the first and the last, since the peak of
-every segment is linear in their number.
+every segment is linear in their number. Where some of them need a mask and others none, one of each kind is played.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from broker.decide.memory_builds import Numerics, build_of, layer_matrices
+from broker.decide.memory_depth import Depth
 from broker.decide.memory_held import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
@@ -18,7 +19,6 @@ Bytes = Mapping[Category, int]
 Loss = Literal["trainer", "padded", "shifted", "float", "own"]
 """How logits become a loss: the trainer's way, outside the model; or as versions of transformers did inside it: labels
 padded; logits raised to float32 and shifted; the raised ones in place of the first; shifted in their own type."""
-PLAYED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class Player:
         self.inputs: list[Tensor] = []
         self.marks: list[int] = []
         n = step.numerics
-        self.many = max(0, shape.layers - PLAYED)
-        self.last = min(PLAYED, shape.layers) - 1
+        self.depth = Depth.of(shape, step.length, sdpa=n.attention == "sdpa")
+        self.last = len(self.depth.played) - 1
         self.tokens = step.rows * step.length
         self.trained = step.trained or trained_parameters(shape, n)
         matrix = shape.vocabulary * shape.hidden
@@ -90,14 +90,19 @@ class Player:
         self.head = self.embedding if shape.tied_embeddings else Weight(
             matrix, n.weight, trained=n.full, grad_width=n.trained
         )  # fmt: skip
-        self.deep: dict[str, Bytes] = {}
-        self.probed: tuple[int, int] | None = None
+        if step.accumulated and not shape.tied_embeddings:  # else the head's waits for the other, and is added then
+            self.embedding.gradient = self.head.gradient = EARLIER
+        self.forth: dict[int, Bytes] = {}
+        self.back: dict[int, Bytes] = {}
+        """What each played layer between leaves behind, on its way forward and back."""
+        self.probed: dict[bool, tuple[int, int]] = {}
 
     def play(self) -> Played:
         tape = self.tape
         tape.enter("forward embeddings", "activations")
         self._hold()
         x, first = self._embed()
+        self.mask = self._mask()
         for number in range(self.last + 1):
             x = self._forward(number, x)
         tape.enter("forward head", "logits")
@@ -110,23 +115,31 @@ class Player:
         for number in range(self.last, -1, -1):
             self._backward(number)
         tape.enter("backward embeddings", "temporary")
+        if self.step.checkpointing:  # whose arguments hold it
+            tape.drop(self.mask)
         tape.backward()
         self._settle()
         self._update()
-        segments: dict[str, Bytes] = {name: by for name, (_, by) in tape.peaks.items()} | self.deep
-        return Played(
-            segments={self._named(name): self._spread(name, by) for name, by in segments.items()}, trained=self.trained
-        )
+        return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
 
-    def _named(self, name: str) -> str:
-        way, _, number = name.rpartition(" ")
-        if not number.isdigit():
-            return name
-        if int(number) == 0:
-            return f"{way} first layer"
-        if int(number) == self.last:
-            return f"{way} last layer"
-        return "forward second layer" if way == "forward" else "backward last but one layer"
+    def _segments(self) -> Iterator[tuple[str, Bytes]]:
+        """Named by where in the whole model they are."""
+        ends = {0: "first layer", self.last: "last layer"}
+        for name, (_, by) in self.tape.peaks.items():
+            way, _, number = name.rpartition(" ")
+            if not number.isdigit():
+                yield name, by
+            elif int(number) in ends:
+                yield f"{way} {ends[int(number)]}", by
+            else:
+                yield from self._between(way, int(number), by)
+
+    def _between(self, way: str, played: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
+        """Of the layers that a played one stands for, those before which the most and the fewest others have run."""
+        left = self.forth if way == "forward" else self.back
+        for place, ahead in self.depth.extremes(played, forward=way == "forward"):
+            by = {c: worst[c] + sum(left[other][c] * n for other, n in ahead.items()) for c in CATEGORIES}
+            yield f"{way} {place} layer", by
 
     def _hold(self) -> None:
         step, n = self.step, self.step.numerics
@@ -140,41 +153,48 @@ class Player:
         if n.bits == 4:  # the scales of a quantised base are not sharded
             scales = self.shape.layers * layer_matrices(self.shape) // 64
             self.tape.shift("weights", scales - step.share(scales))
-        if n.attention == "sdpa" and self.shape.window and step.length > self.shape.window:
-            self.tape.shift("activations", step.length * step.length)  # the mask of all layers, a byte for each pair
         if step.accumulated:
             self.tape.shift("gradients", step.share(self.trained * n.trained))
         self.settled = self.tape.live["gradients"]
 
     def _embed(self) -> tuple[Tensor, Tensor]:
         """The first layer's input, and the embeddings, which transformers' models name until they return."""
-        n, tape, build = self.step.numerics, self.tape, build_of(self.shape)
-        grad = n.full or self.step.checkpointing
+        step, n, tape, build = self.step, self.step.numerics, self.tape, build_of(self.shape)
+        grad = n.full or step.checkpointing
         count = self.tokens * self.shape.hidden
         trained = [(self.embedding, n.trained)] if n.full else []
         x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight)
         if build.scaled_embeddings and not build.scaled:  # within the module
-            x = self._after(x, tape.op([x], count, x.width))
+            x = self.tape.after(x, tape.op([x], count, x.width))
         if grad and not n.full:  # made to want a gradient, so the graph holds it to its end
             x.grad = True
             x.hold()
         if build.scaled:
-            x = self._after(x, tape.op([x], count, x.width))
+            x = self.tape.after(x, tape.op([x], count, x.width))
         first = self._same(x)
-        if not build.rotary:
-            x = self._after(x, tape.op([x], count, x.width, passes=True))
+        if not build.rotary:  # positions are learned
+            rows = (self.shape.max_positions or step.length) * self.shape.hidden
+            positions = Weight(rows, n.weight, trained=n.full, grad_width=n.trained)
+            positions.gradient = EARLIER if step.accumulated else None
+            learned = [(positions, n.trained)] if n.full else []
+            x = self.tape.after(x, tape.op([x], count, x.width, passes=True, weights=learned))
         if self.shape.dropout and not build.rotary:
             mask = tape.new(count, n.mask or x.width)
-            x = self._after(x, tape.op([x], count, x.width, saves=[mask]))
+            x = self.tape.after(x, tape.op([x], count, x.width, saves=[mask]))
             tape.drop(mask)
         return x, first
 
-    def _after(self, before: Tensor, after: Tensor) -> Tensor:
-        self.tape.drop(before)
-        return after
+    def _mask(self) -> Tensor:
+        """That of all layers, a byte for each pair; held by the model until it returns."""
+        pairs = self.step.length**2 * (self.step.rows if any(self.depth.played) else 0)
+        made = self.tape.new(pairs, 1)
+        if self.step.checkpointing:
+            made.hold()
+        return made
 
-    def _layer(self) -> Layer:
-        layer = Layer(self.tape, self.shape, self.step.numerics, self.step.rows, self.step.length)
+    def _layer(self, number: int) -> Layer:
+        masked = self.depth.played[number]
+        layer = Layer(self.tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
         if self.step.accumulated:
             for w in layer.weights.values():
                 w.gradient = EARLIER
@@ -184,7 +204,7 @@ class Player:
         tape = self.tape
         tape.enter(f"forward {number}", "activations")
         before = dict(tape.live)
-        layer = self._layer()
+        layer = self._layer(number)
         self.layers.append(layer)
         self.marks.append(len(tape.nodes))
         self.inputs.append(x)
@@ -194,8 +214,9 @@ class Player:
         y = layer(x)
         tape.recording = True
         tape.drop(x)
-        if self.many and number == 1:
-            tape.leap(self._since(before), self.many)
+        if 0 < number < self.last:
+            self.forth[number] = self._since(before)
+            tape.leap(self.forth[number], self.depth.others(number))
         return y
 
     def _since(self, before: Bytes) -> Bytes:
@@ -206,46 +227,47 @@ class Player:
         for number, layer in enumerate((*self.layers, self.head_layer)):
             before = dict(self.tape.live)
             layer.forget()
-            if self.many and number == 1:
-                self.tape.leap(self._since(before), self.many)
+            if 0 < number < self.last:
+                self.tape.leap(self._since(before), self.depth.others(number))
 
     def _logits(self, x: Tensor, first: Tensor) -> tuple[Tensor, int]:
         tape, n = self.tape, self.step.numerics
         self.head_layer = layer = Layer(tape, self.shape, n, self.step.rows, self.step.length)
         self.leaving, mark = x, len(tape.nodes)
         normed = layer.norm(x)
-        tape.drop(x, first)
+        tape.drop(x, first, self.mask)
         logits = layer.matrix(normed, self.head, self.shape.vocabulary)
         self.normed = normed
         if self.step.loss == "trainer":
             tape.drop(normed)
         if build_of(self.shape).scaled:
-            logits = self._after(logits, tape.op([logits], logits.count, logits.width))
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
         if build_of(self.shape).softcap:
-            logits = self._after(logits, tape.op([logits], logits.count, logits.width))
-            logits = self._after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
-            logits = self._after(logits, tape.op([logits], logits.count, logits.width))
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
+            logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
         return logits, mark
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Consumes the logits. What the loss function names lives until it returns."""
-        tape, how, count = self.tape, self.step.loss, logits.count
+        step, tape, how, count = self.step, self.tape, self.step.loss, logits.count
         if how == "trainer":  # the model has returned; its logits are raised, and those that carry loss are chosen
             self._forget()
-            if self.step.numerics.autocast:
-                logits = self._after(logits, tape.op([logits], count, 4))
-            chosen = tape.op([logits], count, logits.width)
+            if step.numerics.autocast:
+                logits = self.tape.after(logits, tape.op([logits], count, 4))
+            told = count // step.length * (step.length - 1)  # nothing comes before a row's first token
+            chosen = tape.op([logits], told, logits.width)
             flat = self._raised(chosen)
             tape.drop(chosen)
         else:
             raised = self._same(logits) if how == "own" else self._raised(logits)
             if how == "float":
-                logits = self._after(logits, self._same(raised))
+                logits = self.tape.after(logits, self._same(raised))
             flat = self._same(raised) if how == "padded" else tape.op([raised], count, raised.width)
             named = raised
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
-            flat = self._after(flat, self._raised(flat))
-        soft = tape.op([flat], count, flat.width, saves_out=True)
+            flat = self.tape.after(flat, self._raised(flat))
+        soft = tape.op([flat], flat.count, flat.width, saves_out=True)
         loss = tape.op([soft], 1, 4)
         tape.drop(soft, flat, logits)
         if how != "trainer":  # the loss is computed inside the model, which names its last hidden states
@@ -267,7 +289,7 @@ class Player:
         if step.checkpointing:
             out = self.leaving
             mark = len(tape.nodes)
-            ahead, stop = (0, None) if step.reentrant else self._probe()
+            ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number])
             tape.shift("temporary", ahead)
             tape.category = "activations"
             inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
@@ -289,32 +311,26 @@ class Player:
             tape.backward(self.marks[number])
         self.leaving = x
         self._settle()
-        if self.many and number == 1:
-            self._repeat(before)
+        if 0 < number < self.last:
+            self.back[number] = self._since(before)
+            tape.leap(self.back[number], self.depth.others(number))
             self.settled = tape.live["gradients"]
 
-    def _probe(self) -> tuple[int, int]:
+    def _probe(self, masked: bool) -> tuple[int, int]:
         """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
         saved and computes the layer again, the operation before which that stops)."""
-        if self.probed is None:
+        if masked not in self.probed:
             tape = Tape()
             tape.enter("ahead", "temporary")
             n, x = self.step.numerics, self.inputs[0]
-            y = Layer(tape, self.shape, n, self.step.rows, self.step.length)(tape.new(x.count, x.width, grad=True))
+            layer = Layer(tape, self.shape, n, self.step.rows, self.step.length, masked=masked)
+            y = layer(tape.new(x.count, x.width, grad=True))
             y.gradient = tape.new(y.count, y.width)
             tape.drop(y)
             before = tape.total
             tape.backward_until_saved()
-            self.probed = max(0, tape.total - before), tape.last_saving
-        return self.probed
-
-    def _repeat(self, before: Bytes) -> None:
-        """The other layers between, the last of which leaves the most gradients behind."""
-        tape = self.tape
-        _, worst = tape.peaks["backward 1"]
-        gone = self._since(before)
-        self.deep["backward second layer"] = {c: worst[c] + gone[c] * self.many for c in CATEGORIES}
-        tape.leap(gone, self.many)
+            self.probed[masked] = max(0, tape.total - before), tape.last_saving
+        return self.probed[masked]
 
     def _settle(self) -> None:
         """FSDP: a layer's whole gradients are summed over the devices, and only the own shard stays."""

@@ -2,7 +2,7 @@
 
 A tensor lives while Python or the autograd graph holds it. Backward goes through the tape in reverse: a node's input
 gradients are made while its own gradient and what it saved still live; a second gradient for the same tensor is added
-in place where nobody else holds the first, as autograd's input buffer does.
+in place where nobody else holds the first, and it is no view, as autograd's input buffer does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,14 @@ BLOCK = 512
 class Tensor:
     """`count` elements of `width` bytes; `refs` says how many hold it. A view's `base` is held in its place."""
 
-    __slots__ = ("base", "category", "count", "grad", "gradient", "refs", "size", "width")
+    __slots__ = ("alias", "base", "category", "count", "grad", "gradient", "refs", "size", "width")
 
     def __init__(self, count: int, width: int, category: Category, grad: bool, base: "Tensor | None" = None) -> None:
         self.count, self.width, self.category, self.grad, self.base = count, width, category, grad, base
         self.size = -(-count * width // BLOCK) * BLOCK
         self.refs = 1
+        self.alias = False
+        """A gradient that is a reshaped product: autograd adds nothing to it in place."""
         self.gradient: Tensor | None = None
 
     def hold(self) -> None:
@@ -44,7 +46,7 @@ class Weight:
 
 
 class _Node:
-    __slots__ = ("back", "inputs", "outs", "passes", "saved", "weights")
+    __slots__ = ("back", "inputs", "keeps", "outs", "passes", "saved", "weights")
 
     def __init__(
         self,
@@ -54,9 +56,10 @@ class _Node:
         weights: Sequence[tuple[Weight, int]],
         back: int,
         passes: bool,
+        keeps: bool = False,
     ) -> None:
         self.outs, self.inputs, self.saved, self.weights = outs, inputs, saved, weights
-        self.back, self.passes = back, passes
+        self.back, self.passes, self.keeps = back, passes, keeps
 
 
 class Tape:
@@ -116,6 +119,11 @@ class Tape:
                 self.live[t.category] -= t.size
                 self.total -= t.size
 
+    def after(self, before: Tensor, made: Tensor) -> Tensor:
+        """What was made of `before`, which its holder lets go."""
+        self.drop(before)
+        return made
+
     def op(
         self,
         inputs: Sequence[Tensor],
@@ -129,15 +137,17 @@ class Tape:
         passes: bool = False,
         saves_out: bool = False,
         keeps: bool = False,
+        late: bool = False,
     ) -> Tensor:
         """The result of an operation. `saves`: what its backward pass needs; `weights`: trained ones, and the width
         that their gradient is computed in; `scratch`, `back`: bytes that only the kernels take, forward and backward;
-        `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too; `keeps`: it
-        saves what takes no bytes of its own, a frozen weight."""
+        `passes`: the gradient goes on as it is where types agree; `saves_out`: the result is saved too; `keeps`: a
+        product of flattened rows, which saves its matrix too, and whose gradient is a view; `late`: some of `saves`
+        are results of its own."""
         grad = bool(weights) or any(t.grad for t in inputs)
         self.operations += 1
         if grad and (saves or weights or saves_out or keeps):
-            self.last_saving = self.operations + saves_out
+            self.last_saving = self.operations + (saves_out or late)
         if self.stop is not None and self.operations >= self.stop:
             out = Tensor(count, width, self.category, grad)
             out.size = 0
@@ -149,8 +159,16 @@ class Tape:
             kept = (*saves, out) if saves_out else saves
             for t in kept:
                 t.hold()
-            self.nodes.append(_Node((out,), inputs, kept, weights, back, passes))
+            self.nodes.append(_Node((out,), inputs, kept, weights, back, passes, keeps))
         return out
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of two tensors, number by number; each is kept for the other's gradient, which is as wide as the result
+        before it is cast."""
+        kept = [one for one, other in ((x, y), (y, x)) if other.grad]
+        width = max(x.width, y.width)
+        cast = sum(t.count * (width - t.width) for t in (x, y) if t.grad)
+        return self.op([x, y], x.count, width, saves=kept, back=cast)
 
     def split(self, whole: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Views of one tensor side by side; whoever holds one holds the whole. Their gradients are joined into one."""
@@ -170,7 +188,7 @@ class Tape:
 
     def backward_until_saved(self) -> None:
         """Runs back to the first node that needs what a forward pass saved, or a weight."""
-        while self.nodes and not (self.nodes[-1].saved or self.nodes[-1].weights):
+        while self.nodes and not ((node := self.nodes[-1]).saved or node.weights or node.keeps):
             self._back(self.nodes.pop())
 
     def _back(self, node: _Node) -> None:
@@ -182,7 +200,7 @@ class Tape:
             return
         if node.back:
             self.shift("temporary", node.back)
-        made = [(t, self._towards(t, gradients[0], node.passes)) for t in node.inputs if t.grad]
+        made = [(t, self._towards(t, gradients[0], node)) for t in node.inputs if t.grad]
         computed = [(w, self._computed(w, width)) for w, width in node.weights]
         if node.back:
             self.shift("temporary", -node.back)
@@ -192,17 +210,19 @@ class Tape:
         for t, gradient in made:
             self._accumulate(t, gradient)
 
-    def _towards(self, t: Tensor, gradient: Tensor, passes: bool) -> Tensor:
-        if passes and t.width == gradient.width:
+    def _towards(self, t: Tensor, gradient: Tensor, node: _Node) -> Tensor:
+        if node.passes and t.width == gradient.width:
             gradient.hold()
             return gradient
-        return self.new(t.count, t.width)
+        made = self.new(t.count, t.width)
+        made.alias = node.keeps
+        return made
 
     def _accumulate(self, t: Tensor, gradient: Tensor) -> None:
         first = t.gradient
         if first is None:
             t.gradient = gradient
-        elif first.refs == 1:
+        elif first.refs == 1 and not first.alias:
             self.drop(gradient)
         else:
             t.gradient = self.new(t.count, t.width)

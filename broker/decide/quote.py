@@ -5,7 +5,6 @@ What a kind of machine takes is worked out in `quote_kinds`; here prices, hazard
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from math import ceil, inf
@@ -13,56 +12,20 @@ from operator import attrgetter
 from typing import overload
 
 from broker.decide.experience import NOTHING, Experience
-from broker.decide.fit import Fit, fit
-from broker.decide.hardware import matches
-from broker.decide.hazard import basis, preemptions_per_s
+from broker.decide.fit import fit
+from broker.decide.hazard import basis
+from broker.decide.quote_ask import Ask, policy
 from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
 from broker.decide.ranking import rank
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
-from broker.domain.offer import HOST, Considered, Drop, Offer, Quote, QuoteLine, Trust, Verdict, Workload
+from broker.domain.offer import Considered, Drop, Offer, Quote, QuoteLine, Verdict, Workload
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
 
 LIFETIME = timedelta(minutes=5)
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")
 UNKNOWN_CAPS = Caps(spot=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ask:
-    """The arguments of `quote`, prepared once."""
-
-    spec: JobSpec
-    workload: Workload
-    local_files: bool
-    scoped_store: bool
-    cap_left: Decimal
-    cap_micros: int
-    regions: frozenset[str]
-    nodes: int
-    limit: float
-    """Dollars an hour, of all nodes."""
-    deadline_s: float
-    """Until the deadline; the P90 must keep it."""
-    duration_s: float
-    """Of machine time; the P50 must keep it."""
-    timed: bool
-    """There is a deadline or a longest duration."""
-    excluded: Mapping[str, str]
-    hosts: bool
-    """Whole hosts are excluded as well."""
-    caps: Mapping[str, Caps]
-    storage: float
-    """Of the bucket, dollars a GiB and month."""
-    learned: Experience
-    fits: dict[object, Fit] = field(default_factory=dict)
-    """By hardware: memory and time are worked out once for each."""
-
-    def rate(self, offer: Offer) -> float:
-        """Expected preemptions a second of the job: any machine's that is taken away stops all of them."""
-        return preemptions_per_s(offer, self.learned.spots) * self.nodes
-
 
 _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
 """All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
@@ -72,48 +35,16 @@ _MACHINE = attrgetter(
 _HERE = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
 """With its lines, all that `_kind` looks at: two offers that agree in these are one kind of machine. Few have the
 second part, and the time of a quote is that of making keys."""
-TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 
 
-def _policy(ask: _Ask, offer: Offer, caps: Caps) -> tuple[Drop, str] | None:
-    want = ask.spec.resources
-    gpus = max(1, offer.gpus)
-    if want.providers and offer.provider not in want.providers:
-        return Drop.PROVIDER, f"provider {offer.provider}; asked for {', '.join(want.providers)}"
-    if want.accelerators and not any(matches(a, offer.accelerator) for a in want.accelerators):
-        return Drop.ACCELERATOR, f"accelerator {offer.accelerator}; asked for {', '.join(want.accelerators)}"
-    if want.gpus not in ("auto", gpus):
-        return Drop.GPUS, f"{gpus} GPUs; asked for {want.gpus}"
-    if want.nodes > 1 and not caps.multi_node:
-        return Drop.NODES, f"{offer.provider} joins no machines to one job; asked for {want.nodes} nodes"
-    if want.spot == ("never" if offer.spot else "only"):
-        return Drop.SPOT, f"{'spot' if offer.spot else 'on-demand'}; spot is {want.spot!r} in the spec"
-    here = offer.reaches_local_files or caps.reaches_local_files
-    if ask.local_files and not here:
-        return Drop.UNREACHABLE, "its machine cannot reach the blob store or model folder on this machine; use a bucket"
-    trust = offer.trust or caps.trust
-    if TIERS[trust] < TIERS[want.trust]:
-        return Drop.TRUST, f"a {trust} host; asked for trust {want.trust}"
-    if offer.spot and ask.spec.script is not None and not ask.spec.script.checkpoints:
-        return Drop.NO_CHECKPOINTS, "spot, and the script writes no checkpoints: a preemption would lose all of it"
-    if trust == "community" and not (ask.scoped_store or here):
-        return Drop.UNSCOPED, (
-            "a community host would get the blob store's own credentials; let the daemon scope them "
-            "(docs/blob-store.md), or ask for other providers"
-        )
-    if ask.spec.train is not None and not caps.has_trainer:
-        return Drop.NO_TRAINER, "its machine lacks the trainer; run pip install 'gpubroker[trainer]' there"
-    return None
-
-
-def _kind(ask: _Ask, offer: Offer) -> Kind:
+def _kind(ask: Ask, offer: Offer) -> Kind:
     caps, facts = ask.caps.get(offer.provider, UNKNOWN_CAPS), offer.facts
     hardware = (_HARDWARE(offer), _cores(offer), facts.interconnect if facts else None)
     fits = ask.fits.get(hardware)
     if fits is None:
         fits = fit(ask.workload, offer, nodes=ask.nodes, local=ask.local_files, learned=ask.learned)
         ask.fits[hardware] = fits
-    verdict = _policy(ask, offer, caps) or (fits.drop, fits.reason)
+    verdict = policy(ask, offer, caps) or (fits.drop, fits.reason)
     return kind_of(
         ask.workload, offer, fits, caps, verdict, nodes=ask.nodes, storage_usd_per_gib_month=ask.storage
     )  # fmt: skip
@@ -138,7 +69,7 @@ def _total(offer: Offer, kind: Kind, nodes: int, rate: float, seconds: float) ->
     return _up((price + kind.aside_usd) * kind.billed(seconds) + kind.traffic(rate))
 
 
-def _assess(ask: _Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
+def _assess(ask: Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
     """An offer whose kind of machine would do: what speaks against it, and micro-dollars to finish; -1: never does."""
     if ask.regions and offer.region not in ask.regions:
         return Drop.REGION, -1
@@ -172,13 +103,13 @@ def _assess(ask: _Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
     return None, micros
 
 
-def _late_s(ask: _Ask, offer: Offer, kind: Kind) -> float:
+def _late_s(ask: Ask, offer: Offer, kind: Kind) -> float:
     """By how much it is too slow: its P90 for the deadline, its P50 for the machine time that is left."""
     rate, drained_s = ask.rate(offer), kind.teardown + 2 * kind.caps.list_lag_s + kind.quantum
-    return max(kind.p90(rate) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
+    return max(ask.p90(offer, kind) - ask.deadline_s, kind.p50(rate) - ask.duration_s) + drained_s
 
 
-def _reason(ask: _Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
+def _reason(ask: Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
     rate = ask.rate(offer)
     match drop:
         case Drop.REGION:
@@ -195,7 +126,7 @@ def _reason(ask: _Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
         case Drop.PREEMPTED_TOO_OFTEN:
             return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost / 60:.0f} min"
         case Drop.DEADLINE:
-            p50, p90, late = kind.p50(rate) / 3600, kind.p90(rate) / 3600, _late_s(ask, offer, kind) / 3600
+            p50, p90, late = (s / 3600 for s in (kind.p50(rate), ask.p90(offer, kind), _late_s(ask, offer, kind)))
             return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
         case Drop.CAP:
             usd = _total(offer, kind, ask.nodes, rate, kind.p50(rate))
@@ -207,7 +138,7 @@ def _reason(ask: _Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
     return kind.reason
 
 
-def _notes(ask: _Ask, offer: Offer, kind: Kind) -> str:
+def _notes(ask: Ask, offer: Offer, kind: Kind) -> str:
     notes = few(offer, kind)
     if hazard := basis(offer, ask.learned.spots):
         notes += f"; {hazard}"
@@ -221,7 +152,7 @@ class _Lines(Sequence[QuoteLine]):
 
     def __init__(
         self,
-        ask: _Ask,
+        ask: Ask,
         offers: Sequence[Offer],
         kinds: list[Kind],
         drops: list[Drop | None],
@@ -262,12 +193,12 @@ class _Lines(Sequence[QuoteLine]):
         return QuoteLine(offer=offer, verdict=Verdict.DROPPED, reason=reason, drop=drop, memory=kind.fit.memory)
 
 
-def _kept_line(ask: _Ask, offer: Offer, kind: Kind) -> QuoteLine:
+def _kept_line(ask: Ask, offer: Offer, kind: Kind) -> QuoteLine:
     reason, pace, nodes = kind.reason + _notes(ask, offer, kind), kind.fit.pace, ask.nodes
     if pace is None:
         return QuoteLine(offer=offer, verdict=Verdict.KEPT, reason=reason, nodes=nodes)
     rate = ask.rate(offer)
-    p50, p90 = kind.p50(rate), kind.p90(rate)
+    p50, p90 = kind.p50(rate), ask.p90(offer, kind)
     return QuoteLine(
         offer=offer,
         verdict=Verdict.KEPT,
@@ -287,7 +218,7 @@ def _kept_line(ask: _Ask, offer: Offer, kind: Kind) -> QuoteLine:
     )
 
 
-def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Drop | None], list[int]]:
+def _assess_all(ask: Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Drop | None], list[int]]:
     """Kind, drop and micro-dollars of every offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
     known: dict[object, Kind] = {}
     kinds: list[Kind] = []
@@ -309,7 +240,7 @@ def _assess_all(ask: _Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Dr
     return kinds, drops, micros
 
 
-def _keys(ask: _Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[int]) -> Sequence[float]:
+def _keys(ask: Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[int]) -> Sequence[float]:
     """What offers are ranked by: less is better. Nothing is known of a script but prices."""
     objective = ask.spec.resources.objective
     if not ask.workload.shape or objective == "hourly":
@@ -331,7 +262,7 @@ def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
-def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) -> Quote:
+def _quote(ask: Ask, offers: Sequence[Offer], spent: Decimal) -> Quote:
     kinds, drops, micros = _assess_all(ask, offers)
     kept = [number for number, drop in enumerate(drops) if drop is None]
     keys = _keys(ask, offers, kinds, micros)
@@ -342,8 +273,8 @@ def _quote(ask: _Ask, offers: Sequence[Offer], now: datetime, spent: Decimal) ->
     return Quote(
         lines=lines,
         considered=lines.considered,
-        made_at=now,
-        expires_at=now + LIFETIME,
+        made_at=ask.now,
+        expires_at=ask.now + LIFETIME,
         proposed_cap_usd=None if p90 is None else _proposed_cap(spent, p90),
         kept=len(kept),
         drops=Counter(drop for drop in drops if drop is not None),
@@ -378,23 +309,9 @@ def quote(
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
     `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed, memory and preemptions.
     """
-    ask = _Ask(
-        spec=spec,
-        workload=workload,
-        local_files=local_files,
-        scoped_store=scoped_store,
-        cap_left=cap_left,
-        cap_micros=int(cap_left * 1_000_000),
-        regions=frozenset(spec.resources.regions),
-        nodes=spec.resources.nodes,
-        limit=inf if spec.resources.max_usd_per_hour is None else float(spec.resources.max_usd_per_hour),
-        deadline_s=inf if spec.deadline is None else (spec.deadline - now).total_seconds() - lead_s,
-        duration_s=inf if spec.max_duration is None else spec.max_duration - machine_s - lead_s,
-        timed=spec.deadline is not None or spec.max_duration is not None,
-        excluded=excluded,
-        hosts=any(key.startswith(HOST) for key in excluded),
-        caps=caps,
-        storage=float(storage_usd_per_gib_month),
+    ask = Ask(
+        spec=spec, workload=workload, now=now, local_files=local_files, scoped_store=scoped_store, cap_left=cap_left,
+        excluded=excluded, caps=caps, machine_s=machine_s, lead_s=lead_s, storage=float(storage_usd_per_gib_month),
         learned=learned,
-    )
-    return _quote(ask, offers, now, spent)
+    )  # fmt: skip
+    return _quote(ask, offers, spent)

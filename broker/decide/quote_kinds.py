@@ -9,6 +9,7 @@ machines are heavy-tailed, so on 26 real pools the prediction was 6 to 16 points
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from math import ceil, floor, log2, sqrt
+from typing import Any
 
 from broker.decide.fit import Fit
 from broker.decide.throughput import DOWNLOAD_BYTES_PER_S
@@ -16,7 +17,7 @@ from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer, Workload
 
 Z90 = 1.2816
-"""Normal quantile, for the number of preemptions."""
+"""Normal quantile, for the time that preemptions take."""
 SETUP_SPREAD = 1.5
 """P90 / P50 of the set-up [assumed]."""
 UPLOAD_BYTES_PER_S = 50e6
@@ -114,11 +115,18 @@ class Kind:
         """Expected seconds at `rate` preemptions a second."""
         return self.setup + self.work / (1 - rate * self.lost) + self.final
 
-    def p90(self, rate: float) -> float:
-        """Seconds that nine of ten runs keep, by the spread of the pace and of the number of preemptions."""
-        spread = self.fit.pace.spread if self.fit.pace else 1.0
-        work = self.work * spread / (1 - rate * self.lost)
-        return (self.setup + self.final) * SETUP_SPREAD + work + Z90 * sqrt(rate * work) * self.lost
+    def p90(self, rate: float, certainty: float) -> float:
+        """Seconds that nine of ten runs keep, by the spread of the pace, of the number of preemptions, and of their
+        rate, whose standard deviation is `rate / sqrt(certainty)` (`hazard`).
+
+        With work w, m = λ w / (1 - λ l) losses of l each are expected. Their number is Poisson's, of variance m; the
+        rate's moves the elapsed time by its derivative w l / (1 - λ l)² (the delta method).
+        """
+        spread, calm = self.fit.pace.spread if self.fit.pace else 1.0, 1 - rate * self.lost
+        work = self.work * spread / calm
+        losses = rate * work
+        chance = sqrt(losses + (losses / calm) ** 2 / certainty)
+        return (self.setup + self.final) * SETUP_SPREAD + work + Z90 * chance * self.lost
 
     def billed(self, seconds: float) -> float:
         """Hours on the bill for `seconds` and the teardown, in whole quanta."""
@@ -192,13 +200,9 @@ def kind_of(
     lines, pace = lines_of(offer.facts), fits.pace
     here = offer.emulated_on is not None or offer.reaches_local_files or caps.reaches_local_files
     fetched, saved = (pace.fetched_bytes, pace.checkpoint_bytes) if pace and not here else (0, 0)
-    image = 0 if here else IMAGE_PULL
-    slower = (image + fetched) * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
-    setup = caps.boot_s + (pace.load_s if pace else 0.0) + slower
-    gpus = 0 if offer.emulated_on or offer.gpus < 1 or pace is None else -(-fits.devices // nodes)
-    final = saved / lines.up
-    space = KEPT_CHECKPOINTS * saved / GIB * storage_usd_per_gib_month / HOURS_A_MONTH
-    requests = REQUESTS_AN_HOUR * USD_A_REQUEST * nodes if storage_usd_per_gib_month else 0.0
+    moved = fetched + (0 if here else IMAGE_PULL)
+    slower = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
+    setup, final = caps.boot_s + (pace.load_s if pace else 0.0) + slower, saved / lines.up
     kind = Kind(
         fit=fits,
         drop=verdict[0],
@@ -211,15 +215,37 @@ def kind_of(
         work=pace.work_s if pace else 0.0,
         final=final,
         standing=setup + final + caps.teardown_s,
-        moves=bool(lines.ingress or lines.egress),
         lost=workload.checkpoint_every_s / 2 + setup,
-        entry_usd=lines.ingress * (image + fetched) / GIB * nodes,
-        sent_usd=lines.egress * saved / GIB / workload.checkpoint_every_s,
-        space_usd=space,
-        aside_usd=space + requests,
-        gpus=gpus,
-        cores=LEAST_CORES * gpus,
-        ram=max(LEAST_RAM * gpus, workload.ram_above + (workload.ram_above > 0)),
-        disk=IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
+        **_aside(lines, moved, saved / workload.checkpoint_every_s, nodes),
+        **_space(saved, storage_usd_per_gib_month, nodes),
+        **_host(workload, offer, fits, nodes),
     )
     return replace(kind, undisturbed=kind.bill(0.0))
+
+
+def _aside(lines: Lines, moved: int, sent_per_s: float, nodes: int) -> dict[str, Any]:
+    """Of `Kind`: what goes over its lines, in dollars."""
+    return {
+        "moves": bool(lines.ingress or lines.egress),
+        "entry_usd": lines.ingress * moved / GIB * nodes,
+        "sent_usd": lines.egress * sent_per_s / GIB,
+    }
+
+
+def _space(saved: int, usd_per_gib_month: float, nodes: int) -> dict[str, Any]:
+    """Of `Kind`: the bucket's space, and with its requests."""
+    space = KEPT_CHECKPOINTS * saved / GIB * usd_per_gib_month / HOURS_A_MONTH
+    requests = REQUESTS_AN_HOUR * USD_A_REQUEST * nodes if usd_per_gib_month else 0.0
+    return {"space_usd": space, "aside_usd": space + requests}
+
+
+def _host(workload: Workload, offer: Offer, fits: Fit, nodes: int) -> dict[str, Any]:
+    """Of `Kind`: what a host must have."""
+    pace = fits.pace
+    gpus = 0 if offer.emulated_on or offer.gpus < 1 or pace is None else -(-fits.devices // nodes)
+    return {
+        "gpus": gpus,
+        "cores": LEAST_CORES * gpus,
+        "ram": max(LEAST_RAM * gpus, workload.ram_above + (workload.ram_above > 0)),
+        "disk": IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
+    }

@@ -202,14 +202,33 @@ def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[i
 
 def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     """What the estimators need. Raises InvalidInput as `check`."""
-    names, literal = _all_columns(train, summary)
+    whole = _all_columns(train, summary)
+    if train.data.chosen:  # two sequences, each the prompt with an answer
+        prompt = _template("data.prompt", train.data.prompt, summary)
+        answers = [_template(field, template, summary) for field, template in _learned(train)]
+        parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]
+        means, longest = zip(*(_tokens(summary, part) for part in parts), strict=True)
+        mean = sum(means) / len(parts)
+        return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
+    if train.task == "seq2seq":
+        read, written = (
+            _tokens(summary, _template(field, template, summary))
+            for field, template in (("data.prompt", train.data.prompt), *_learned(train))
+        )
+        return Rows(
+            count=summary.rows, tokens_mean=read[0], tokens_longest=read[1], written_mean=written[0],
+            written_longest=written[1],
+        )  # fmt: skip
+    mean, most = _tokens(summary, whole)
+    return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=most)
+
+
+def _tokens(summary: DataSummary, part: tuple[Sequence[str], int]) -> tuple[float, int]:
+    """(mean, longest) of what these columns and so much literal text make."""
+    names, literal = part
     mean = literal + sum(summary.columns[n].mean for n in names)
     longest = _lengths(summary, names, literal)[100]
-    return Rows(
-        count=summary.rows,
-        tokens_mean=max(1.0, mean / BYTES_PER_TOKEN),
-        tokens_longest=max(1, math.ceil(longest / DENSE_BYTES_PER_TOKEN)),
-    )
+    return max(1.0, mean / BYTES_PER_TOKEN), max(1, math.ceil(longest / DENSE_BYTES_PER_TOKEN))
 
 
 def column(field: str, name: str, summary: DataSummary, kind: str | None = None) -> ColumnSummary:
@@ -233,6 +252,9 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
         if train.data.words:
             column("data.words", train.data.words, summary, "words")
             return (train.data.words,), 0
+        if train.data.image:
+            column("data.image", train.data.image, summary, "picture")
+            return (), 0
         return _template("data.prompt", train.data.prompt, summary)
     names, literal = _template("data.prompt", train.data.prompt, summary)
     for field, template in _learned(train):
@@ -246,11 +268,16 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
 
 def _learned(train: TrainConfig) -> list[tuple[str, str]]:
     """(field, template) of what the model learns to write."""
-    settings = ("chosen", "rejected") if train.task == "dpo" else ("completion",)
+    settings = ("chosen", "rejected") if train.task in ("dpo", "reward_model") else ("completion",)
     return [(f"data.{name}", getattr(train.data, name)) for name in settings]
 
 
-LABEL = {"text_classification": "label", "text_regression": "number", "token_classification": "words"}
+LABEL = {
+    "text_classification": "label",
+    "text_regression": "number",
+    "token_classification": "words",
+    "image_classification": "label",
+}
 """What a cell of `data.label` is, by task."""
 
 
@@ -280,6 +307,12 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
     return train.data.labels
 
 
+def _example(train: TrainConfig, summary: DataSummary) -> str:
+    """What is read of one row, where it is a column."""
+    name = train.data.words or train.data.image
+    return summary.columns[name].example if name else ""
+
+
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
     """What is learned of one row."""
     name = train.data.messages or train.data.label
@@ -304,7 +337,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
-        example_prompt=examples.get(train.data.words) or fill(train.data.prompt, examples),
+        example_prompt=_example(train, summary) or fill(train.data.prompt, examples),
         example_completion=_target(train, summary, examples),
         labels=_labels(train, summary),
         warnings=_warnings(train, summary, truncated, held),

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ import aiohttp
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
-from broker.models.shape import shape_of
-from trainer.contract.train import TrainConfig
+from broker.models.tasks import task_shape
+from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
@@ -97,8 +97,8 @@ class Found:
     bundled: bool = False
 
 
-def _folder(path: Path) -> Found:
-    missing = [p for p in ("config.json", "*.safetensors", "tokenizer*") if not any(path.glob(p))]
+def _folder(path: Path, files: Sequence[str]) -> Found:
+    missing = [p for p in files if not any(path.glob(p))]
     if missing:
         raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
     return Found(name=path.name, config=parse((path / "config.json").read_bytes(), str(path)))
@@ -109,28 +109,17 @@ def is_folder(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~")) or os.path.isdir(model)
 
 
-async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
-    """The shape of a folder or a Hub id. Raises InvalidInput as `find`, and for what is no plain decoder."""
-    found = await find(model, hub=hub)
-    return replace(shape_of(found.name, found.config), bundled=found.bundled)
-
-
 async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | None:
-    """The shape of the model that is trained; None for a task that is not estimated. Raises InvalidInput as `find`,
-    and for a model that the task cannot train."""
-    if train.task == "causal_lm":
-        return await resolve(train.model, hub=hub)
-    found = await find(train.model, hub=hub)
-    if not found.config.get("model_type"):
-        raise _invalid(f"config.json of {found.name!r} has no model_type; is this a transformers model?")
-    if (train.task == "seq2seq") != bool(found.config.get("is_encoder_decoder")):
-        wanted = "an encoder-decoder, such as t5 or bart" if train.task == "seq2seq" else "no encoder-decoder"
-        raise _invalid(f"{found.name!r} is of the kind {found.config['model_type']}; task {train.task} takes {wanted}")
-    return None
+    """The shape of the model as the task trains it; None where nobody estimates such a one. Raises InvalidInput as
+    `find`, and for a model that the task cannot train."""
+    found = await find(train.model, hub=hub, files=model_files(train.task))
+    shape = task_shape(found.name, found.config, train.task)
+    return shape and replace(shape, bundled=found.bundled)
 
 
-async def find(model: str, *, hub: HubClient | None) -> Found:
-    """The config of a folder or a Hub id. `hub` None: only folders and the catalogue. Raises InvalidInput.
+async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES) -> Found:
+    """The config of a folder, which has to have `files`, or a Hub id. `hub` None: only folders and the catalogue.
+    Raises InvalidInput.
 
     The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
     """
@@ -138,7 +127,7 @@ async def find(model: str, *, hub: HubClient | None) -> Found:
         path = Path(os.path.expanduser(model))
         if not os.path.isdir(path):  # False, not an error, for a name that is too long
             raise _invalid(f"no folder {model!r} on the broker's machine; give an existing one or a Hub id")
-        return _folder(path)
+        return _folder(path, files)
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
     entry = catalogue.find(model)

@@ -16,6 +16,7 @@ from broker.domain.money import usd
 from broker.domain.offer import QuoteLine, Verdict
 from broker.ports import Change
 from tests.api.harness import CSV, SEEN, Running, spec
+from tests.trainer.pack import tar
 from trainer.contract import keys
 from trainer.contract.rendezvous import Manifest, ManifestFile
 
@@ -103,6 +104,16 @@ async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:
     script = {"name": "s", "cap_usd": 1, "script": {"code": upload["ref"], "command": ["python", "train.py"]}}
     job = await api.call("POST", "/v1/jobs", me, 202, json=script)
     assert await api.service.blobs.get(keys.job_data(job["id"], upload["sha256"])) == packed.getvalue()
+
+
+async def test_an_archive_of_pictures_is_checked_when_it_comes(api: Running) -> None:
+    me = await api.token("ada")
+    png = b"\x89PNG\r\n\x1a\n"
+    upload = await api.upload(me, tar({"cat/1.png": png, "dog/1.png": png + b"2"}), "pets.tar")
+    assert (upload["summary"]["format"], upload["summary"]["rows"]) == ("tar", 2)
+    assert list(upload["summary"]["columns"]["label"]["values"]) == ["cat", "dog"]
+    script = {"name": "s", "cap_usd": 1, "script": {"code": upload["ref"], "command": ["python", "x.py"]}}
+    await api.call("POST", "/v1/jobs", me, 202, json=script)
 
 
 async def test_artifacts_are_those_of_the_last_committed_checkpoint(api: Running) -> None:

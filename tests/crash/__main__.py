@@ -21,7 +21,7 @@ SAMPLE = 8
 POINTS = {"none": None, "sample": SAMPLE, "all": 1}
 CI = {
     "points": "all", "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20, "homes": 14,
-    "migrations": 2, "terms": 4, "freezes": 4, "disks": 4,
+    "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3,
 }  # fmt: skip
 """Of every change; its commit is the seed."""
 
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("migrations", "kill -9 before and after the commit of a migration"),
         ("terms", "SIGTERM at a point"),
         ("freezes", "of two brokers, one frozen at a point until its leases are the other's"),
+        ("births", "a create that arrives after its attempt's end, when its caller is dead"),
         ("disks", "times that the home's disk is full for a while"),
         ("seed", "of all that is drawn"),
     ):

@@ -67,6 +67,8 @@ class Stand:
     taken_at: float = math.inf
     """When the cloud takes it away."""
     destroyed: float = math.inf
+    late: bool = False
+    """Created after its attempt's end, against all proofs: it is nobody's fault that it stands beside another."""
 
     @property
     def ended(self) -> float:

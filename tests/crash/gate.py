@@ -57,6 +57,10 @@ class Gate:
         self.seen.append(Point(name=name, number=self._numbers[name], moment="before"))
         return self._numbers[name]
 
+    def count(self, name: str) -> int:
+        """How often it has come by."""
+        return self._numbers[name]
+
     async def lets(self, name: str, number: int, moment: Moment) -> bool:
         """As `passes`, for who can wait."""
         if self.hold_at == Point(name=name, number=number, moment=moment):

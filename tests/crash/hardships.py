@@ -5,9 +5,10 @@ import random
 import re
 import signal
 from collections.abc import Sequence
+from decimal import Decimal
 
-from tests.crash.gate import Point
-from tests.crash.house import House, Seat
+from tests.crash.gate import Moment, Point
+from tests.crash.house import LOOK_S, House, Seat
 from tests.crash.nursery import LEASE_S, watched
 from tests.crash.rig import Rig
 from tests.crash.scenes import Flow, Totals
@@ -79,6 +80,36 @@ async def ended_at(rig: Rig, point: Point, totals: Totals) -> None:
         await house.submit()
         totals.add(house, await house.settle(), gate.held)
         totals.missed += not gate.held
+
+
+async def born_late(rig: Rig, again: Moment | None, totals: Totals) -> None:
+    """Killed while its create is on the way, which arrives only when the job rests: a machine of an attempt that has
+    ended, and its money settled. `again`: killed once more, when that machine is destroyed."""
+    async with House(rig) as house:
+        gate, seat, come, settled = house.seat.gate, house.seat, asyncio.Event(), dict[str, Decimal]()
+
+        async def keep() -> None:
+            seat.end()
+            while not (house.acknowledged and await house.rests(house.acknowledged[0])):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+            if again is not None:
+                gate.kill_at = Point(name="cloud:destroy", number=gate.count("cloud:destroy") + 1, moment=again)
+            settled.update(await house.charged())
+            come.set()
+
+        gate.hold_at, gate.hold = Point(name="cloud:create", number=1, moment="before"), keep
+        seat.start()
+        await house.submit()
+        await come.wait()
+        before = len(rig.cloud.of(house.installation))
+        while len(rig.cloud.of(house.installation)) == before:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        late = rig.cloud.of(house.installation)[-1]
+        late.late = True
+        unpaid = await house.unpaid(late, settled, less_s=float(again == "after"))
+        verdict = await house.settle()
+        verdict.underbilled += unpaid
+        totals.add(house, verdict, 1 + gate.killed)
 
 
 async def frozen_at(rig: Rig, point: Point, totals: Totals) -> None:

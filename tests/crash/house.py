@@ -8,7 +8,8 @@ import os
 import resource
 import secrets
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
@@ -45,6 +46,11 @@ CLOCK_S = 0.25
 """By which a broker's reading of the database's clock may be wrong here."""
 SWEEP_S = 15.0
 """Within which a machine that nobody answers for must be gone."""
+LASTED = """
+    SELECT id, GREATEST(absent_at, (SELECT max(at) FROM ledger WHERE attempt_id = attempts.id AND kind = 'adjustment'))
+        - create_sent_at FROM attempts WHERE ended_at IS NOT NULL
+"""
+"""By the rows; one broker's reading of the one clock need not be held against another's, or against the cloud's."""
 RESTING = ("succeeded", "failed", "capped", "cancelled")
 
 
@@ -231,7 +237,7 @@ class House:
     async def rests(self, job: str) -> bool:
         """False also while the database does not answer."""
         try:
-            found = await self._ask(f"SELECT 1 FROM jobs WHERE id = '{job}' AND state IN {RESTING}")
+            found = await self.ask(f"SELECT 1 FROM jobs WHERE id = '{job}' AND state IN {RESTING}")
         except NO_ANSWER:
             return False
         return bool(found)
@@ -244,7 +250,7 @@ class House:
             self.installation = Installation((self.seat.home / "installation").read_text().strip())
         with contextlib.suppress(TimeoutError):
             await self._rest()
-        jobs = dict(await self._ask("SELECT id, state FROM jobs"))
+        jobs = dict(await self.ask("SELECT id, state FROM jobs"))
         verdict.lost_jobs += [
             f"job {job} is {jobs.get(job, 'unknown')}: {self._trouble()}"
             for job in self.acknowledged
@@ -258,7 +264,7 @@ class House:
         async with asyncio.timeout(SETTLE_S):
             while True:
                 counted = f"SELECT count(*) FROM jobs WHERE state NOT IN {RESTING}"
-                if (await self._ask(counted))[0][0] == 0:
+                if (await self.ask(counted))[0][0] == 0:
                     return
                 await asyncio.sleep(LOOK_S)
 
@@ -270,11 +276,16 @@ class House:
         except TimeoutError:
             verdict.orphans += [f"{one.id} stands" for one in self.rig.cloud.alive(self.installation)]
 
+    async def charged(self) -> dict[str, Decimal]:
+        """Dollars by attempt."""
+        summed = "SELECT attempt_id, sum(usd) FROM ledger WHERE kind IN ('charge', 'adjustment') GROUP BY 1"
+        return dict(await self.ask(summed))
+
     async def audited(self, verdict: Verdict | None = None) -> Verdict:
         """The cloud's own log against the ledger."""
         verdict = verdict or Verdict()
         stands = self.rig.cloud.of(self.installation)
-        job_of = dict(await self._ask("SELECT id, job_id FROM attempts"))
+        job_of = dict(await self.ask("SELECT id, job_id FROM attempts"))
         verdict.orphans += [f"{one.id} is of no attempt" for one in stands if one.attempt not in job_of]
         verdict.double_live += together(stands, job_of)
         await self._money(verdict)
@@ -284,19 +295,32 @@ class House:
         """Each attempt's charges against the cloud's own bill and log, and against the longest that it may be charged.
 
         At least: from the first machine's birth to when a broker could first know that the last one is gone. At most:
-        from the row that announces the create to the row that ends the attempt. In whole seconds, as the cloud bills.
+        from the row that announces the create to the moment up to which the attempt's machine may have stood, as it was
+        written when its absence was proven, or to the charge for what stood after that. In whole seconds, as the cloud
+        bills.
         """
-        charged = "SELECT attempt_id, sum(usd) FROM ledger WHERE kind IN ('charge', 'adjustment') GROUP BY 1"
-        ledger: dict[str, Decimal] = dict(await self._ask(charged))
+        ledger = await self.charged()
         for attempt, billed in self.rig.cloud.bill(self.installation).items():
             least, usd = max(billed, self._least_usd(attempt)), ledger.get(attempt, Decimal(0))
             if usd < least:
                 verdict.underbilled.append(f"attempt {attempt}: ${usd} in the ledger, ${billed} billed, ${least} due")
-        lasted = "SELECT id, ended_at - create_sent_at FROM attempts WHERE ended_at IS NOT NULL"
-        for attempt, seconds in await self._ask(lasted):
-            most = usd_for((seconds or timedelta(0)).total_seconds() + CLOCK_S)
+        for attempt, seconds in await self.ask(LASTED):
+            most = usd_for((seconds or timedelta(0)).total_seconds())
             if ledger.get(attempt, Decimal(0)) > most:
                 verdict.overbilled.append(f"attempt {attempt}: ${ledger[attempt]} in the ledger, at most ${most} due")
+
+    async def unpaid(self, late: Stand, settled: Mapping[str, Decimal], *, less_s: float) -> list[str]:
+        """Waits until a machine that came after its attempt's end is gone and charged, on top of what the attempts had
+        come to; else says so. `less_s`: by which it may be short, where nobody outlived the destruction."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SWEEP_S):
+                while late.live(time.monotonic()):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+                due = settled[late.attempt] + usd_for(late.ended - late.born - CLOCK_S - less_s)
+                while (await self.charged())[late.attempt] < due:  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+                return []
+        return [f"{late.id} came late, and stood from {late.born:.1f} to {late.ended:.1f} s, uncharged"]
 
     def _least_usd(self, attempt: str) -> Decimal:
         cloud = self.rig.cloud
@@ -304,7 +328,7 @@ class House:
         born = min(one.born for one in cloud.of(self.installation) if one.attempt == attempt)
         return Decimal(0) if unlisted is None else usd_for(unlisted - born - CLOCK_S)
 
-    async def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+    async def ask(self, statement: str) -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(self.rig.dsn(self.database))
         try:
             return [tuple(row) for row in await connection.fetch(statement)]
@@ -316,9 +340,9 @@ class House:
 
 
 def together(stands: Sequence[Stand], job_of: dict[str, str]) -> list[str]:
-    """Machines of one job that stood at the same time."""
+    """Machines of one job that stood at the same time, but for those that came late."""
     found, last = [], dict[str, Stand]()
-    for stand in sorted(stands, key=lambda one: one.born):
+    for stand in sorted((one for one in stands if not one.late), key=lambda one: one.born):
         job = job_of.get(stand.attempt, stand.attempt)
         before = last.get(job)
         if before is not None and stand.born < before.ended:

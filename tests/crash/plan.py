@@ -8,6 +8,7 @@ from typing import Any
 
 from broker.clock import SystemClock
 from tests.crash import checkpoints, hardships
+from tests.crash.gate import Moment
 from tests.crash.rig import Rig, opened
 from tests.crash.scenes import (
     ROUND,
@@ -22,6 +23,9 @@ from tests.crash.scenes import (
     postgres_killed,
     sampled,
 )
+
+AGAIN: Sequence[Moment | None] = (None, "before", "after")
+"""When the daemon is killed as well, at the destruction of a machine that came late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,7 @@ class Plan:
     terms: int = 0
     freezes: int = 0
     disks: int = 0
+    births: int = 0
     seed: int = 0
     lanes: int = 2
     """Houses at a time, where they do not share what is killed."""
@@ -50,7 +55,7 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
     totals = Totals()
     if plan.checkpoints:
         totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
-    if plan.points or plan.homes or plan.migrations or plan.terms or plan.freezes:
+    if plan.points or plan.homes or plan.migrations or plan.terms or plan.freezes or plan.births:
         async with opened(seed=plan.seed) as rig:
             await _at_points(plan, rig, totals, say)
     scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
@@ -85,6 +90,7 @@ async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
         ("killed", steps, plan.migrations, lambda one: hardships.killed_in_migration(rig, one, totals)),
         ("SIGTERM", once, plan.terms, lambda one: hardships.ended_at(rig, one, totals)),
         ("frozen", once, plan.freezes, lambda one: hardships.frozen_at(rig, one, totals)),
+        ("born late", AGAIN, plan.births, lambda one: hardships.born_late(rig, one, totals)),
     )
     for name, places, count, act in scenes:
         await _in_lanes(plan, _drawn(places, count, f"{name}/{plan.seed}"), act, totals, say, name=name)

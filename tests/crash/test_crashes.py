@@ -127,6 +127,21 @@ async def test_a_machine_that_nobody_answers_for_is_told(rig: Rig) -> None:
     assert [verdict.orphans, len(verdict.underbilled)] == [[f"{name} is of no attempt"], 1]
 
 
+async def test_what_is_charged_beyond_the_proof_of_absence_is_told(rig: Rig) -> None:
+    """A quarter too much, of what is charged in whole seconds by the rows themselves."""
+    async with House(rig) as house:
+        house.seat.start()
+        await house.submit()
+        verdict = await house.settle()
+        await house.ask(
+            "INSERT INTO ledger (job_id, attempt_id, kind, usd, note) SELECT job_id, attempt_id, 'charge', "
+            "sum(usd) / 4, '' FROM ledger WHERE kind = 'charge' GROUP BY 1, 2"
+        )
+        raised = await house.audited()
+    assert verdict.broken == []
+    assert len(raised.overbilled) == len(raised.broken) >= 1
+
+
 def test_a_machine_is_due_until_one_process_could_know_that_it_is_gone() -> None:
     """Listings that still show it do not count, nor two of different processes."""
     installation, name = Installation("aaaaaaaa"), InstanceName("gb-aaaaaaaa-bbbbbbbbbbbbb")

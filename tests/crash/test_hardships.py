@@ -6,6 +6,7 @@ import pytest
 
 from tests.crash.gate import Moment, Point
 from tests.crash.hardships import (
+    born_late,
     ended_at,
     filled,
     frozen_at,
@@ -60,3 +61,10 @@ async def test_a_home_on_a_full_disk(rig: Rig) -> None:
     totals = Totals()
     await filled(rig, 2, 0, totals)
     assert (totals.broken, totals.kills) == ([], 1)
+
+
+async def test_a_machine_that_comes_after_its_attempts_end_is_destroyed_and_paid_for(rig: Rig) -> None:
+    """Also by a daemon that is killed as soon as the cloud has destroyed it."""
+    totals = Totals()
+    await born_late(rig, "after", totals)
+    assert (totals.broken, totals.kills) == ([], 2)

@@ -61,6 +61,22 @@ def llama(folder: Path) -> Path:
     return folder
 
 
+def vit(folder: Path) -> Path:
+    """Of pictures of 8 x 8 pixels in patches of 4, never trained, with dropout, and an image processor."""
+    import torch
+    from transformers import ViTConfig, ViTModel
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    torch.manual_seed(1)
+    config = ViTConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
+        hidden_dropout_prob=0.1, initializer_range=0.2,
+    )  # fmt: skip
+    ViTModel(config, add_pooling_layer=False).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder)
+    return folder
+
+
 SMALL: dict[str, Any] = {"vocab_size": WORDS, "d_model": 32, "pad_token_id": 0, "eos_token_id": 2}
 
 

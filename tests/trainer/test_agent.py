@@ -126,6 +126,15 @@ def test_sigterm_drains(bench: Bench) -> None:
     assert (bench.path(key).parent / "deep" / "count.txt").read_text() == "100"
 
 
+@pytest.mark.parametrize(("code", "outcome"), [(1, Outcome.DRAINED), (65, Outcome.DATA)])
+def test_a_launcher_may_fail_when_it_is_asked_to_end(bench: Bench, code: int, outcome: Outcome) -> None:
+    source = f"import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit({code}))\n" + HOLD
+    agent = script(bench, source)
+    until(lambda: "holding" in agent.log, "the start")
+    agent.desire("drain")
+    assert agent.wait().outcome is outcome
+
+
 def test_program_that_will_not_drain_is_killed(bench: Bench) -> None:
     source = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + HOLD
     agent = script(bench, source, limits=FAST.model_copy(update={"drain_s": 1.0}))

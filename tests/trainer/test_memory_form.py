@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 from accelerate.state import AcceleratorState
 
-from benchmarks.memory_forms import cases, compared
+from benchmarks.memory_forms import WINDOWS, cases, compared
 from broker.decide.estimate import CUBLAS_WORKSPACE
 from broker.decide.memory_builds import BUILDS
 from broker.models.encoders import ENCODERS
@@ -89,6 +89,22 @@ def test_odd_shapes_are_played_within_two_percent(drawn: list[tuple[dict[str, An
     worst = max(drawn, key=lambda row: row[2])
     assert worst[2] <= 2, worst
     assert statistics.median(error for _, _, error in drawn) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "precision"),
+    [("gemma2", True, "fp32"), ("gemma3_text", False, "fp32"), ("qwen3", False, "bf16-autocast")],
+)
+def test_layers_with_and_without_a_window_are_told_apart(family: str, checkpointing: bool, precision: str) -> None:
+    """Those without have no mask; in float32 without a fused kernel their scores are written out."""
+    config = {"model_type": family, **WIDE, "num_hidden_layers": 7, **WINDOWS[family]}
+    ask = next(ask for _, ask in cases(1)) | {
+        "method": "lora", "precision": precision, "seq": 256, "micro_batch": 2, "lora_targets": "all-linear",
+        "gradient_checkpointing": checkpointing,
+    }  # fmt: skip
+    traced, estimated, where, here = compared(config, ask)
+    assert estimated == pytest.approx(traced, rel=0.01)
+    assert where == here or where.rpartition(" ")[2].isdigit()
 
 
 @pytest.mark.parametrize("family", sorted(ENCODERS))

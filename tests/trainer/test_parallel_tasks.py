@@ -27,6 +27,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, str], dict[str, Any]]] 
         {"method": FullConfig(), "task": "seq2seq", "samples": SamplesConfig(prompts=("w1",), max_new_tokens=3)},
     ),
     "a head that no checkpoint has": (bert, {"label": "kind"}, {"method": LORA, "task": "text_classification"}),
+    "rewards": (llama, {"chosen": "{meaning}", "rejected": "w5 w6"}, {"method": LORA, "task": "reward_model"}),
     "preferences": (llama, {"chosen": "{meaning}", "rejected": "w5 w6"}, {"method": LORA, "task": "dpo"}),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.trainer import heads
+from tests.trainer import digits, heads
 from tests.trainer.test_chats import TEMPLATE, turn
 from trainer import preflight, reach
 from trainer.contract.data import DataError, each_row
@@ -100,6 +100,30 @@ def test_bad_rows_of_every_kind_are_counted_and_the_data_refused(
     ]
     assert "4 of 6 rows are bad, data.bad_share is 0" in err
     assert err.count("\n") == 1
+
+
+def test_a_folder_of_pictures_is_looked_at_as_it_will_be_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit = heads.vit(tmp_path / "vit")
+    capsys.readouterr()  # a bar of the model's saving
+    for name, content in digits.folders(12).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "digits/3/broken.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    (tmp_path / "digits/3/again.png").write_bytes((tmp_path / "digits/3/0003.png").read_bytes())
+    data = {"path": "digits", "image": "image", "label": "label", "bad_share": 0.1, "eval_share": 0.25}
+    path = tmp_path / "job.yaml"
+    train = {"task": "image_classification", "model": str(vit), "data": data, "global_batch": 2}
+    path.write_text(yaml.safe_dump({"name": "a", "cap_usd": 1, "train": train}))
+    code, found, err = told(path, capsys)
+    assert (code, err) == (0, "")
+    assert (found["rows"], found["bad_rows"], found["duplicates"]) == (14, 1, 1)
+    assert found["bad"][0].startswith("digits row 8 (3/broken.png): does not decode (it is no picture")
+    assert found["labels"] == {**dict.fromkeys(map(str, range(10)), 1), "0": 2, "1": 2, "3": 2}
+    assert found["rendered"][0] == {"row": 1, "text": "0/0000.png: 8 x 8 pixels, as 8 x 8", "learned": "0"}
+    assert found["lengths"] == {}
+    assert preflight.main([str(path)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.trainer import heads
+from tests.trainer import digits, heads
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 
 STEPS = 14
@@ -15,6 +15,8 @@ EVAL_EVERY = 4
 ROWS = 40
 TRAINED = 32
 """Rows that are not held out."""
+POISONED = 5
+"""Row whose number is too large to be squared; it is not held out."""
 TEMPLATE = (
     "{% for m in messages %}{{ 'w1' if m.role == 'user' else 'w2' }} {{ m.content }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}w2 {% endif %}"
@@ -29,7 +31,7 @@ class Kind:
     model: Callable[[Path], Path]
     columns: dict[str, str]
     more: dict[str, Any]
-    format: Literal["csv", "jsonl"] = "csv"
+    format: Literal["csv", "jsonl", "tar"] = "csv"
     micros: int = 4
     """Micro-batches that every step has, at the least."""
 
@@ -53,9 +55,9 @@ KINDS: dict[str, Kind] = {
         model=heads.bert, columns={"prompt": "{meaning}", "label": "kind"},
         more={"method": LORA, "task": "text_classification"},
     ),
-    "text_regression full": Kind(
+    "text_regression full": Kind(  # whose loss overflows with one of the rows, and whose best weights are the result
         model=heads.roberta, columns={"prompt": "{meaning}", "label": "score"},
-        more={"method": FULL, "task": "text_regression"},
+        more={"method": FULL, "task": "text_regression", "selection": {"metric": "mae", "best": True}},
     ),
     "token_classification lora": Kind(
         model=heads.bert, columns={"words": "words", "label": "tags"}, format="jsonl",
@@ -73,6 +75,14 @@ KINDS: dict[str, Kind] = {
         model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
         more={"method": LORA, "task": "dpo"},
     ),
+    "reward_model lora": Kind(
+        model=heads.llama, columns={"prompt": "{word}", "chosen": "{meaning}", "rejected": "w5 w6"},
+        more={"method": LORA, "task": "reward_model"},
+    ),
+    "image_classification full": Kind(
+        model=heads.vit, columns={"image": "image", "label": "label"}, format="tar",
+        more={"method": FULL, "task": "image_classification", "samples": SamplesConfig()},
+    ),
 }  # fmt: skip
 
 
@@ -88,7 +98,9 @@ def train(kind: Kind, folder: Path) -> TrainConfig:
 
 
 def data(kind: Kind) -> bytes:
-    """Rows of uneven lengths."""
+    """Rows of uneven lengths, or pictures."""
+    if kind.format == "tar":
+        return digits.archive(ROWS)
     return "\n".join(_jsonl() if kind.format == "jsonl" else _csv()).encode()
 
 
@@ -99,7 +111,7 @@ def _meaning(row: int) -> list[str]:
 def _csv() -> Iterator[str]:
     yield "word,meaning,kind,score"
     for i in range(ROWS):
-        yield f"w{i},{' '.join(_meaning(i))},{'ab'[i % 2]},{(i % 5) / 5:.1f}"
+        yield f"w{i},{' '.join(_meaning(i))},{'ab'[i % 2]},{1e30 if i == POISONED else (i % 5) / 5:.1f}"
 
 
 def _jsonl() -> Iterator[str]:

@@ -150,10 +150,13 @@ class Child:
         return oom_kills() > self._oom_before
 
     def outcome(self, code: int, *, script: bool, drained: bool) -> Outcome:
-        """What an exit code means; a script that ends by itself during a drain has obeyed."""
+        """What an exit code means; a script that ends by itself during a drain has obeyed.
+
+        Whatever it ends with, unless that names a failure: torchrun ends with 1 when it is asked to end.
+        """
         if code not in OUTCOMES and self.killed_for_memory:
             return Outcome.OOM
-        if script and drained and code in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+        if script and drained and (code == 0 or code not in OUTCOMES):
             return Outcome.DRAINED
         other = Outcome.USER_ERROR if script else Outcome.INFRASTRUCTURE
         return OUTCOMES.get(code, other)  # type: ignore[call-overload, no-any-return]

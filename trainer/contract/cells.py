@@ -1,13 +1,17 @@
-"""Cells that are more than text: chats, lists of words, numbers; the same rules before buying and while training."""
+"""Cells that are more than text: chats, words, numbers, pictures; the same rules before buying and while training."""
 
+import base64
+import binascii
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.contract.archives import BadArchive, Picture
 from trainer.contract.data import DataError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KINDS = ("label", "number", "chat", "words")
+KINDS = ("label", "number", "chat", "words", "picture")
 """What `is_a` can tell."""
 
 
@@ -52,6 +56,65 @@ def words(value: Any) -> list[str] | None:
     return found
 
 
+SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*", b"P5", b"P6")
+"""How the files begin that are read as pictures."""
+BEGINNING = 12
+"""Characters of base64 that are enough to see it."""
+Pixels = list[list[int | float | list[int | float]]]
+
+
+def picture(value: Any) -> Picture | bytes | Pixels | None:
+    """A file of an archive, an encoded picture (base64, also as `data:` URL), or rows of columns of one or three
+    numbers from 0 to 255, as a list or as its JSON; None for anything else."""
+    if isinstance(value, Picture):
+        return value if _begins_a_picture(value) else None
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(value, list):
+        return value if _are_pixels(value) else None
+    if not isinstance(value, str) or not _begins_a_picture(value):
+        return None
+    try:
+        return base64.b64decode(_payload(value), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _begins_a_picture(value: Picture | str) -> bool:
+    try:
+        start = value.start(8) if isinstance(value, Picture) else base64.b64decode(_payload(value)[:BEGINNING])
+    except (BadArchive, OSError, binascii.Error, ValueError):
+        return False
+    return start.startswith(SIGNATURES)
+
+
+def _payload(text: str) -> str:
+    return text.split(",", 1)[1] if text.startswith("data:image/") and "," in text[:64] else text
+
+
+def _are_pixels(rows: list[Any]) -> bool:
+    """A rectangle of one kind of cells."""
+    if not rows or not isinstance(rows[0], list) or not rows[0]:
+        return False
+    channels = len(rows[0][0]) if isinstance(rows[0][0], list) else 0
+    if channels not in (0, 3):
+        return False
+    width = len(rows[0])
+    return all(isinstance(row, list) and len(row) == width and all(_pixel(p, channels) for p in row) for row in rows)
+
+
+def _pixel(value: Any, channels: int) -> bool:
+    parts = value if channels else [value]
+    return (
+        isinstance(parts, list)
+        and len(parts) == (channels or 1)
+        and all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 255 for n in parts)
+    )
+
+
 def is_a(kind: str, value: Any) -> bool:
     """Whether a cell is of one of KINDS."""
     match kind:
@@ -61,6 +124,8 @@ def is_a(kind: str, value: Any) -> bool:
             return number(value) is not None
         case "chat":
             return chat(value) is not None
+        case "picture":
+            return picture(value) is not None
     return bool(value.strip()) if isinstance(value, str) else words(value) is not None
 
 
@@ -76,6 +141,11 @@ def missing(kind: str, column: str) -> str:
                 f"column {column!r} is no list of messages with role and content, one of them the assistant's; "
                 "mend the row"
             )
+        case "picture":
+            return (
+                f"column {column!r} is no picture: a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file of the archive, one "
+                "in base64, or rows of pixels from 0 to 255; mend or remove it"
+            )
     return f"column {column!r} is no list of words; give a JSON list, or words with spaces between them"
 
 
@@ -83,9 +153,11 @@ def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row
     """The cell as its kind has it. Raises DataError naming file and row."""
     if row.get(column) is None:
         raise DataError(f"{where} row {number_of_row}: no column {column!r}, or it is null; every row needs it")
-    found = {"label": label, "number": number, "chat": chat, "words": words}[kind](row[column])
+    value = row[column]
+    found = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind](value)
     if found is None:
-        raise DataError(f"{where} row {number_of_row}: {missing(kind, column)}")
+        named = f" ({value.name})" if isinstance(value, Picture) else ""
+        raise DataError(f"{where} row {number_of_row}{named}: {missing(kind, column)}")
     return found
 
 

@@ -9,8 +9,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trainer.contract import archives
+from trainer.contract.archives import BadArchive, Picture
 from trainer.contract.train import DataConfig, DataFormat
 
 MAX_CELL = 1_000_000
@@ -30,11 +33,11 @@ def format_of(path: str, declared: DataFormat | None) -> DataFormat:
         return declared
     ending = path.rsplit(".", 1)[-1].lower()
     match ending:
-        case "csv" | "json" | "jsonl":
+        case "csv" | "json" | "jsonl" | "tar" | "zip":
             return ending
         case "ndjson":
             return "jsonl"
-    raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to csv, json or jsonl")
+    raise DataError(f"data.path: cannot tell the format of {path!r}; set data.format to csv, json, jsonl, tar or zip")
 
 
 def source(path: str) -> str:
@@ -50,11 +53,17 @@ def read_rows(data: bytes, fmt: DataFormat) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def each_row(data: bytes, fmt: DataFormat, where: str = "data") -> Iterator[dict[str, Any] | DataError]:
+def each_row(data: bytes | Path, fmt: DataFormat, where: str = "data") -> Iterator[dict[str, Any] | DataError]:
     """As `read_rows`, with an error in the place of each row that cannot be read, so that the others still can.
 
-    Raises DataError for a file of which nothing can be known after some place.
+    `data`: the bytes of a file, or its path. Raises DataError for a file of which nothing can be known after some
+    place.
     """
+    if fmt in ("tar", "zip"):
+        yield from _archive_rows(data, fmt, where)
+        return
+    if isinstance(data, Path):
+        data = data.read_bytes()
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{where}: is UTF-16; save the file as UTF-8")
     text = data.decode("utf-8-sig", "surrogateescape")
@@ -160,9 +169,50 @@ def _object(row: Any, place: str, *, escapes: bool, torn: bool) -> dict[str, Any
     return row
 
 
+def _archive_rows(data: bytes | Path, fmt: DataFormat, where: str) -> Iterator[dict[str, Any] | DataError]:
+    """`image` and `label`, the name of the folder that the picture is in; or, of an archive with a metadata file, what
+    that one says of each."""
+    try:
+        files = archives.files(data, fmt)
+    except BadArchive as e:
+        raise DataError(f"{where}: {e}") from None
+    tables = [name for name in files if PurePosixPath(name).name in archives.METADATA]
+    if len(tables) > 1:
+        raise DataError(f"{where}: has {tables[0]!r} and {tables[1]!r}; keep one of them")
+    if tables:
+        yield from _described_rows(files, tables[0], where)
+        return
+    pictures = [files[name] for name in files if name.lower().endswith(archives.ENDINGS)]
+    if not pictures:
+        raise DataError(f"{where}: has no picture; pack folders of {', '.join(archives.ENDINGS)}, one for each class")
+    for picture in pictures:
+        yield {"image": picture, "label": PurePosixPath(picture.name).parent.name or None}
+
+
+def _described_rows(files: Mapping[str, Picture], table: str, where: str) -> Iterator[dict[str, Any] | DataError]:
+    try:
+        text = files[table].read()
+    except (BadArchive, OSError) as e:
+        raise DataError(f"{where}: {table} {e}") from None
+    folder = PurePosixPath(table).parent
+    for number, row in enumerate(each_row(text, "csv" if table.endswith(".csv") else "jsonl", f"{where} {table}"), 1):
+        if isinstance(row, DataError):
+            yield row
+            continue
+        name = row.pop("file_name", None)
+        if not isinstance(name, str) or not name:
+            yield DataError(f"{where} {table} row {number}: has no file_name; name the picture, from the file's folder")
+        elif (picture := files.get(str(folder / name))) is None:
+            yield DataError(f"{where} {table} row {number}: the archive has no {name!r}; add it, or remove the row")
+        else:
+            yield {**row, "image": picture}
+
+
 def identity(row: Mapping[str, Any]) -> int:
     """Equal for rows with the same cells, so that repeated ones can be counted."""
-    return hash(tuple((name, str(value)) for name, value in row.items()))
+    return hash(
+        tuple((name, value.content if isinstance(value, Picture) else str(value)) for name, value in row.items())
+    )
 
 
 def too_many(bad: int, rows: int, share: float, first: str) -> str | None:
@@ -204,7 +254,7 @@ def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
         for name in template_columns(getattr(config, setting), f"data.{setting}"):
             if name not in known:
                 raise DataError(f"data.{setting}: {lacking(name, known)}")
-    for setting in ("messages", "words", "label"):
+    for setting in ("messages", "words", "image", "label"):
         if (name := getattr(config, setting)) and name not in known:
             raise DataError(f"data.{setting}: {lacking(name, known)}")
 

@@ -5,10 +5,20 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
+from trainer.contract.guard import GuardConfig, SelectionConfig
 
-TaskName = Literal["causal_lm", "text_classification", "text_regression", "token_classification", "seq2seq", "dpo"]
+TaskName = Literal[
+    "causal_lm",
+    "text_classification",
+    "text_regression",
+    "token_classification",
+    "seq2seq",
+    "dpo",
+    "reward_model",
+    "image_classification",
+]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
-DataFormat = Literal["csv", "json", "jsonl"]
+DataFormat = Literal["csv", "json", "jsonl", "tar", "zip"]
 Parallelism = Literal["single", "ddp"]
 PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
 """What the trainer can run; no other plan is bought."""
@@ -22,7 +32,8 @@ class DataConfig(Config):
     """Where the rows come from and how a row becomes a prompt and its completion."""
 
     path: Annotated[Text, Field(min_length=1, max_length=1024)]
-    """A CSV, JSON or JSONL file: relative to the spec for the CLI, or `upload:<sha256>` for the API."""
+    """A CSV, JSON or JSONL file, or a .tar, .zip or folder of pictures: relative to the spec for the CLI, or
+    `upload:<sha256>` for the API."""
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""
@@ -31,17 +42,20 @@ class DataConfig(Config):
     completion: Annotated[Text, Field(max_length=8192)] = ""
     """Template over the columns, e.g. `{definition}`; the loss is on this part only. What `seq2seq` writes."""
     chosen: Annotated[Text, Field(max_length=8192)] = ""
-    """`dpo`: template of the better answer to the prompt."""
+    """`dpo`, `reward_model`: template of the better answer to the prompt."""
     rejected: Annotated[Text, Field(max_length=8192)] = ""
-    """`dpo`: template of the worse one."""
+    """`dpo`, `reward_model`: template of the worse one."""
     messages: Column = ""
     """`causal_lm`, in place of `prompt` and `completion`: the column of chats, lists of `{role, content}`. The model's
     own chat template renders them; the loss is on the assistant's turns only."""
     words: Column = ""
     """`token_classification`: the column of a row's words, a list, or a text with spaces between them."""
+    image: Column = ""
+    """The column of pictures: `image` in an archive; else base64, or pixels from 0 to 255 as rows of columns of one
+    number or of three."""
     label: Column = ""
-    """The column of what is to be said of a row: a class (`text_classification`), a number (`text_regression`), a tag
-    for each word (`token_classification`)."""
+    """The column of what is to be said of a row: a class (`text_classification`, `image_classification`), a number
+    (`text_regression`), a tag for each word (`token_classification`). In an archive of class folders: `label`."""
     labels: Annotated[tuple[Annotated[Text, Field(min_length=1, max_length=256)], ...], Field(max_length=1000)] = ()
     """All classes; empty: those of the data. A row with another one is an error."""
     bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -60,9 +74,19 @@ USES: dict[str, tuple[Use, ...]] = {
     "token_classification": ((("words", "label"), ("labels",)),),
     "seq2seq": ((("prompt", "completion"), ()),),
     "dpo": ((("chosen", "rejected"), ("prompt",)),),
+    "reward_model": ((("chosen", "rejected"), ("prompt",)),),
+    "image_classification": ((("image", "label"), ("labels",)),),
 }
 """The ways in which a task takes its data."""
-CHOICES = ("prompt", "completion", "chosen", "rejected", "messages", "words", "label", "labels")
+CHOICES = ("prompt", "completion", "chosen", "rejected", "messages", "words", "image", "label", "labels")
+MODEL_FILES = ("config.json", "*.safetensors", "tokenizer*")
+"""What a model's folder has."""
+IMAGE_MODEL_FILES = ("config.json", "*.safetensors", "preprocessor_config.json")
+
+
+def model_files(task: TaskName) -> tuple[str, ...]:
+    """Patterns of the files that a folder with a model for the task has."""
+    return IMAGE_MODEL_FILES if task == "image_classification" else MODEL_FILES
 
 
 def misuse(task: TaskName, data: DataConfig) -> str | None:
@@ -152,6 +176,8 @@ class TrainConfig(Config):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 17
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Held-out loss is always measured before the first and after the last step."""
+    guard: GuardConfig = GuardConfig()
+    selection: SelectionConfig = SelectionConfig()
     samples: SamplesConfig = SamplesConfig()
 
     @property
@@ -180,15 +206,43 @@ class TrainConfig(Config):
             raise ValueError("data.labels: name two at least, each of them once; or none, for those of the data")
         if self.packing and self.task != "causal_lm":
             raise ValueError(f"packing: task {self.task} has no use for it; remove it")
+        if self.samples.prompts and self.task == "image_classification":
+            raise ValueError("samples.prompts: task image_classification writes nothing; remove them")
         if self.task == "dpo" and not isinstance(self.method, LoraConfig):
             raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self
+
+    @model_validator(mode="after")
+    def _selection_can_be_made(self) -> Self:
+        chosen = self.selection
+        if (chosen.patience or chosen.best) and not (self.eval_every_steps and self.data.eval_share):
+            raise ValueError("selection: it goes by evaluations; set eval_every_steps, and data.eval_share above 0")
+        return self
+
+
+AUTO_MOST_S = 300.0
+"""Seconds of work that may be lost where nobody said how much."""
+
+
+OFTENER = 5
+"""How many times sooner than that saves may come."""
 
 
 class CheckpointConfig(Config):
     """When progress is made safe, and how much of it is kept."""
 
-    every_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
-    """Seconds between saves."""
+    every_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["auto"] = "auto"
+    """Seconds of work that may be lost, at the most; `auto`: 300. Saves come sooner where machines are often taken away
+    and saves cost little."""
     keep: Annotated[int, Field(ge=2, le=100)] = 2
     """Committed checkpoints kept for each job; two at least, so that a torn newest one has a successor."""
+
+    @property
+    def most_s(self) -> float:
+        """Seconds between saves, at the most."""
+        return AUTO_MOST_S if self.every_s == "auto" else self.every_s
+
+    @property
+    def least_s(self) -> float:
+        """Seconds between saves, at the least: each is paid for where traffic is."""
+        return self.most_s / OFTENER

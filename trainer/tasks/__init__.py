@@ -11,6 +11,8 @@ from trainer.contract.train import TrainConfig
 from trainer.tasks.base import Task
 from trainer.tasks.causal_lm import CausalLm
 from trainer.tasks.dpo import Dpo
+from trainer.tasks.images import ImageClassification
+from trainer.tasks.reward import RewardModel
 from trainer.tasks.seq2seq import Seq2Seq
 from trainer.tasks.texts import TextClassification, TextRegression
 from trainer.tasks.tokens import TokenClassification
@@ -22,6 +24,8 @@ TASKS: dict[str, type[Task[Any]]] = {
     "token_classification": TokenClassification,
     "seq2seq": Seq2Seq,
     "dpo": Dpo,
+    "reward_model": RewardModel,
+    "image_classification": ImageClassification,
 }
 
 

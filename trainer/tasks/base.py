@@ -30,8 +30,8 @@ class Task(ABC, Generic[E]):
 
     architecture: str
     """The class of transformers that loads the model."""
-    adapters: str
-    """peft's `task_type`."""
+    adapters: str | None
+    """peft's `task_type`; None for a model that it has no kind for."""
     headed = False
     """Modules whose weights no checkpoint gave are trained, and saved whole."""
 
@@ -51,10 +51,9 @@ class Task(ABC, Generic[E]):
     def examples(self, path: Path, data_format: Any, seen: Seen | None = None) -> tuple[list[E], int]:
         """(examples, how many rows were dropped since nothing is learned from them). Rows that cannot be used are left
         out and counted. Raises UserFault, and DataFault also for more of these than `data.bad_share`."""
-        self.tokenizer = self._tokenizer()
-        self.pad = next((t for t in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if t is not None), 0)
+        self._prepare()
         try:
-            found = self._read(path.read_bytes(), data_format, seen)
+            found = self._read(path, data_format, seen)
         except DataError as e:
             raise DataFault(str(e)) from None
         if self.bad and (wrong := too_many(self.bad, self.rows, self.config.data.bad_share, self.faults[0])):
@@ -66,12 +65,12 @@ class Task(ABC, Generic[E]):
             raise DataFault(self._nothing())
         return examples, len(found) - len(examples)
 
-    def _read(self, data: bytes, data_format: Any, seen: Seen | None) -> list[Any]:
+    def _read(self, path: Path, data_format: Any, seen: Seen | None) -> list[Any]:
         """What `example` makes of each row that can be used. Raises DataError for what is wrong with all of them."""
         found: list[Any] = []
         self.rows, self.bad, self.faults = 0, 0, []
         checked = False
-        for number, row in enumerate(each_row(data, data_format, self.where), 1):
+        for number, row in enumerate(each_row(path, data_format, self.where), 1):
             self.rows = number
             if isinstance(row, DataError):
                 self._leave_out(row)
@@ -88,6 +87,11 @@ class Task(ABC, Generic[E]):
             if seen is not None:
                 seen(number, row, example)
         return found
+
+    def _prepare(self) -> None:
+        """Before the rows are read. Raises UserFault."""
+        self.tokenizer = self._tokenizer()
+        self.pad = next((t for t in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if t is not None), 0)
 
     def _leave_out(self, error: DataError) -> None:
         self.bad += 1
@@ -117,7 +121,7 @@ class Task(ABC, Generic[E]):
         return found
 
     def lengths(self, example: Any) -> tuple[int, ...]:
-        """Tokens of each sequence of what `example` made that `max_length` bounds."""
+        """Tokens of each sequence of what `example` made that `max_length` bounds; none for what is no text."""
         return (len(example.ids),)
 
     @abstractmethod

@@ -2,59 +2,22 @@
 model. The reference is the base under the adapters, so there is no second model in memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from trainer.contract.data import render_preference
-from trainer.dataset import IGNORED, Example, collate, encode
-from trainer.tasks.base import Batch, Row, Task
+from trainer.dataset import IGNORED
+from trainer.tasks.base import Batch
+from trainer.tasks.preferences import Preferences
 from trainer.tasks.writing import continuations
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preference:
-    """Two answers to one prompt."""
-
-    chosen: Example
-    rejected: Example
-
-
-class Dpo(Task[Preference]):
+class Dpo(Preferences):
     """The loss is that of a pair, equation 7 of the paper."""
 
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
-
-    def example(self, row: Row, number: int) -> Preference:
-        config = self.config
-        prompt, chosen, rejected = render_preference(config.data, row, number)
-        return Preference(
-            chosen=encode(self.tokenizer, prompt, chosen, config.max_length),
-            rejected=encode(self.tokenizer, prompt, rejected, config.max_length),
-        )
-
-    def lengths(self, example: Preference) -> tuple[int, ...]:
-        return len(example.chosen.ids), len(example.rejected.ids)
-
-    def shown(self, example: Preference) -> tuple[str, str]:
-        answer = self.tokenizer.decode([i for i in example.rejected.labels if i != IGNORED])
-        return self.tokenizer.decode(example.chosen.ids), f"rather than {answer}"
-
-    def _nothing(self) -> str:
-        return f"data: no row has two answers within max_length {self.config.max_length}; raise train.max_length"
-
-    def size(self, example: Preference) -> int:
-        return len(example.chosen.ids) + len(example.rejected.ids)
-
-    def targets(self, example: Preference) -> int:
-        return int(example.chosen.targets > 0 and example.rejected.targets > 0)
-
-    def collate(self, examples: Sequence[Preference], device: torch.device) -> Batch:
-        """The chosen answers first, then the rejected ones in the same order."""
-        return collate([e.chosen for e in examples] + [e.rejected for e in examples], self.pad, device)
 
     def _margins(self, model: Any, batch: Batch) -> torch.Tensor:
         """How much more than the reference the model prefers the chosen answer, in nats, for each pair."""

@@ -7,14 +7,19 @@ from typing import Any, cast
 
 from broker.controllers.context import Context
 from broker.controllers.guard import Guard
+from broker.decide.experience import NOTHING, Experience
+from broker.decide.hazard import place
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event, Job, Signal
+from broker.domain.observation import SpotHours
 from broker.domain.policy import Policy
 from broker.ports import Blobs, Change, Lane, Provider
 from broker.store.memory import MemoryStore
 from tests.conformance.samples import ManualClock, running
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat
+
+WHERE = ("provider", "cloud", "region", "accelerator")
 
 
 class Cloud:
@@ -30,12 +35,13 @@ class Desk:
         self.store = MemoryStore(self.clock)
         self.seq = 0
 
-    def guard(self) -> Guard:
+    def guard(self, learned: Experience = NOTHING) -> Guard:
         return Guard(
             Context(
                 installation=build.INSTALLATION, owner="one", store=self.store, blobs=cast(Blobs, None),
                 providers={"simulated": cast(Provider, Cloud())}, clock=self.clock,
-            )
+            ),
+            lambda: learned,
         )  # fmt: skip
 
     async def start(self, **spec: Any) -> Job:
@@ -54,6 +60,27 @@ class Desk:
 
     async def told(self, job: Job) -> list[Event]:
         return [e for e in await self.store.events(job.id, after=0, limit=99) if e.kind.startswith("job.")]
+
+
+async def test_what_own_machines_met_there_is_in_the_forecast() -> None:
+    """The cloud says nothing; a market that took away a machine every ten minutes takes this one too."""
+    finish = []
+    for preemptions in (0, 60_000):
+        desk = Desk()
+        job = await desk.start(resources={"spot": "allowed"})
+        (leased,) = await desk.store.live_attempts()
+        own = SpotHours(
+            **dict(zip(WHERE, place(leased.attempt.line.offer), strict=True)), hours=10_000, preemptions=preemptions
+        )
+        guard = desk.guard(Experience(spots={place(leased.attempt.line.offer): own}))
+        for step in range(0, 40, 2):
+            await desk.beat(20, step=step)
+            await guard.step()
+        now = await desk.store.job(job.id)
+        assert now is not None
+        assert now.forecast is not None
+        finish.append(now.forecast.finish_at)
+    assert finish[1] > finish[0]
 
 
 async def test_an_overrun_is_told_at_once_and_once_with_what_would_do() -> None:

@@ -16,8 +16,10 @@ from broker.decide.forecast import (
     told_over,
     watch,
 )
+from broker.decide.hazard import History, place
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job
+from broker.domain.observation import SpotHours
 from broker.domain.offer import GIB, HostFacts
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, CheckpointRef
@@ -34,8 +36,10 @@ def at_step(step: int, **changes: Any) -> Attempt:
     return build.attempt(**{"line": LINE, "beat": beat(step), **changes})
 
 
-def made(attempt: Attempt, job: Job, step_s: float | None = 10.0, at: float = 500) -> Forecast:
-    found = forecast(attempt, job, CAPS, step_s, build.at(at))
+def made(
+    attempt: Attempt, job: Job, step_s: float | None = 10.0, at: float = 500, history: History | None = None
+) -> Forecast:
+    found = forecast(attempt, job, CAPS, step_s, build.at(at), history or {})
     assert found is not None
     return found
 
@@ -101,6 +105,11 @@ def test_preemptions_to_come_and_saves_cost_as_well() -> None:
     assert slow.finish_at == build.at(500 + 500 / (1 - 300 / 600))
     often = replace(spot, offer=replace(spot.offer, preemptions_per_hour=600.0))
     assert made(at_step(50, line=often), job()).finish_at == build.at(500 + 5000)
+    own = SpotHours(provider="simulated", cloud="runpod", region="eu", accelerator="l40s", hours=1e9, preemptions=10**9)
+    disturbed = made(at_step(50, line=often, first_beat_at=build.at(150)), job(), history={place(often.offer): own})
+    assert (disturbed.finish_at - build.at(1000)).total_seconds() == pytest.approx(500 / 11, abs=0.1), (
+        "one an hour was seen, so the cloud's word counts for nothing: 300 s of each are lost"
+    )
     facts = replace(LINE, offer=replace(LINE.offer, facts=HostFacts(egress_usd_per_gib=Decimal("0.1"))))
     saved = CheckpointRef(manifest="m", step=50, bytes=GIB)
     sending = at_step(0, line=facts, beat=beat(50, checkpoint=saved, sent_bytes=2 * GIB))
@@ -109,7 +118,7 @@ def test_preemptions_to_come_and_saves_cost_as_well() -> None:
 
 def test_without_evidence_nothing_is_said() -> None:
     for attempt, step_s in ((at_step(50), None), (at_step(0, beat=None), 1.0), (at_step(0, beat=beat(5, 0)), 1.0)):
-        assert forecast(attempt, job(), CAPS, step_s, build.at(500)) is None
+        assert forecast(attempt, job(), CAPS, step_s, build.at(500), {}) is None
 
 
 def test_people_are_told_once_until_there_is_room_again() -> None:

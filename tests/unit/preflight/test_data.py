@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from broker.domain.errors import InvalidInput
 from broker.preflight.data import DataSummary, check, rows_of, summarise
+from tests.trainer.pack import tar
 from trainer.contract.data import read_rows, render
 from trainer.contract.train import DataFormat, TrainConfig
 
@@ -259,10 +260,28 @@ def test_tags_are_found_in_lists_and_in_texts() -> None:
     assert refusal(check, config, bad)[1].startswith("row 2: column 'w' is no list of words")
 
 
-def test_both_answers_of_a_preference_are_checked() -> None:
+def test_a_class_of_pictures_is_that_of_their_folders() -> None:
+    data = {"path": "p.tar", "image": "image", "label": "label", "eval_share": 0.5}
+    task = {"model": "a/b", "task": "image_classification", "data": data, "global_batch": 1, "micro_batch": 1}
+    config = TrainConfig.model_validate(task)
+    good = b"\x89PNG\r\n\x1a\n"
+    files = {"cat/1.png": good + b"1", "cat/2.png": good + b"2", "dog/1.png": good + b"1"}
+    summary = summarise(tar(files), "tar")
+    assert DataSummary.model_validate_json(summary.model_dump_json()) == summary
+    report = check(config, summary)
+    assert (report.rows, report.labels, report.example_prompt) == (3, ("cat", "dog"), "cat/1.png")
+    assert summary.duplicates == 0, "the same picture in two classes is another row"
+    assert rows_of(config, summary).count == 3
+    broken = summarise(tar(files | {"dog/0.png": b"<html>"}), "tar")
+    assert refusal(check, config, broken)[1].startswith("row 3: column 'image' is no picture")
+    assert "'label' is null or missing in row 1" in refusal(check, config, summarise(tar({"0.png": good}), "tar"))[1]
+
+
+@pytest.mark.parametrize("task", ["dpo", "reward_model"])
+def test_both_answers_of_a_preference_are_checked(task: str) -> None:
     data = {"path": "a.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
     config = TrainConfig.model_validate(
-        {"model": "a/b", "task": "dpo", "data": data, "global_batch": 1, "micro_batch": 1}
+        {"model": "a/b", "task": task, "data": data, "global_batch": 1, "micro_batch": 1}
     )
     report = check(config, rows({"q": "a", "good": "yes", "bad": "no"}, {"q": "b", "good": "yes", "bad": "no"}))
     assert (report.example_prompt, report.example_completion) == ("a", "yes")

@@ -7,6 +7,7 @@ import yaml
 
 from broker.domain.spec import JobSpec
 from broker.preflight.data import check, summarise
+from trainer.contract.archives import packed
 from trainer.contract.data import format_of
 
 FOLDER = Path(__file__).parents[3] / "examples" / "tasks"
@@ -17,6 +18,7 @@ def test_an_example_fits_its_data(path: Path) -> None:
     spec = JobSpec.model_validate(yaml.safe_load(path.read_text()))
     assert spec.train is not None
     data = path.parent / spec.train.data.path
-    report = check(spec.train, summarise(data.read_bytes(), format_of(data.name, spec.train.data.format)))
+    read, kind = (packed(data), "tar") if data.is_dir() else (data.read_bytes(), format_of(data.name, None))
+    report = check(spec.train, summarise(read, kind))
     assert report.train_rows >= spec.train.global_batch
     assert report.truncated_share == 0

@@ -15,11 +15,13 @@ class UploadFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UPLOAD_FORMAT_JSON: _ClassVar[UploadFormat]
     UPLOAD_FORMAT_JSONL: _ClassVar[UploadFormat]
     UPLOAD_FORMAT_TAR: _ClassVar[UploadFormat]
+    UPLOAD_FORMAT_ZIP: _ClassVar[UploadFormat]
 UPLOAD_FORMAT_UNSPECIFIED: UploadFormat
 UPLOAD_FORMAT_CSV: UploadFormat
 UPLOAD_FORMAT_JSON: UploadFormat
 UPLOAD_FORMAT_JSONL: UploadFormat
 UPLOAD_FORMAT_TAR: UploadFormat
+UPLOAD_FORMAT_ZIP: UploadFormat
 
 class UploadRequest(_message.Message):
     __slots__ = ("header", "data")

@@ -27,6 +27,8 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_TOKEN_CLASSIFICATION: _ClassVar[Task]
     TASK_SEQ2SEQ: _ClassVar[Task]
     TASK_DPO: _ClassVar[Task]
+    TASK_REWARD_MODEL: _ClassVar[Task]
+    TASK_IMAGE_CLASSIFICATION: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -42,6 +44,8 @@ class DataFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_FORMAT_CSV: _ClassVar[DataFormat]
     DATA_FORMAT_JSON: _ClassVar[DataFormat]
     DATA_FORMAT_JSONL: _ClassVar[DataFormat]
+    DATA_FORMAT_TAR: _ClassVar[DataFormat]
+    DATA_FORMAT_ZIP: _ClassVar[DataFormat]
 
 class LoraTargets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -87,6 +91,8 @@ TASK_TEXT_REGRESSION: Task
 TASK_TOKEN_CLASSIFICATION: Task
 TASK_SEQ2SEQ: Task
 TASK_DPO: Task
+TASK_REWARD_MODEL: Task
+TASK_IMAGE_CLASSIFICATION: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -96,6 +102,8 @@ DATA_FORMAT_UNSPECIFIED: DataFormat
 DATA_FORMAT_CSV: DataFormat
 DATA_FORMAT_JSON: DataFormat
 DATA_FORMAT_JSONL: DataFormat
+DATA_FORMAT_TAR: DataFormat
+DATA_FORMAT_ZIP: DataFormat
 LORA_TARGETS_UNSPECIFIED: LoraTargets
 LORA_TARGETS_ALL_LINEAR: LoraTargets
 LORA_TARGETS_ATTENTION: LoraTargets
@@ -200,7 +208,7 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo")
+    __slots__ = ("task", "model", "data", "lora", "full", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "guard", "selection")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +227,8 @@ class TrainConfig(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PACKING_FIELD_NUMBER: _ClassVar[int]
     DPO_FIELD_NUMBER: _ClassVar[int]
+    GUARD_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
     task: Task
     model: str
     data: DataConfig
@@ -237,10 +247,36 @@ class TrainConfig(_message.Message):
     samples: SamplesConfig
     packing: bool
     dpo: DpoConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ...) -> None: ...
+    guard: GuardConfig
+    selection: SelectionConfig
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ...) -> None: ...
+
+class GuardConfig(_message.Message):
+    __slots__ = ("skip", "rollbacks", "back_steps", "deviations")
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    BACK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
+    skip: int
+    rollbacks: int
+    back_steps: int
+    deviations: float
+    def __init__(self, skip: _Optional[int] = ..., rollbacks: _Optional[int] = ..., back_steps: _Optional[int] = ..., deviations: _Optional[float] = ...) -> None: ...
+
+class SelectionConfig(_message.Message):
+    __slots__ = ("metric", "patience", "min_delta", "best")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    MIN_DELTA_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    patience: int
+    min_delta: float
+    best: bool
+    def __init__(self, metric: _Optional[str] = ..., patience: _Optional[int] = ..., min_delta: _Optional[float] = ..., best: bool = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +289,7 @@ class DataConfig(_message.Message):
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     BAD_SHARE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
@@ -265,7 +302,8 @@ class DataConfig(_message.Message):
     chosen: str
     rejected: str
     bad_share: float
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ...) -> None: ...
+    image: str
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets")

@@ -1,6 +1,6 @@
 """What a checkpoint costs: how long training stands still for a save, and how long a restore takes.
 
-`python -m benchmarks.checkpoint`: the real agent trains a model of SmolLM2-135M's size over a folder as blob store,
+`python -m benchmarks.save_stall`: the real agent trains a model of SmolLM2-135M's size over a folder as blob store,
 saving every few seconds. `stall_share` is the time that the loop stood still for a save over the time of a step, as
 the worker measured it; `slowdown_share` compares whole steps during which a save was copied, written and uploaded
 with those without, so it holds what saving costs the processor and the disk too.

@@ -1,0 +1,129 @@
+"""Archives of pictures, read in place: nothing of them is ever written to a disk, so no name in them leads anywhere."""
+
+import hashlib
+import io
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""Of the files that are taken for pictures; others are left alone."""
+METADATA = ("metadata.csv", "metadata.jsonl")
+"""Files that say more of the pictures in their folder; the column `file_name` names them."""
+MOST_FILES = 1_000_000
+MOST_BYTES = 64 * 1024**2
+"""Of one file. What says that it is larger is refused before a byte of it is unpacked."""
+
+
+class BadArchive(ValueError):
+    """The archive is at fault; the message is the end of a line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """One file of an archive, read when it is wanted."""
+
+    name: str
+    size: int
+    """Bytes of the file."""
+    start: Callable[[int], bytes]
+    """Its first so many bytes, all of them if there are fewer. Raises OSError, BadArchive."""
+    crc: int | None = None
+    """Of its bytes, where the archive has it."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read(self) -> bytes:
+        """All of it. Raises BadArchive, OSError."""
+        if self.size > MOST_BYTES:
+            raise BadArchive(f"has {self.size} bytes, more than {MOST_BYTES}; make it smaller")
+        return self.start(self.size)
+
+    @property
+    def content(self) -> str:
+        """Equal for files with the same bytes. Raises OSError."""
+        if self.crc is None:
+            return hashlib.sha256(self.start(MOST_BYTES)).hexdigest()
+        return f"{self.crc:08x} {self.size}"
+
+
+def files(data: bytes | Path, kind: str) -> dict[str, Picture]:
+    """The files of a .tar or .zip by name, in the order of their names; links and hidden files are none.
+
+    Raises BadArchive for what is no such archive, names a place outside of itself, or has more than MOST_FILES.
+    """
+    source = io.BytesIO(data) if isinstance(data, bytes) else data.open("rb")
+    found: dict[str, Picture] = {}
+    try:
+        for number, picture in enumerate((_tar if kind == "tar" else _zip)(source), 1):
+            if number > MOST_FILES:
+                raise BadArchive(f"has more than {MOST_FILES} files; divide it")
+            path = PurePosixPath(picture.name)
+            if path.is_absolute() or ".." in path.parts or "\\" in picture.name or "\0" in picture.name:
+                raise BadArchive(f"names {picture.name!r}, which is no place within it; pack the folder again")
+            if not any(part.startswith((".", "__MACOSX")) for part in path.parts):
+                found[str(path)] = picture
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, UnicodeDecodeError) as e:
+        words = "a plain .tar (of tar -cf, not compressed)" if kind == "tar" else "a .zip"
+        raise BadArchive(f"is not {words} that can be read ({type(e).__name__}); pack the folder again") from None
+    return dict(sorted(found.items()))
+
+
+def _tar(source: BinaryIO) -> Iterator[Picture]:
+    with tarfile.open(fileobj=source, mode="r:") as tar:
+        for member in tar:
+            if member.isreg() and not member.issparse():
+                yield Picture(name=member.name, size=member.size, start=_part(source, member.offset_data, member.size))
+
+
+def _part(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:
+    def start(count: int) -> bytes:
+        source.seek(offset)
+        return source.read(min(count, size))
+
+    return start
+
+
+def _zip(source: BinaryIO) -> Iterator[Picture]:
+    archive = zipfile.ZipFile(source)
+    for member in archive.infolist():
+        if member.flag_bits & 1:
+            raise BadArchive("is encrypted; pack it without a password")
+        if not member.is_dir() and not stat.S_ISLNK(member.external_attr >> 16):
+            start = _unpacked(archive, member)
+            yield Picture(name=member.filename, size=member.file_size, start=start, crc=member.CRC)
+
+
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[int], bytes]:
+    """What is unpacked is never more than was asked for, whatever the archive says of it."""
+
+    def start(count: int) -> bytes:
+        try:
+            with archive.open(member) as opened:
+                return opened.read(count)
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error, lzma.LZMAError) as e:
+            raise BadArchive(f"cannot be unpacked ({type(e).__name__}); pack it again") from None
+
+    return start
+
+
+def packed(folder: Path) -> bytes:
+    """A folder's files as a .tar whose bytes depend on names and contents only. Raises OSError."""
+    buffer = io.BytesIO()
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in paths:
+            name = path.relative_to(folder).as_posix()
+            if not any(part.startswith(".") for part in PurePosixPath(name).parts):
+                entry = tarfile.TarInfo(name)
+                entry.size = path.stat().st_size
+                with path.open("rb") as opened:
+                    tar.addfile(entry, opened)
+    return buffer.getvalue()

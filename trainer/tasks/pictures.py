@@ -1,0 +1,61 @@
+"""Pictures as arrays, whatever cell they come from."""
+
+import io
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from trainer.contract import cells
+from trainer.contract.archives import BadArchive, Picture
+from trainer.contract.data import DataError
+
+Array = npt.NDArray[np.uint8]
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MOST_PIXELS = 100_000_000
+"""Of one picture: 300 MB once decoded. A file of a few bytes may say that it has more."""
+KEPT_BYTES = 1024**3
+"""Of decoded pictures kept by one process; the others are decoded whenever they are wanted."""
+
+
+def taken(row: dict[str, Any], column: str, where: str, number: int) -> Image.Image:
+    """The picture of a row, in RGB, as a camera's note of its orientation has it. Raises DataError."""
+    cell = cells.taken("picture", row, column, where, number)
+    try:
+        return opened(cell)
+    except MemoryError:
+        raise
+    except Exception as e:  # of bytes that are no picture Pillow's readers raise nearly anything
+        named = f" ({cell.name})" if isinstance(cell, Picture) else ""
+        unknown = isinstance(e, UnidentifiedImageError)  # its text has an address of memory
+        reason = "it is no picture that is known" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
+        raise DataError(f"{where} row {number}{named}: does not decode ({reason}); mend or remove it") from None
+
+
+def opened(cell: Any) -> Image.Image:
+    """Of what `cells.picture` gives. Raises what Pillow raises, ValueError, OSError."""
+    if isinstance(cell, list):
+        return Image.fromarray(np.asarray(cell).round().astype(np.uint8)).convert("RGB")
+    data = cell.read() if isinstance(cell, Picture) else cell
+    with Image.open(io.BytesIO(data), formats=FORMATS) as found:
+        width, height = found.size
+        if width * height > MOST_PIXELS:
+            raise BadArchive(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
+        return ImageOps.exif_transpose(found).convert("RGB")
+
+
+class Kept:
+    """Decoded pictures by row, as long as there is room for them."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Array] = {}
+        self._left = KEPT_BYTES
+
+    def offer(self, number: int, pixels: Array) -> None:
+        if pixels.nbytes <= self._left:
+            self._left -= pixels.nbytes
+            self._found[number] = pixels
+
+    def get(self, number: int) -> Array | None:
+        return self._found.get(number)
