@@ -15,7 +15,6 @@ broker_gone_stops, and other_team_unseen, whose answer changes with submissions 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
 from tests.sim.purse import SPENT, Purse
+from tests.sim.rows import Before, Held
 from trainer.contract import keys
 
 if TYPE_CHECKING:
@@ -51,23 +51,6 @@ CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
 _JOB_NEXT = {(state, to) for (state, _), to in JOB_RULES.items()}
 STRANGER = Tenant(team="others", owner="me")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """A lease as it was given; `until` in virtual seconds of the database's clock."""
-
-    process: str
-    epoch: int
-    until: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """Rows as they were right before a write."""
-
-    jobs: dict[JobId, Job]
-    attempts: dict[AttemptId, Attempt]
 
 
 class Watch:

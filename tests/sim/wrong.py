@@ -22,6 +22,7 @@ from broker.controllers import (
 )
 from broker.controllers.beats import Beats
 from broker.decide import liveness as life
+from broker.decide import step
 from broker.decide.launch import judge_launching
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.recovery import furthest_first, step_of
@@ -230,7 +231,7 @@ def queue_at_once(job: Any, *args: Any, **more: Any) -> Any:
     return replace(after, state=JobState.QUEUED) if after.state is JobState.RECOVERING else after
 
 
-_AFTER_ATTEMPT = termination.after_attempt
+_AFTER_ATTEMPT = step.after_attempt
 
 
 def charge_twice(self: memory.MemoryStore, charge: Any) -> None:
