@@ -135,7 +135,7 @@ MUTANTS = (
         (f"{INVENTORY}._absent_since", wrong.second_left_out),
         aim=(*_always_on("cloud.lost_reply", share=0.3), *_always_on("cloud.short_life", "people.stop_birth")),
     ),
-    _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True))),
+    _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),
     _mutant("unfenced writes", "fenced", (f"{S}.fences.holds", wrong.always(True))),
     _mutant("no lease", "one_lease_holder", (f"{ROW}.claimable", wrong.no_lease)),

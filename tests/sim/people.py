@@ -98,11 +98,11 @@ class People:
 def policy_of(seed: int, jobs: int) -> Policy | None:
     """Of every third house: what all its jobs may hold and spend together. A house lasts for less than a day."""
     draw = rng(seed, "policy")
-    if draw.random() > 0.33:
+    if draw.random() > 0.15:
         return None
     actions = draw.choice(((), (), (Action.STOP_LAUNCHES,), (Action.DRAIN,)))
     budget = Budget(
-        limit_usd=Decimal(str(round(jobs * draw.uniform(0.5, 4), 2))), per=Period.WEEK,
+        limit_usd=Decimal(str(round(jobs * draw.uniform(1, 5), 2))), per=Period.WEEK,
         thresholds=tuple(Threshold(at=Decimal("0.9"), action=action) for action in actions),
     )  # fmt: skip
     return Policy(
