@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from broker import tabled
 from broker.decide import estimate as sizes
@@ -25,11 +25,20 @@ from broker.domain.offer import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
+from broker.models.tasks import task_shape
+from trainer.contract.train import TaskName
 
 TRACE_PATIENCE_S = 300
 EXACT_PRECISIONS = {
     "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
 }  # fmt: skip
+
+
+TASKS: tuple[str, ...] = get_args(TaskName)
+PAIRED = frozenset({"dpo", "reward_model"})
+"""Tasks of which each row is two sequences."""
+TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq", "image_classification")
+"""What the tracer knows, by the architecture or by its own option."""
 
 
 class BadAsk(ValueError):
@@ -69,8 +78,18 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
     return where, parsed
 
 
-def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
+    """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
+    if task is not None and task not in TASKS:
+        raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
+        if task not in (None, "seq2seq"):
+            found = task_shape(name, config, str(task))
+            if found is None:
+                raise BadAsk(
+                    f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
+                )
+            return found
         return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
@@ -88,12 +107,14 @@ def hardware_of(gpu: str | None) -> Hardware | None:
 
 
 def _speed(
-    shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None
+    shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None
 ) -> tuple[float | None, list[float] | None, str]:
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if (why := unmeasured(shape, ask)) is not None:
+    if shape.decoder_layers:
+        return None, None, "no basis: no run of an encoder-decoder was measured"
+    if (why := unmeasured(ask)) is not None:
         return None, None, why
     if ask.sharding in ("hybrid", "tensor") or ask.offload or ask.nodes > 1:
         return None, None, "no basis: several machines, hybrid and tensor sharding and offload are not timed here"
@@ -101,7 +122,7 @@ def _speed(
     plan = Plan(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
-    run = run_of(shape, ask, plan, ask.length)
+    run = replace(run_of(shape, ask, plan, ask.length), reference=task == "dpo")
     rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"
@@ -116,7 +137,7 @@ def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
     return ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
 
 
-def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask) -> dict[str, Any]:
+def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
     for wrong, what in (
         (ask.method not in ("full", "lora"), f"--method {ask.method}"),
@@ -124,6 +145,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask) 
         (ask.transformers is not None, "--stack"),
         (ask.gpus > 1, f"--gpus {ask.gpus}"),
         (ask.attention != "sdpa", f"--attention {ask.attention}"),
+        (task not in (None, *TRACED_TASKS), f"--task {task}"),
     ):
         if wrong:
             raise BadAsk(f"--exact traces the trainer's own step on one GPU, which knows no {what}; leave out --exact")
@@ -136,6 +158,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask) 
             *(["--target-seq", str(ask.target)] if ask.target else []),
             *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
             *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", _targets(shape, ask)),
+            *(["--task", task] if task in TRACED_TASKS[1:] else []),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:
@@ -149,10 +172,19 @@ def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask) 
     return traced
 
 
+def _said_of(task: str | None, shape: ModelShape, rows: int) -> Iterator[str]:
+    """What is to be known of a task's figures."""
+    if task in PAIRED:
+        yield f"{task}: each of {rows} rows is two sequences"
+    if shape.labels and not build_of(shape).encoder:
+        yield f"{task}: the logits counted are a vocabulary's, which such a head does not make: memory is too high"
+
+
 def estimate(
     model: str | None = None,
     *,
     config: str | Path | Mapping[str, Any] | None = None,
+    task: str | None = None,
     method: str = "lora",
     optimizer: str = "adamw_fused",
     precision: str = "bf16-autocast",
@@ -178,8 +210,8 @@ def estimate(
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
     `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
-    for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs. `target_seq`:
-    what an encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a side of a UNet's images.
+    for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs. `task`: of the
+    trainer. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: a UNet's pixels.
     """
     name, given = config_of(model, config)
     package, _, version = (stack or "").partition("=")
@@ -191,7 +223,7 @@ def estimate(
         precision=precision,  # type: ignore[arg-type]
         length=seq,
         target=target_seq,
-        rows=micro_batch,
+        rows=micro_batch * (2 if task in PAIRED else 1),
         accumulated=accumulate,
         gpus=gpus,
         nodes=nodes,
@@ -205,18 +237,19 @@ def estimate(
         attention=attention,  # type: ignore[arg-type]
         transformers=version or None,
     )
-    hardware, shape = hardware_of(gpu), None if traced.kind_of(given) else model_shape(name, given)
+    hardware, shape = hardware_of(gpu), None if traced.kind_of(given) else model_shape(name, given, task)
     try:
         if shape is None:
             ask = tabled.sized(given, ask, resolution)
             found, speed, family = tabled.estimate(given, ask), tabled.NO_SPEED, str(traced.kind_of(given))
         else:
             tabled.refuse_resolution(shape.family, resolution)
-            found, speed, family = sizes.estimate(shape, ask), _speed(shape, ask, hardware), shape.family
-            found = replace(found, notes=(*found.notes, *_taken(given, shape)))
+            found, speed, family = sizes.estimate(shape, ask), _speed(shape, ask, hardware, task), shape.family
+            more = *_taken(given, shape), *_said_of(task, shape, micro_batch)
+            found = replace(found, notes=(*found.notes, *more))
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    return _document(name, family, found, hardware, speed, _trace(given, shape, ask) if exact else None)
+    return _document(name, family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
 
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:

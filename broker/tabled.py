@@ -10,7 +10,7 @@ from broker.decide.memory_traced import by_category
 from broker.models import count, traced
 
 Config = Mapping[str, Any]
-NO_SPEED = (None, None, "no basis: no run of such a model was measured")
+NO_SPEED: tuple[float | None, list[float] | None, str] = (None, None, "no basis: no run of such a model was measured")
 MARGINS = {"whisper": 0.10, "unet": 0.25}
 """Beside what a table is off a trace: workspaces of convolutions, of which a Whisper has two and a UNet many."""
 SMALLEST, LARGEST = 64, 4096
@@ -62,7 +62,7 @@ def estimate(config: Config, ask: sizes.Ask) -> sizes.Estimate:
     versions = " ".join(f"{k} {v}" for k, v in traced.document()["versions"].items())
     words = f"a table of traces of {name} in {versions}; convolutions' workspaces are not in it"
     played = Played(
-        segments={n: {**dict.fromkeys(sizes.CATEGORIES, 0), **by} for n, by in made.items()}, trained=trained
+        segments={n: {c: by.get(c, 0) for c in sizes.CATEGORIES} for n, by in made.items()}, trained=trained
     )
     notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
     if kind == "unet":

@@ -11,7 +11,7 @@ import torch
 
 from trainer import model as models
 from trainer.contract.data import DataError, check_columns, each_row, source, too_many
-from trainer.contract.train import LoraConfig, TrainConfig
+from trainer.contract.train import TrainConfig
 from trainer.dataset import by_size
 from trainer.faults import DataFault
 
@@ -165,11 +165,24 @@ class Task(ABC, Generic[E]):
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
         """`adapter/` (peft's format) or `model/`, a whole folder. `state`: tensors in place of the model's own."""
-        if isinstance(self.config.method, LoraConfig):
+        if self.config.adapters is not None:
             models.save_adapter(folder / "adapter", model, state)
             return
         model.config.use_cache = True
         model.save_pretrained(folder / "model", state_dict=state)
+        self.tokenizer.save_pretrained(folder / "model")
+
+    def merge(self, folder: Path) -> None:
+        """`model/` of the `adapter/` beside it: merged into the weights as they were published, in host memory."""
+        import peft
+        import transformers
+
+        base = getattr(transformers, self.architecture).from_pretrained(
+            self.config.model, dtype="auto", use_safetensors=True, **self._head()
+        )
+        self._settle(base)
+        merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
+        merged.save_pretrained(folder / "model")
         self.tokenizer.save_pretrained(folder / "model")
 
     def _tokenizer(self) -> Any:
