@@ -21,7 +21,7 @@ from broker.decide.estimate import (
     loss_of,
     numerics,
 )
-from broker.decide.memory_builds import BUILDS, names_of
+from broker.decide.memory_builds import BUILDS, build_of, names_of
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, ModelShape
@@ -368,10 +368,15 @@ def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape
     fewer = estimate(shape, replace(ask, gpus=gpus + 1, sharding="fsdp"))
     more = estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp"))
     assert more.peak_allocated <= fewer.peak_allocated
-    assert (
-        estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp", offload=True)).peak_allocated
-        <= more.peak_allocated
+    offloaded = estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp", offload=True))
+    assert offloaded.peak_allocated <= more.peak_allocated
+    two, three = (
+        estimate(shape, replace(ask, gpus=2 * (gpus + n), nodes=2, sharding="hybrid")).peak_allocated for n in (1, 2)
     )
+    assert three <= two
+    if "q" in build_of(shape).names and not shape.kv_heads % 2 and ask.method not in ("qlora", "lora8"):
+        divided = estimate(shape, replace(ask, gpus=2, sharding="tensor")).peak_allocated
+        assert divided <= base.peak_allocated
 
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
