@@ -260,8 +260,7 @@ def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
 
 
 def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None:
-    short = replace(SMALL, window=512, family="mistral", parameters=6_000_000)
-    asked = Ask(length=1024, rows=2, precision="bf16")
+    short, asked = of("mistral", window=512), Ask(length=1024, rows=2, precision="bf16")
     masked, plain = estimate(short, asked), estimate(replace(short, window=None), asked)
     mask = 2 * 2 * 1024 * 1024
     assert masked.peak_allocated - plain.peak_allocated > short.layers * mask
