@@ -101,7 +101,8 @@ class Loop:
             )
             self._set(heldout_loss_before=loss)
         if self._config.samples.prompts and not isinstance(self._config.method, LoraConfig):
-            written = self._task.write(self._bare, self._device)
+            kept = self._task.keeps_base_samples
+            written = self._task.write(self._bare, self._device) if kept else [""] * len(self._config.samples.prompts)
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 
     def _batches(self) -> tuple[list[list[Any]], int]:
@@ -119,6 +120,7 @@ class Loop:
     def _step(self) -> None:
         """One optimizer step; after a mid-step restore, what is left of it."""
         started = time.monotonic()
+        self._task.begins(self._progress.step)
         batches, targets = self._batches()
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
         for number in range(self._progress.micro, len(batches)):
@@ -210,6 +212,7 @@ class Loop:
             if self._world == 1 and self._run.drain.exists():
                 raise Drained
 
+        self._task.begins(EVALUATION)
         set_seed(order.noise(self._config.seed, EVALUATION, 0))
         loss, metrics = evaluate.heldout(
             self._task, self._bare, self._held, size=self._micro * 2, device=self._device, between=between

@@ -16,7 +16,11 @@ FORKS = multiprocessing.get_context("forkserver")
 MODELS = [
     f"transformers.models.{kind}.modeling_{kind}" for kind in ("bart", "bert", "gpt2", "llama", "roberta", "t5", "vit")
 ]
-FORKS.set_forkserver_preload(["trainer.loop", "trainer.agent.run", "transformers", "peft", *MODELS])
+DIFFUSION = [
+    f"diffusers.pipelines.stable_diffusion{kind}"
+    for kind in (".pipeline_stable_diffusion", "_xl.pipeline_stable_diffusion_xl")
+]
+FORKS.set_forkserver_preload(["trainer.loop", "trainer.agent.run", "transformers", "peft", *MODELS, *DIFFUSION])
 TENSORS = ("model", "optimizer", "gradients")
 
 
