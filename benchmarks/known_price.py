@@ -67,7 +67,7 @@ def known(tokens: int = TOKENS) -> Known:
         work, offer, Fit(drop=None, reason="", pace=times, plan=plan), Caps(spot=False, boot_s=BOOT_S), (None, ""),
         nodes=1, storage_usd_per_gib_month=0.0,
     )  # fmt: skip
-    p50, p90 = kind.p50(0.0), kind.p90(0.0)
+    p50, p90 = kind.p50(0.0), kind.p90(0.0, 1.0)
     return Known(
         minutes=(p50 / 60, p90 / 60), usd=(USD_PER_HOUR * kind.billed(p50), USD_PER_HOUR * kind.billed(p90))
     )  # fmt: skip

@@ -9,8 +9,8 @@ from benchmarks.memory_table import LLAMA_2_70B, LLAMA_32_3B
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware
 from broker.decide.memory_builds import Numerics
+from broker.decide.memory_held import trained_parameters
 from broker.decide.roofline import Ideal, Run, ideal
-from broker.decide.throughput import adapted_weights
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
@@ -136,21 +136,20 @@ def _asked(shape: ModelShape, ask: sizes.Ask) -> Run:
         numerics=numerics,
         tokens=ask.rows * ask.length,
         length=ask.length,
-        trained=adapted_weights(shape, numerics),
+        trained=trained_parameters(shape, numerics),
         optimizer=ask.optimizer,
         devices=ask.gpus,
         sharding="fsdp" if ask.gpus > 1 else "none",
     )
 
 
-def fms() -> Iterator[Row | Refused]:
-    """fms-acceleration: transformers 4.48, reentrant checkpointing, rows of 4096 tokens."""
-    for row in _rows("fms_a100_80gb.csv"):
+def fms(file: str = "fms_a100_80gb.csv", source: str = "fms") -> Iterator[Row | Refused]:
+    """fms-acceleration: reentrant checkpointing, rows of 4096 tokens."""
+    for row in _rows(file):
         gpus, batch = int(row["num_gpus"]), int(row["per_device_train_batch_size"])
-        plug_in, mistral = row["framework_config"], row["model_name_or_path"].startswith("mistralai")
-        known = catalogue.find("mistralai/Mistral-7B-v0.1")
-        assert known is not None
-        shape = shape_of("m", known.config if mistral else LLAMA_2_70B)
+        plug_in, name = row["framework_config"], _model(row["model_name_or_path"])
+        known = None if name == "Llama-2-70B" else catalogue.find(f"mistralai/{name}-v0.1")
+        shape = shape_of(name, LLAMA_2_70B if known is None else known.config, mixtures=True)
         method = "qlora" if "bnb" in plug_in else "lora" if row["peft_method"] else "full"
         ask = sizes.Ask(
             method=method,  # type: ignore[arg-type]
@@ -158,12 +157,21 @@ def fms() -> Iterator[Row | Refused]:
             length=4096, rows=batch, gpus=gpus, sharding="fsdp" if gpus > 1 else "none",
             targets=tuple(row["target_modules"].split()) or ("all-linear",), dropout=0.1, attention="flash",
         )  # fmt: skip
-        name = f"{'Mistral-7B' if mistral else 'Llama-2-70B'} {plug_in} {method} batch {batch}, {gpus} GPU"
         run = replace(_asked(shape, ask), recompute="whole")
         if plug_in == "accelerated-peft-bnb":  # autocast as well, but it leaves norms in half precision
             run = replace(run, numerics=replace(run.numerics, norms_float32=False))
-        rate = float(row["train_tokens_per_second"])
-        yield _row("fms", name, f"fms {method}", run, TABLE["a100-80gb-sxm"], rate)
+        rate, name = float(row["train_tokens_per_second"]), f"{name} {plug_in} {method} batch {batch}, {gpus} GPU"
+        yield _row(source, name, f"{source} {method}", run, TABLE["a100-80gb-sxm"], rate)
+
+
+def _model(path: str) -> str:
+    """Its name in the catalogue, but for Llama 2's."""
+    return next((name for name in ("Mistral-7B", "Mixtral-8x7B") if name in path), "Llama-2-70B")
+
+
+def blind() -> list[Row]:
+    """The same of an earlier version, transformers 4.45.2, with a mixture of experts: nothing was fitted on them."""
+    return [row for row in fms("fms_a100_80gb_4_45.csv", "fms 4.45") if isinstance(row, Row)]
 
 
 def peft() -> Iterator[Row | Refused]:
@@ -189,6 +197,6 @@ def peft() -> Iterator[Row | Refused]:
 
 
 def everything() -> tuple[list[Row], list[Refused]]:
-    """Every row of the four files: those that can be estimated, and the others with the reason."""
+    """Every row of the four files that the fit knows: those that can be estimated, and the others with the reason."""
     found = [*foundry(), *torchtitan(), *fms(), *peft()]
     return [r for r in found if isinstance(r, Row)], [r for r in found if isinstance(r, Refused)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.throughput_fit import fit, fitted, quantile, surprise
-from benchmarks.throughput_rows import Row, everything
+from benchmarks.throughput_rows import Row, blind, everything
 from broker.decide.calibration import FITTED, GPU_PRIOR, SPREAD_UNMEASURED, Belief, believe
 from broker.decide.hardware import TABLE
 
@@ -127,6 +127,14 @@ def by_group(left: Iterable[Left]) -> dict[str, list[float]]:
     return groups
 
 
+def by_family(left: Iterable[Left]) -> dict[str, list[float]]:
+    """By architecture and method."""
+    groups: dict[str, list[float]] = {}
+    for one in left:
+        groups.setdefault(f"{one.row.family}, {one.row.group}", []).append(one.surprise)
+    return groups
+
+
 def _percent(surprises: Iterable[float], pick: Callable[[list[float]], float] = statistics.median) -> float:
     return round(pick([100 * abs(math.expm1(s)) for s in surprises]), 2)
 
@@ -161,6 +169,11 @@ def main() -> None:
             off = f"{100 * math.expm1(one.surprise):+7.2f} %  {one.row.rate:9.1f} tokens/s"
             print(f"{off}  {one.row.source}: {one.row.name}")
     table("as shipped (peft: a GPU that nothing was fitted on; all other rows were fitted on)", grouped(shipped))
+    unknown = [Left(row=r, surprise=surprise(r, FITTED)) for r in blind()]
+    table(
+        "as shipped, of fms-acceleration with transformers 4.45.2 and mixtures of experts, which nothing was fitted on",
+        by_family(unknown),
+    )
     known = left_out(used, lambda r: r.group)
     sizes = [one for one in known if one.row.source == "llm-foundry"]
     table("model size left out (llm-foundry)", by_group(sizes))

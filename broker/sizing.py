@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from broker.domain.errors import InvalidInput
 from broker.domain.offer import ModelShape, Parallelism, Plan
 from broker.models import catalogue
 from broker.models.defaults import filled
-from broker.models.shape import headed_shape, shape_of
+from broker.models.shape import headed_shape, shape_of, text_of
 
 TRACE_PATIENCE_S = 300
 EXACT_PRECISIONS = {
@@ -199,14 +199,21 @@ def estimate(
         found = sizes.estimate(shape, ask)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    lacking = filled(given)[1]
-    if lacking:
-        what = f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
-        found = replace(found, notes=(*found.notes, what))
+    found = replace(found, notes=(*found.notes, *_taken(given, shape)))
     hardware = hardware_of(gpu)
     return _document(
         name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None
     )
+
+
+def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
+    """What was read otherwise than the config says it, in words."""
+    lacking = filled(text_of(given))[1]
+    if lacking:
+        yield f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
+    others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
+    if others:
+        yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"
 
 
 def _document(

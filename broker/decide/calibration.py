@@ -62,6 +62,10 @@ SPREAD_MEASURED = 1.112
 fits that had not seen their method."""
 SPREAD_UNMEASURED = 1.31
 """The worst of 237 rows by a fit without their architecture. Three architectures are too few for a quantile."""
+SPREAD_MIXTURE = 1.4
+"""The worst of ten blind rows of Mixtral-8x7B, all of them slower than estimated."""
+SPREAD_COUNTED = 2.0
+"""Where operations are counted and no run of such a model was ever measured [assumed]."""
 SPREAD_CPU = 2.0
 """Processors differ by more than any share tells [assumed]; one was measured."""
 

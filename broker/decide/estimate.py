@@ -122,15 +122,17 @@ def adapted_modules(
 def check(shape: ModelShape, ask: Ask) -> None:
     """Raises Unanswerable."""
     sizes = (
-        ("--seq", ask.length),
-        ("--micro-batch", ask.rows),
-        ("--gpus", ask.gpus),
-        ("--nodes", ask.nodes),
-        ("--lora-r", ask.rank),
+        ("--seq", ask.length, 10**9),
+        ("--micro-batch", ask.rows, 10**6),
+        ("--gpus", ask.gpus, 10**6),
+        ("--nodes", ask.nodes, 10**6),
+        ("--lora-r", ask.rank, 10**6),
     )
-    for name, value in sizes:
+    for name, value, most in sizes:
         if value < 1:
             raise Unanswerable(f"{name} {value}: must be at least 1")
+        if value > most:
+            raise Unanswerable(f"{name} {value}: must be at most {most}")
     if not 0 <= ask.dropout < 1:
         raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
     if shape.max_positions is not None and ask.length > shape.max_positions:

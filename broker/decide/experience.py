@@ -44,7 +44,7 @@ def like(workload: Workload) -> Like:
 
 def _base(workload: Workload) -> Kind:
     shape = workload.shape and replace(workload.shape, name="", bundled=False)
-    return shape, workload.method, workload.lora_r, workload.lora_targets, workload.precision
+    return shape, workload.method, workload.lora_r, workload.lora_targets, workload.precision, workload.sequences
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +109,9 @@ Learned = Callable[[], Experience]
 
 
 def _path(where: str, workload: Workload) -> Path:
-    return where, workload.method, workload.shape.family if workload.shape else ""
+    """A family's runs of one task tell little of another's."""
+    family = workload.shape.family if workload.shape else ""
+    return where, workload.method, family if workload.task == "causal_lm" else f"{family} {workload.task}"
 
 
 def _memory_prior(margin: float) -> Prior:
@@ -237,6 +239,6 @@ def _speed(one: Observation, planner: Planner, hardware: Hardware) -> float | No
     if one.tokens_per_s is None or one.tokens_per_s <= 0:
         return None
     run = planner.run(one.plan, hardware, one.nodes)
-    took = one.workload.global_batch * one.workload.tokens_per_row / one.tokens_per_s
+    took = one.workload.global_batch * one.workload.counted_per_row / one.tokens_per_s
     least = ideal(run, hardware).matmul * hardware.matmul_flops / hardware.bf16_flops if hardware.gpu else 0.0
     return None if took < least else log(step_seconds(run, hardware, cores=one.cores) / took)

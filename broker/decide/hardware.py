@@ -68,9 +68,9 @@ TABLE: dict[str, Hardware] = {
         # Measured products: the table "Maximum Achievable Matmul FLOPS" of stas00/ml-engineering (2025).
         # acecloud.ai, hmc-tech.com: 989.4 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s
         _gpu("h100-sxm", 80, 989.4, 66.9, 3350, NVLINK4, matmul=794.5, attention=335, network=FAST),
-        # hmc-tech.com: 756.5 TFLOP/s; 2.0 TB/s [u]
+        # hmc-tech.com: 756.5 TFLOP/s; stas00/ml-engineering: 2.0 TB/s
         _gpu("h100-pcie", 80, 756.5, 51.2, 2000, PCIE5, attention=756.5 * HOPPER_ATTENTION),
-        # [u] 835 TFLOP/s, 3.9 TB/s, 94 GB
+        # grokipedia.com: 94 GB, 3.93 TB/s; [u] 835 TFLOP/s
         _gpu("h100-nvl", 94, 835.0, 60.0, 3900, BRIDGE, attention=835 * HOPPER_ATTENTION),
         # acecloud.ai: the H100's die with 141 GB at 4.8 TB/s, and the same matrix products
         _gpu("h200-sxm", 141e9 / GIB, 989.4, 66.9, 4800, NVLINK4, matmul=794.5, attention=335, network=FAST),
@@ -78,7 +78,7 @@ TABLE: dict[str, Hardware] = {
         _gpu("a100-80gb-sxm", 80, 312.0, 19.5, 2039, NVLINK3, matmul=271.2, attention=203, network=FAST),
         # ai-hpc.github.io: 1935 GB/s
         _gpu("a100-80gb-pcie", 80, 312.0, 19.5, 1935, PCIE4, matmul=252.9, attention=203),
-        # hmc-tech.com: 312 TFLOP/s; 1555 GB/s [u]
+        # hmc-tech.com: 312 TFLOP/s; a list of GPUs on huggingface.co: 1555 GB/s
         _gpu("a100-40gb", 40, 312.0, 19.5, 1555, NVLINK3, matmul=271.2, attention=203, network=FAST),
         # the same over PCIe; 252.9 TFLOP/s were measured on the 80 GB board
         _gpu("a100-40gb-pcie", 40, 312.0, 19.5, 1555, PCIE4, matmul=252.9, attention=203),
@@ -86,13 +86,13 @@ TABLE: dict[str, Hardware] = {
         _gpu("l40s", 48e9 / GIB, 362.05, 91.6, 864, PCIE4),
         # waredb.com: 165.2 TFLOP/s, 1008 GB/s
         _gpu("rtx4090", 24e9 / GIB, 165.2, 82.6, 1008, PCIE4),
-        # [u] 154.8 TFLOP/s, 768 GB/s
+        # llmperf.net after Microway: 154.8 TFLOP/s; servethehome.com: 768 GB/s
         _gpu("a6000", 48e9 / GIB, 154.8, 38.7, 768, PCIE4),
-        # [u] 70 TFLOP/s, 600 GB/s
+        # sysrqmts.com: 600 GB/s (the A10); [u] 70 TFLOP/s; a list on huggingface.co has 62.5
         _gpu("a10g", 24e9 / GIB, 70.0, 31.5, 600, PCIE4),
-        # [u] 121 TFLOP/s, 300 GB/s
+        # fpsbench.com: 300 GB/s, 30.3 TFLOP/s in fp32, of which 121 are four times; hmc-tech.com has 125
         _gpu("l4", 24e9 / GIB, 121.0, 30.3, 300, PCIE4),
-        # stas00/ml-engineering: 2250 TFLOP/s, 1745 measured; [u] 8 TB/s, 180 GB
+        # stas00/ml-engineering: 2250 TFLOP/s, 1745 measured, 8 TB/s, 180 GB; other pages have 7.7 TB/s
         _gpu(
             "b200", 180e9 / GIB, 2250.0, 75.0, 8000, NVLINK5, matmul=1745, attention=2250 * HOPPER_ATTENTION,
             network=FAST,

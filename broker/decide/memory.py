@@ -1,8 +1,7 @@
 """Memory that a job of gpubroker's own trainer needs on one device; the peak is played by `memory_step`."""
 
-from broker.decide.estimate import ATTENTION_ROLES, evidence_of
+from broker.decide.estimate import ATTENTION_ROLES, adapted_modules, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
-from broker.decide.memory_held import adapter_parameters
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, MemoryNeed, ModelShape, Workload
@@ -19,7 +18,7 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     if workload.method != "lora":
         return frozenset()
     if workload.lora_targets == "all-linear":
-        return frozenset(names)
+        return adapted_modules(shape, ("all-linear",))[0]
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 
@@ -28,13 +27,6 @@ def target_inputs(shape: ModelShape, targets: str) -> int:
     """Sum of the input widths of one layer's LoRA targets."""
     every = targets == "all-linear"
     return sum(inputs for role, (inputs, _) in linears(shape).items() if every or role in ATTENTION_ROLES)
-
-
-def trainable_parameters(workload: Workload, shape: ModelShape) -> int:
-    """What the optimizer holds states for."""
-    if workload.method == "lora":
-        return adapter_parameters(shape, workload.lora_r, adapted(workload, shape))
-    return shape.parameters
 
 
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
@@ -58,7 +50,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
     """What one device must have; None for a script, about which nothing is known.
 
     `bf16`: the device computes in it. `gpu`: False for a CPU, whose context is the process itself. `devices`: each of
-    several holds everything, and the buckets of the gradients' all-reduce besides.
+    several holds everything, and the buckets of the gradients' all-reduce besides; they share the global batch.
     """
     shape = workload.shape
     if shape is None:
@@ -68,7 +60,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         rows=workload.micro_batch,
         length=workload.sequence,
         checkpointing=workload.gradient_checkpointing,
-        accumulated=workload.global_batch > workload.micro_batch,
+        accumulated=workload.global_batch > workload.micro_batch * devices,
         replicas=devices,
     )
     played = play(shape, step)

@@ -98,6 +98,11 @@ class Planner:
         """The workload with the plan's numbers."""
         return replace(self._workload, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
 
+    def _at_once(self, plan: Plan) -> Workload:
+        """The same as memory sees it, where every sequence of a row is a row."""
+        work, each = self.as_planned(plan), self._workload.sequences
+        return replace(work, micro_batch=work.micro_batch * each, global_batch=work.global_batch * each)
+
     def run(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> Run:
         """One step under the plan, as the time model sees it."""
         work = self.as_planned(plan)
@@ -113,19 +118,19 @@ class Planner:
     def need(self, plan: Plan, hardware: Hardware, nodes: int = 1) -> MemoryNeed:
         """Bytes of one device."""
         shards, several = shards_of(plan, nodes), plan.devices > 1
-        key = (plan.micro_batch, plan.gradient_checkpointing, several, shards, hardware.bf16, hardware.gpu)
+        accumulated = self._workload.global_batch > plan.micro_batch * plan.devices
+        key = (plan.micro_batch, plan.gradient_checkpointing, several, accumulated, shards, hardware.bf16, hardware.gpu)
         if key not in self._needs:
-            work = self.as_planned(plan)
             if shards > 1:
-                found = self._sharded(work, shards, hardware)
+                found = self._sharded(self._at_once(plan), shards, hardware, accumulated)
             else:  # all of several devices hold the same, however many
-                held = memory(work, bf16=hardware.bf16, gpu=hardware.gpu, devices=2 if several else 1)
+                held = memory(self._at_once(plan), bf16=hardware.bf16, gpu=hardware.gpu, devices=plan.devices)
                 assert held is not None
                 found = held
-            self._needs[key] = self._corrected(work, found, hardware.gpu, shards > 1)
+            self._needs[key] = self._corrected(self.as_planned(plan), found, hardware.gpu, shards > 1)
         return self._needs[key]
 
-    def _sharded(self, work: Workload, shards: int, hardware: Hardware) -> MemoryNeed:
+    def _sharded(self, work: Workload, shards: int, hardware: Hardware, accumulated: bool) -> MemoryNeed:
         numerics = numerics_of(work, self._shape, bf16=hardware.bf16, gpu=True)
         masters = numerics.full and numerics.compute < numerics.trained
         numerics = replace(numerics, weight=numerics.compute, autocast=False)  # FSDP casts what it gathers
@@ -134,7 +139,7 @@ class Planner:
             rows=work.micro_batch,
             length=work.sequence,
             checkpointing=work.gradient_checkpointing,
-            accumulated=work.global_batch > work.micro_batch,
+            accumulated=accumulated,
             shards=shards,
             masters=masters,
         )

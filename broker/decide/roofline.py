@@ -10,8 +10,16 @@ from typing import Literal
 
 from broker.decide.calibration import FITTED, Calibration
 from broker.decide.hardware import Hardware
-from broker.decide.memory_builds import Numerics, linears
-from broker.decide.traffic import LAST, LOGIT_BYTES, layer_bytes, optimizer_bytes, weight_bytes
+from broker.decide.memory_builds import Numerics, build_of, layer_matrices, linears
+from broker.decide.traffic import (
+    LAST,
+    LOGIT_BYTES,
+    adapter_bytes,
+    layer_bytes,
+    optimizer_bytes,
+    through,
+    weight_bytes,
+)
 from broker.domain.offer import ModelShape
 
 Recompute = Literal["none", "early", "whole"]
@@ -38,6 +46,8 @@ class Run:
     micro_batches: float = 1
     """A step, one after another."""
     recompute: Recompute = "none"
+    reference: bool = False
+    """A pass of the model under its adapters goes before, without gradients (dpo)."""
     optimizer: str = "adamw_fused"
     fused: bool = False
     """Norms, rotations and activations in one kernel each."""
@@ -99,49 +109,77 @@ class Terms:
         return compute + self.optimizer + self.exposed + self.data + self.fixed
 
 
+def _passes(run: Run) -> int:
+    """Of a layer, a step back counted as two."""
+    return 3 + (run.recompute != "none") + run.reference
+
+
+def _head(shape: ModelShape) -> tuple[int, int]:
+    """(weights of the head, logits), of a token; a class of a whole text is next to nothing for each of its tokens."""
+    match shape.head:
+        case "tokens":
+            return shape.hidden * shape.vocabulary, shape.vocabulary
+        case "words":
+            return shape.hidden * shape.labels, shape.labels
+        case "image":  # the matrix that makes patches of pixels, at the other end
+            return shape.hidden * shape.vocabulary, 0
+    return 0, 0
+
+
 def _products(run: Run) -> tuple[float, float]:
     """(FLOP, elements read and written) per token of all layers' matrix products, with LoRA's own in neither."""
     trains = 3 if run.numerics.full else 2  # forward, back to the input, and back to the weights where they are trained
     flop = elements = 0.0
     for role, (inputs, outputs) in linears(run.shape).items():
         again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
-        flop += 2 * inputs * outputs * (trains + again)
-        elements += (inputs + outputs) * (trains + again)
+        products = (trains + again + run.reference) * through(run.shape, role)
+        flop += 2 * inputs * outputs * products
+        elements += (inputs + outputs) * products
     return flop * run.shape.layers, elements * run.shape.layers
 
 
-def _adapter_flop(run: Run, passes: int) -> float:
+def _adapter_flop(run: Run) -> float:
     """Per token; trained, so three products each, and the recomputed one."""
-    widths = (size for role, size in linears(run.shape).items() if role in run.numerics.adapted)
-    return 2 * run.numerics.rank * sum(a + b for a, b in widths) * passes * run.shape.layers
+    each = linears(run.shape).items()
+    widths = (sum(size) * through(run.shape, role) for role, size in each if role in run.numerics.adapted)
+    return 2 * run.numerics.rank * sum(widths) * (_passes(run) - run.reference) * run.shape.layers
 
 
-def _matmul(run: Run, hardware: Hardware, flop: float, passes: int) -> float:
-    head = 2 * run.shape.hidden * run.shape.vocabulary * (3 if run.numerics.full else 2)
+def _head_flop(run: Run) -> int:
+    return 2 * _head(run.shape)[0] * ((3 if run.numerics.full else 2) + run.reference)
+
+
+def _matmul(run: Run, hardware: Hardware, flop: float) -> float:
     half = run.numerics.compute == 2
     rate = hardware.matmul_flops if half else hardware.fp32_flops
     adapters = rate if run.numerics.autocast else hardware.fp32_flops
-    return (flop + head) / rate + _adapter_flop(run, passes) / adapters
+    return (flop + _head_flop(run)) / rate + _adapter_flop(run) / adapters
+
+
+def _scores(run: Run) -> float:
+    """FLOP of a token's attention, one pass. Causal: half of 4 q S."""
+    seen = 1.0 if build_of(run.shape).encoder else 0.5
+    return 4 * seen * run.shape.layers * run.shape.heads * run.shape.head_dim * run.length
 
 
 def _attention(run: Run, hardware: Hardware) -> float:
-    # Causal: half of 4 q S. The backward pass of a fused attention costs 2.5 times its forward pass.
-    flop = 2 * run.shape.layers * run.shape.heads * run.shape.head_dim * run.length
-    flop *= 3.5 if run.recompute == "none" else 4.5
+    # The backward pass of a fused attention costs 2.5 times its forward pass.
+    flop = _scores(run) * (_passes(run) + 0.5)
     return flop / (hardware.attention_flops if run.numerics.compute == 2 else hardware.fp32_flops)
 
 
-def _modules(run: Run, passes: int) -> float:
+def _modules(run: Run) -> float:
     """Bytes of one micro-batch between the layers' matrix products."""
-    layer = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
-    return run.tokens * run.shape.layers * layer * passes
+    bare = layer_bytes(run.shape, run.numerics, run.length, fused=run.fused)
+    adapters = adapter_bytes(run.shape, run.numerics) * (_passes(run) - run.reference)
+    return run.tokens * run.shape.layers * (bare * _passes(run) + adapters)
 
 
-def _rest(run: Run, elements: float, passes: int) -> float:
+def _rest(run: Run, elements: float) -> float:
     """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
-    products = elements * run.numerics.compute
-    logits = run.shape.vocabulary * LOGIT_BYTES * run.numerics.compute / 2
-    weights = run.shape.layers * sum(a * b for a, b in linears(run.shape).values())
+    products, passes = elements * run.numerics.compute, _passes(run)
+    logits = _head(run.shape)[1] * LOGIT_BYTES * run.numerics.compute / 2 * (1 + run.reference / 3)
+    weights = run.shape.layers * layer_matrices(run.shape)
     read = weight_bytes(run.numerics, passes if run.numerics.full else passes - 1)
     return run.tokens * (products + logits) + weights * read
 
@@ -161,29 +199,26 @@ def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
 def model_flop(run: Run) -> float:
     """Of a token that is trained on, recomputation left out: what utilisation (MFU) counts."""
     kept = replace(run, recompute="none")
-    head = 2 * run.shape.hidden * run.shape.vocabulary * (3 if run.numerics.full else 2)
-    scores = 2 * run.shape.layers * run.shape.heads * run.shape.head_dim * run.length * 3
-    return _products(kept)[0] + _adapter_flop(kept, 3) + head + scores
+    return _products(kept)[0] + _adapter_flop(kept) + _head_flop(kept) + 3 * _scores(kept)
 
 
 def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
     """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
-    passes = 3 if run.recompute == "none" else 4
     tokens = run.tokens * run.micro_batches
-    launches = run.micro_batches * run.shape.layers * passes * (1 if run.numerics.full else 2)
+    launches = run.micro_batches * run.shape.layers * _passes(run) * (1 if run.numerics.full else 2)
     shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
     states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
     within, between = _messages(run, hardware)
     flop, elements = _products(run)
     micro_s = run.micro_batches / hardware.bandwidth / cores  # seconds for a byte of each micro-batch
-    between_products = _modules(run, passes) * micro_s
+    between_products = _modules(run) * micro_s
     return Ideal(
         hardware=hardware.name,
         gpu=hardware.gpu,
-        matmul=_matmul(run, hardware, flop, passes) * tokens / cores,
+        matmul=_matmul(run, hardware, flop) * tokens / cores,
         attention=_attention(run, hardware) * tokens / cores,
         modules=0.0 if run.fused else between_products,
-        elementwise=_rest(run, elements, passes) * micro_s + (between_products if run.fused else 0.0),
+        elementwise=_rest(run, elements) * micro_s + (between_products if run.fused else 0.0),
         optimizer=states / hardware.bandwidth / cores,
         launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
         within=within,

@@ -12,9 +12,10 @@ from typing import Literal
 
 from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
+from broker.decide.memory_held import trained_parameters
 from broker.decide.plans import ABOUT, MOST_ROWS, dividers
 from broker.decide.roofline import Run, ideal, model_flop, terms
-from broker.decide.throughput import adapted_weights, spread_of
+from broker.decide.throughput import spread_of
 from broker.domain.offer import ModelShape, Parallelism, Plan
 from trainer.contract.train import PARALLELISMS
 
@@ -79,7 +80,7 @@ def run_of(shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float,
         numerics=numerics,
         tokens=plan.micro_batch * tokens_per_row,
         length=tokens_per_row,
-        trained=adapted_weights(shape, numerics),
+        trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
         recompute="early" if plan.gradient_checkpointing else "none",
         optimizer=ask.optimizer,

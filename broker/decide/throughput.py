@@ -3,11 +3,19 @@
 from dataclasses import dataclass, replace
 from math import exp, expm1
 
-from broker.decide.calibration import FITTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED, Belief
+from broker.decide.calibration import (
+    FITTED,
+    SPREAD_COUNTED,
+    SPREAD_CPU,
+    SPREAD_MEASURED,
+    SPREAD_MIXTURE,
+    SPREAD_UNMEASURED,
+    Belief,
+)
 from broker.decide.hardware import Hardware
-from broker.decide.memory import numerics_of, trainable_parameters
-from broker.decide.memory_builds import Numerics
-from broker.decide.memory_held import adapter_parameters
+from broker.decide.memory import numerics_of
+from broker.decide.memory_builds import build_of
+from broker.decide.memory_held import trained_parameters
 from broker.decide.roofline import Run, ideal, terms
 from broker.domain.offer import ModelShape, Parallelism, Workload
 
@@ -43,20 +51,27 @@ class Pace:
     """Own runs on such hardware that it rests on."""
 
 
-def adapted_weights(shape: ModelShape, numerics: Numerics) -> int:
-    """Weights that the optimizer holds states for."""
-    return shape.parameters if numerics.full else adapter_parameters(shape, numerics.rank, numerics.adapted)
-
-
 def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     """(factor, evidence): tokens/s lie between the estimate over the factor and times it; see `calibration`."""
     if not hardware.gpu:
         return SPREAD_CPU, "one core's rate, by one measurement on two cores"
+    fitted, several = hardware.name in FITTED.matmul, run.sharding in ("ddp", "hybrid")
+    if run.shape.labels:
+        what = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
+        return SPREAD_COUNTED, f"operations of {what} counted, none was measured; interval [assumed]"
+    if run.shape.experts:
+        if fitted and not several:
+            return (
+                SPREAD_MIXTURE,
+                "experts counted by those that are active; as wide as the worst of 10 runs of Mixtral",
+            )
+        return SPREAD_COUNTED, f"no run of a mixture of experts on the {hardware.name}; interval [assumed]"
     worst = "interval as wide as the worst of 237 runs on unseen GPUs"
-    if hardware.name not in FITTED.matmul:
+    if not fitted:
         return SPREAD_UNMEASURED, f"nothing fitted on the {hardware.name}: shares of other GPUs' runs; {worst}"
-    if run.sharding in ("ddp", "hybrid"):
-        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with {run.sharding.upper()}; {worst}"
+    if several or run.reference:
+        what = run.sharding.upper() if several else "a reference"
+        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with {what}; {worst}"
     return SPREAD_MEASURED, f"fitted on runs on the {hardware.name}; 90 % interval"
 
 
@@ -76,11 +91,12 @@ def run_of(
     return Run(
         shape=shape,
         numerics=numerics,
-        tokens=workload.micro_batch * workload.tokens_per_row,
+        tokens=workload.micro_batch * workload.sequences * workload.tokens_per_row,
         length=workload.tokens_per_row,
-        trained=trainable_parameters(workload, shape),
+        trained=trained_parameters(shape, numerics),
         micro_batches=workload.global_batch / devices / workload.micro_batch,
         recompute="early" if workload.gradient_checkpointing else "none",
+        reference=workload.reference,
         devices=devices,
         nodes=min(nodes, devices),
         sharding="none" if devices == 1 or parallelism == "single" else parallelism,
@@ -111,11 +127,12 @@ class Timing:
 def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
     """Of the workload that `run` is a step of. `cores`: of a CPU."""
     cores = 1 if hardware.gpu else max(1, cores)
-    # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three.
+    # Forward passes: one product of two or three, one part of attention's 3.5, a pass of three; with a reference two.
     alone = replace(run, micro_batches=1.0, recompute="none", devices=1, nodes=1, sharding="none")
     once = terms(ideal(alone, hardware, cores=cores))
-    products = once.matmul / (3 if run.numerics.full else 2)
-    forward = products + once.attention / 3.5 + (once.elementwise + once.host) / 3
+    more, trains = int(run.reference), 3 if run.numerics.full else 2
+    products, scores = once.matmul / (trains + more), once.attention / (3.5 + more)
+    forward = (products + scores + (once.elementwise + once.host) / (3 + more)) * (1 + more)
     spread, evidence = spread_of(run, hardware)
     return Timing(
         step_s=step_seconds(run, hardware, cores=cores),
@@ -151,7 +168,10 @@ def corrected(at: Timing, known: Belief) -> Timing:
 def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
     """Time of the whole workload. `local`: the weights lie on this machine."""
     states, fetched = at.trained * STATE_BYTES, WEIGHT_BYTES * at.parameters + workload.data_bytes
-    training, evaluation = workload.steps * at.step_s, workload.eval_rows * workload.tokens_per_row * at.evaluated_s
+    training, evaluation = (
+        workload.steps * at.step_s,
+        workload.eval_rows * workload.sequences * workload.tokens_per_row * at.evaluated_s,
+    )
     stall = states / SNAPSHOT_BYTES_PER_S / workload.checkpoint_every_s
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
     return Pace(

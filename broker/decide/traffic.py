@@ -4,7 +4,7 @@
 once; else transformers' modules as they are written, each operation reading its inputs and writing its output.
 """
 
-from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.memory_builds import Numerics, build_of, copies, linears
 from broker.domain.offer import ModelShape
 
 LAST = frozenset({"down", "proj"})
@@ -22,6 +22,15 @@ CLIP_ACCESSES = 3
 """Of each gradient: read for the norm, read and written to scale it."""
 
 
+ROUTED_ACCESSES = 7
+"""Of a hidden state for each expert that it goes through: gathered, weighted, and added to the others' outputs."""
+
+
+def through(shape: ModelShape, role: str) -> int:
+    """How many such matrices of a layer a token goes through: one, or one for each expert that is chosen for it."""
+    return shape.active_experts if copies(shape, role) > 1 else 1
+
+
 def _norm_bytes(numerics: Numerics, stream: int, *, fused: bool) -> int:
     """Per element. An eager RMSNorm: raised to float32, squared, averaged, multiplied, lowered, weighted."""
     if fused:
@@ -37,8 +46,9 @@ def _stream(numerics: Numerics) -> int:
 
 
 def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: bool) -> float:
-    """Per token of one layer's forward pass, its matrix products left out."""
+    """Per token of one layer's forward pass, its matrix products and adapters left out."""
     build, s, stream = build_of(shape), numerics.compute, _stream(numerics)
+    active = shape.active_experts or 1
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norm = _norm_bytes(numerics, stream, fused=fused or build.norm == "layer")
     moved: float = build.norms * norm * shape.hidden + 2 * 3 * stream * shape.hidden
@@ -46,24 +56,27 @@ def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: 
         moved += norm * (q + kv)
     if build.rotary:
         moved += (2 if fused else 10) * s * (q + kv)
-    moved += ((3 if fused else 5) if shape.gated_mlp else 2) * s * shape.intermediate
+    moved += ((3 if fused else 5) if shape.gated_mlp else 2) * s * shape.intermediate * active
+    if shape.experts:
+        moved += ROUTED_ACCESSES * s * shape.hidden * active
     if stream > s:
-        moved += sum((stream + s) * inputs for role, (inputs, _) in linears(shape).items() if role not in LAST)
+        cast = ((role, inputs) for role, (inputs, _) in linears(shape).items() if role not in LAST)
+        moved += sum((stream + s) * inputs * through(shape, role) for role, inputs in cast)
     if numerics.attention == "eager" or build.broadcast:
         moved += SCORE_ACCESSES * s * shape.heads * length
-    return moved + adapter_bytes(shape, numerics)
+    return moved
 
 
 def adapter_bytes(shape: ModelShape, numerics: Numerics) -> float:
     """Per token of one layer's forward pass: peft raises an adapter's input to float32, drops out, and adds its output
     scaled; without autocast all that stays in float32."""
     s = numerics.compute
-    widths = [size for role, size in linears(shape).items() if role in numerics.adapted]
+    widths = [(size, through(shape, role)) for role, size in linears(shape).items() if role in numerics.adapted]
     dropped = 9 if numerics.dropout else 0
     raised = (s + 4) if s < 4 else 0
     read = 6 + s if numerics.autocast else 4
     result = 6 * s if numerics.autocast or s == 4 else 4 + 8 + (s + 8) + (4 + s)
-    return sum((raised + dropped + read) * inputs + result * outputs for inputs, outputs in widths)
+    return sum(((raised + dropped + read) * inputs + result * outputs) * n for (inputs, outputs), n in widths)
 
 
 def weight_bytes(numerics: Numerics, products: float) -> float:

@@ -16,7 +16,12 @@ class Rows:
     count: int
     tokens_mean: float
     tokens_longest: int
-    """Both before `max_length` cuts them."""
+    """Both of a sequence that the model reads, before `max_length` cuts it."""
+    sequences: int = 1
+    """Of a row: a preference has two."""
+    written_mean: float = 0.0
+    written_longest: int = 0
+    """Of what an encoder-decoder writes, likewise; 0 elsewhere."""
 
 
 def held_out(rows: int, share: float) -> int:
@@ -44,10 +49,17 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
     lora = train.method if train.method.kind == "lora" else None
     steps = steps_of(spec, rows.count)
     longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
+    mean = min(rows.tokens_mean, longest)
+    if shape is not None and shape.pixels:  # an image has as many tokens as it has patches, and one more
+        longest = shape.max_positions or 1
+        mean = float(longest)
     between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
     return Workload(
         shape=shape,
-        unestimated="" if shape else f"task {train.task} is not estimated",
+        unestimated="" if shape else f"task {train.task} of such a model",
+        task=train.task,
+        sequences=rows.sequences,
+        reference=train.task == "dpo",
         method=train.method.kind,
         lora_r=lora.r if lora else 0,
         lora_targets=lora.targets if lora else "all-linear",
@@ -58,11 +70,13 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         free_micro_batch=train.micro_batch == "auto",
         global_batch=train.global_batch,
         sequence=longest,
-        tokens_per_row=min(rows.tokens_mean, longest),
+        tokens_per_row=mean,
+        written=min(rows.written_longest, train.max_length),
+        written_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
         eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
         checkpoint_every_s=spec.checkpoint.every_s,
-        data_bytes=int(rows.count * rows.tokens_mean * BYTES_A_TOKEN),
+        data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )
 
 

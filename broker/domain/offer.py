@@ -229,6 +229,11 @@ class Workload:
     """None: a script, or a task that nobody estimates; neither its memory nor its time is known."""
     unestimated: str = ""
     """Why there is no shape, in words; empty for a script."""
+    task: str = "causal_lm"
+    sequences: int = 1
+    """Of each row, that go through the model: dpo compares two."""
+    reference: bool = False
+    """The model under its adapters looks at all of them too, without gradients."""
     method: Literal["full", "lora", "script"]
     lora_r: int = 0
     lora_targets: str = "all-linear"
@@ -252,6 +257,10 @@ class Workload:
     """Tokens of the longest row, for memory."""
     tokens_per_row: float = 512.0
     """Mean, for time."""
+    written: int = 0
+    """Tokens that an encoder-decoder writes of the longest row."""
+    written_per_row: float = 0.0
+    """Mean."""
     steps: int = 0
     """Optimizer steps still to do."""
     eval_rows: int = 0
@@ -259,6 +268,14 @@ class Workload:
     checkpoint_every_s: float = 300.0
     data_bytes: int = 0
     """Of the data set."""
+
+    @property
+    def counted_per_row(self) -> float:
+        """What the trainer counts of a row in its tokens/s: all tokens that the model reads and writes; a picture is
+        one."""
+        if self.shape is not None and self.shape.pixels:
+            return 1.0
+        return self.sequences * self.tokens_per_row + self.written_per_row
 
 
 class Verdict(StrEnum):

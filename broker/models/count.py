@@ -21,10 +21,9 @@ def number(c: Config, *keys: str, default: int | None = None) -> int:
         if value is not None:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
-            break
-    else:
-        if default is not None:
-            return default
+            raise ValueError(f"no positive {key}: {value!r}")
+    if default is not None:
+        return default
     raise ValueError(f"no positive {keys[0]}")
 
 

@@ -7,6 +7,7 @@ from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import count
+from broker.models.checked import ACTIVATION_KEYS, EXPERTS, check
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS, encoder_shape
 
@@ -21,7 +22,6 @@ def _invalid(message: str) -> InvalidInput:
 WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
 """Families whose class has a sliding window of 4096 tokens where the config says nothing."""
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape | None:
@@ -31,6 +31,7 @@ def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) 
     if config.get("model_type") not in ENCODERS:
         return None
     try:
+        check(config)
         return encoder_shape(name, config, task or "text_classification")
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}") from None
@@ -39,12 +40,15 @@ def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
     it may be a mixture of experts."""
-    text = config.get("text_config")
-    config, _ = filled(text if isinstance(text, Mapping) and text else config)
+    config, _ = filled(text_of(config))
     if config.get("is_encoder_decoder"):
         raise _invalid(
             f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
         )
+    try:
+        check(config)
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
     experts = next((config[k] for k in EXPERTS if config.get(k)), 0)
     if experts and not (mixtures and config.get("model_type") in MIXTURES):
         raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
@@ -54,6 +58,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
     try:
+        _known_names(family, config)
         _divisible(config)
         return ModelShape(
             name=name,
@@ -77,14 +82,36 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
             **_traits(family, config),
         )
     except ValueError as e:
-        raise _invalid(f"config.json of {name!r} has {e}; only decoder-only transformers can be trained") from None
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config that has others beside it."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping) or not text:
+        return config
+    whole = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    return {**whole, **text}
+
+
+def _known_names(family: str, config: Mapping[str, Any]) -> None:
+    """Raises ValueError for an unknown architecture that does not name its sizes as a llama does."""
+    if family in BUILDS:
+        return
+    names = ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("intermediate_size", "n_inner")
+    lacking = [one[0] for one in names if all(config.get(n) is None for n in one)]
+    if lacking and not family:
+        raise ValueError(f"no model_type and no positive {lacking[0]}, so it is no model's")
+    if lacking:
+        known = ", ".join(sorted(BUILDS))
+        raise ValueError(f"no positive {lacking[0]}, and {family!r} is not an architecture that is known: {known}")
 
 
 def _divisible(config: Mapping[str, Any]) -> None:
     """Raises ValueError for heads that no model can have."""
     hidden, heads = count.number(config, "hidden_size", "n_embd"), count.number(config, "num_attention_heads", "n_head")
     shared = count.kv_heads(config)
-    if "head_dim" not in config and hidden % heads:
+    if config.get("head_dim") is None and hidden % heads:
         raise ValueError(f"a hidden_size of {hidden}, which {heads} heads do not divide")
     if heads % shared:
         raise ValueError(f"{heads} heads, which {shared} heads of keys do not divide")
@@ -107,8 +134,7 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
 def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What differs within a family; the defaults are those of transformers' config classes."""
     plain = {"gpt2": "gelu_new", "gpt_bigcode": "gelu_pytorch_tanh", "phi": "gelu_new"}
-    keys = "hidden_act", "activation_function", "hidden_activation", "activation"
-    activation = next((str(config[k]) for k in keys if config.get(k)), plain.get(family, "silu"))
+    activation = next((str(config[k]) for k in ACTIVATION_KEYS if config.get(k)), plain.get(family, "silu"))
     rates = "resid_pdrop", "residual_dropout", "hidden_dropout"
     default = 0.1 if family in ("gpt2", "gpt_bigcode") else 0.0
     rate = next((config[k] for k in rates if config.get(k) is not None), default)
@@ -121,7 +147,6 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
     window = config.get("sliding_window", 4096 if family in WINDOWED else None)
     if "use_sliding_window" in config or family in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
         window = window if config.get("use_sliding_window") else None
-    window = window if isinstance(window, int) and window > 0 else None
     norms = 2 if family == "gpt_neox" or (new and config.get("num_ln_in_parallel_attn") != 1) else 1
     return {
         "activation": activation,

@@ -202,14 +202,33 @@ def _lengths(summary: DataSummary, names: Sequence[str], literal: int) -> list[i
 
 def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     """What the estimators need. Raises InvalidInput as `check`."""
-    names, literal = _all_columns(train, summary)
+    whole = _all_columns(train, summary)
+    if train.data.chosen:  # two sequences, each the prompt with an answer
+        prompt = _template("data.prompt", train.data.prompt, summary)
+        answers = [_template(field, template, summary) for field, template in _learned(train)]
+        parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]
+        means, longest = zip(*(_tokens(summary, part) for part in parts), strict=True)
+        mean = sum(means) / len(parts)
+        return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
+    if train.task == "seq2seq":
+        read, written = (
+            _tokens(summary, _template(field, template, summary))
+            for field, template in (("data.prompt", train.data.prompt), *_learned(train))
+        )
+        return Rows(
+            count=summary.rows, tokens_mean=read[0], tokens_longest=read[1], written_mean=written[0],
+            written_longest=written[1],
+        )  # fmt: skip
+    mean, most = _tokens(summary, whole)
+    return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=most)
+
+
+def _tokens(summary: DataSummary, part: tuple[Sequence[str], int]) -> tuple[float, int]:
+    """(mean, longest) of what these columns and so much literal text make."""
+    names, literal = part
     mean = literal + sum(summary.columns[n].mean for n in names)
     longest = _lengths(summary, names, literal)[100]
-    return Rows(
-        count=summary.rows,
-        tokens_mean=max(1.0, mean / BYTES_PER_TOKEN),
-        tokens_longest=max(1, math.ceil(longest / DENSE_BYTES_PER_TOKEN)),
-    )
+    return max(1.0, mean / BYTES_PER_TOKEN), max(1, math.ceil(longest / DENSE_BYTES_PER_TOKEN))
 
 
 def column(field: str, name: str, summary: DataSummary, kind: str | None = None) -> ColumnSummary:

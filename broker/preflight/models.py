@@ -13,7 +13,7 @@ import aiohttp
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import catalogue
-from broker.models.shape import shape_of
+from broker.models.tasks import task_shape
 from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -112,28 +112,16 @@ def is_folder(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~")) or os.path.isdir(model)
 
 
-async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
-    """The shape of a folder or a Hub id. Raises InvalidInput as `find`, and for what is no plain decoder."""
-    found = await find(model, hub=hub)
-    return replace(shape_of(found.name, found.config), bundled=found.bundled)
-
-
 async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | None:
-    """The shape of the model that is trained; None for a task that is not estimated. Raises InvalidInput as `find`,
-    and for a model that the task cannot train."""
-    if train.task == "causal_lm":
-        return await resolve(train.model, hub=hub)
+    """The shape of the model as the task trains it; None where nobody estimates such a one. Raises InvalidInput as
+    `find`, and for a model that the task cannot train."""
     found = await find(train.model, hub=hub, files=model_files(train.task))
     if train.task == "text_to_image":
         if (kind := found.config.get("_class_name")) not in DIFFUSION:
             raise _invalid(f"{found.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")
         return None
-    if not found.config.get("model_type"):
-        raise _invalid(f"config.json of {found.name!r} has no model_type; is this a transformers model?")
-    if (train.task == "seq2seq") != bool(found.config.get("is_encoder_decoder")):
-        wanted = "an encoder-decoder, such as t5 or bart" if train.task == "seq2seq" else "no encoder-decoder"
-        raise _invalid(f"{found.name!r} is of the kind {found.config['model_type']}; task {train.task} takes {wanted}")
-    return None
+    shape = task_shape(found.name, found.config, train.task)
+    return shape and replace(shape, bundled=found.bundled)
 
 
 async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES) -> Found:

@@ -104,6 +104,7 @@ def test_an_unknown_architecture_is_said_to_be_one() -> None:
         ({"length": 0}, "--seq 0"),
         ({"rows": -1}, "--micro-batch -1"),
         ({"gpus": 0}, "--gpus 0"),
+        ({"rows": 10**12}, "--micro-batch 1000000000000: must be at most 1000000"),
         ({"rank": 0}, "--lora-r 0"),
         ({"dropout": 1.0}, "--lora-dropout 1"),
         ({"length": 9000}, "8192 positions"),

@@ -13,8 +13,8 @@ from broker.decide.memory import (
     memory,
     numerics_of,
     target_inputs,
-    trainable_parameters,
 )
+from broker.decide.memory_held import trained_parameters
 from broker.domain.offer import GIB, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK
 
@@ -47,9 +47,12 @@ def test_llama_3_8b_agrees_with_its_trace(
 
 
 def test_adapters_are_counted_as_peft_counts_them() -> None:
-    assert trainable_parameters(WORK, LLAMA_3_8B) == 41_943_040
-    assert trainable_parameters(replace(WORK, lora_targets="attention"), LLAMA_3_8B) == 13_631_488
-    assert trainable_parameters(replace(WORK, method="full"), LLAMA_3_8B) == LLAMA_3_8B.parameters
+    def trained(work: Workload) -> int:
+        return trained_parameters(LLAMA_3_8B, numerics_of(work, LLAMA_3_8B, bf16=True, gpu=True))
+
+    assert trained(WORK) == 41_943_040
+    assert trained(replace(WORK, lora_targets="attention")) == 13_631_488
+    assert trained(replace(WORK, method="full")) == LLAMA_3_8B.parameters
 
 
 def test_an_adapter_reads_the_input_of_each_target() -> None:
@@ -108,6 +111,14 @@ def test_accumulated_gradients_stay_during_the_forward_pass() -> None:
     one = replace(WORK, method="full", micro_batch=4, global_batch=4, gradient_checkpointing=False)
     more = peak_gib(replace(one, global_batch=8)) - peak_gib(one)
     assert more == pytest.approx(4 * 8_030_261_248 / GIB, rel=0.01)
+
+
+def test_devices_that_share_the_global_batch_accumulate_only_what_is_left() -> None:
+    """Eight rows are two micro-batches of four on one device, and one on each of two."""
+    work = replace(WORK, method="full", micro_batch=4, gradient_checkpointing=False)
+    once, shared, more = (peak_gib(replace(work, global_batch=n), devices=2) for n in (4, 8, 16))
+    assert once == shared
+    assert more - shared == pytest.approx(4 * 8_030_261_248 / GIB, rel=0.01)
 
 
 def test_tied_embeddings_have_their_gradient_from_the_start() -> None:

@@ -63,7 +63,10 @@ async def test_rows_longer_than_the_models_positions() -> None:
 
 
 async def test_a_task_that_is_not_estimated_says_so() -> None:
+    async def nothing(config: TrainConfig) -> ModelShape | None:
+        return None
+
     data = {"path": "a.csv", "prompt": "{t}", "label": "n"}
-    found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=offline)
+    found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=nothing)
     assert (found.workload.shape, found.workload.steps) == (None, 12)
-    assert found.workload.unestimated == "task text_regression is not estimated"
+    assert found.workload.unestimated == "task text_regression of such a model"

@@ -10,9 +10,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from broker.domain.errors import InvalidInput
+from broker.domain.offer import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
-from broker.preflight.models import HubClient, is_folder, resolve, resolve_for
+from broker.models.tasks import task_shape
+from broker.preflight.models import HubClient, is_folder, resolve_for
 from trainer.contract.train import TrainConfig
 
 
@@ -23,6 +25,14 @@ def published(name: str) -> dict[str, Any]:
 
 
 LLAMA = published("meta-llama/Llama-3.1-8B")
+
+
+async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
+    """A decoder's, for its next tokens."""
+    train = TrainConfig.model_validate({"model": model, "data": {"path": "a.csv", "completion": "{x}"}})
+    shape = await resolve_for(train, hub=hub)
+    assert shape is not None
+    return shape
 
 
 def test_a_shape_has_the_configs_numbers() -> None:
@@ -191,25 +201,81 @@ async def test_a_silent_hub_leaves_the_catalogue_and_it_says_so() -> None:
 
 BART = {"model_type": "bart", "is_encoder_decoder": True}
 WORDS = {"label": "y", "prompt": "{x}"}
+PAIR = {"chosen": "{x}", "rejected": "{y}"}
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "config", "found"),
+    [
+        ("text_classification", WORDS, {"model_type": "bert"}, ("bert", "text", 2)),
+        ("text_regression", WORDS, {"model_type": "roberta", "id2label": {"0": "a"}}, ("roberta", "text", 1)),
+        ("text_classification", WORDS, {"model_type": "llama", "id2label": dict.fromkeys("abc")}, ("llama", "text", 3)),
+        ("text_regression", WORDS, {"model_type": "llama"}, ("llama", "text", 1)),
+        ("token_classification", {"words": "x", "label": "y"}, {"model_type": "bert"}, ("bert", "words", 2)),
+        ("causal_lm", {"completion": "{x}"}, {"model_type": "mixtral"}, ("mixtral", "tokens", 0)),
+        ("causal_lm", {"completion": "{x}"}, {"text_config": LLAMA, "model_type": "two"}, ("llama", "tokens", 0)),
+        ("dpo", PAIR, {"model_type": "llama"}, ("llama", "tokens", 0)),
+    ],
+)
+async def test_the_task_decides_what_stands_on_the_model(
+    task: str, data: dict[str, str], config: dict[str, Any], found: tuple[str, str, int], tmp_path: Path
+) -> None:
+    shape = await of_task(task, data, config, tmp_path)
+    assert shape is not None
+    assert (shape.family, shape.head, shape.labels) == found
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "config"),
+    [
+        ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, {"model_type": "pegasus", "is_encoder_decoder": True}),
+        ("text_classification", WORDS, {"model_type": "deberta-v2", "hidden_size": 768}),
+        ("causal_lm", {"completion": "{x}"}, {"model_type": "deepseek_v3", "n_routed_experts": 256}),
+    ],
+)
+async def test_what_nobody_estimates_is_not_refused(
+    task: str, data: dict[str, str], config: dict[str, Any], tmp_path: Path
+) -> None:
+    assert await of_task(task, data, config, tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("task", "data", "config", "words"),
     [
-        ("text_classification", WORDS, {"model_type": "bert"}, None),
-        ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, BART, None),
         ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, LLAMA, "task seq2seq takes an encoder-decoder"),
         ("text_regression", WORDS, BART, "is of the kind bart; task text_regression takes no encoder-decoder"),
         ("text_regression", WORDS, {"hidden_size": 4}, "has no model_type"),
+        ("causal_lm", {"completion": "{x}"}, {"model_type": "vit"}, "vit; task causal_lm takes a model of texts"),
+        ("causal_lm", {"completion": "{x}"}, {"model_type": "bert"}, "is an encoder"),
+        ("dpo", PAIR, {"model_type": "bert", "hidden_size": 7}, "is an encoder"),
+        ("text_classification", WORDS, {"model_type": "bert", "hidden_size": 7}, "12 heads do not divide"),
+        ("text_classification", WORDS, LLAMA | {"hidden_size": -1}, "no positive hidden_size"),
     ],
 )
-async def test_a_task_takes_models_of_its_kind_and_estimates_none(
-    task: str, data: dict[str, str], config: dict[str, Any], words: str | None, tmp_path: Path
+async def test_what_a_task_cannot_train_is_refused(
+    task: str, data: dict[str, str], config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        await of_task(task, data, config, tmp_path)
+
+
+def test_tasks_to_come_have_their_heads_too() -> None:
+    vit = task_shape("v", {"model_type": "vit"}, "image_classification")
+    assert vit is not None
+    assert (vit.head, vit.max_positions) == ("image", 197)
+    reward = task_shape("r", LLAMA, "reward_model")
+    assert reward is not None
+    assert (reward.head, reward.labels) == ("text", 1)
+    bare = task_shape("r", LLAMA, "causal_lm")
+    assert bare is not None
+    assert reward.parameters == bare.parameters - 128256 * 4096 + 4096, "a number in place of a vocabulary"
+    assert task_shape("u", {"model_type": "unet"}, "text_to_image") is None
+    assert task_shape("s", {"model_type": "swin"}, "image_classification") is None
+    with pytest.raises(InvalidInput, match="takes a model of images"):
+        task_shape("b", {"model_type": "bert"}, "image_classification")
+
+
+async def of_task(task: str, data: dict[str, str], config: dict[str, Any], tmp_path: Path) -> ModelShape | None:
     path = folder(tmp_path, "config.json", "model.safetensors", "tokenizer.json", config=json.dumps(config))
     train = TrainConfig.model_validate({"task": task, "model": path, "data": {"path": "a.csv", **data}})
-    if words is None:
-        assert await resolve_for(train, hub=None) is None
-        return
-    with pytest.raises(InvalidInput, match=words):
-        await resolve_for(train, hub=None)
+    return await resolve_for(train, hub=None)

@@ -1,0 +1,79 @@
+"""Which shape the model of a task has: the task decides what is read of a config, and what stands on top."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from broker.decide.memory_builds import BUILDS
+from broker.domain.errors import InvalidInput, Problem
+from broker.domain.offer import ModelShape
+from broker.models.defaults import filled
+from broker.models.encoders import ENCODERS
+from broker.models.shape import EXPERTS, MIXTURES, headed_shape, shape_of
+
+Head = Literal["tokens", "text", "words", "image"]
+HEADS: Mapping[str, Head] = {
+    "causal_lm": "tokens", "dpo": "tokens", "text_classification": "text", "text_regression": "text",
+    "reward_model": "text", "token_classification": "words", "image_classification": "image",
+}  # fmt: skip
+"""What the model of a task makes of its last hidden states. Tasks that are not here are not estimated."""
+NUMBERS = frozenset({"text_regression", "reward_model"})
+"""Tasks whose head makes one number."""
+
+
+def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | None:
+    """The shape of the model that `task` trains; None where nobody estimates such a one, which is no reason not to
+    train it. Raises InvalidInput for a config that is broken, and for a model that the task cannot train."""
+    family = str(_of_texts(config).get("model_type") or "")
+    if not family:
+        raise _invalid(f"config.json of {name!r} has no model_type; is this a transformers model?")
+    pair, head = bool(config.get("is_encoder_decoder")), HEADS.get(task)
+    if task != "causal_lm" and (task == "seq2seq") != pair:
+        wanted = "an encoder-decoder, such as t5 or bart" if task == "seq2seq" else "no encoder-decoder"
+        raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {wanted}")
+    if head is None:
+        return None
+    if (head == "image") != (family == "vit") and family in {*ENCODERS, *BUILDS}:
+        wanted = "a model of images, such as vit" if head == "image" else "a model of texts"
+        raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {wanted}")
+    if family in ENCODERS and head != "tokens":
+        labels = {"num_labels": 1} if task in NUMBERS else {}
+        return headed_shape(name, {**config, **labels}, "token_classification" if head == "words" else None)
+    return _decoder(name, config, family, task, head)
+
+
+def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head: Head) -> ModelShape | None:
+    """Raises InvalidInput."""
+    config = _of_texts(config)
+    if any(config.get(key) for key in EXPERTS) and family not in MIXTURES:
+        return None
+    if head == "tokens":
+        return shape_of(name, config, mixtures=True)
+    if family not in BUILDS:
+        return None  # it may be an encoder or a decoder, of texts or of images
+    shape = shape_of(name, config, mixtures=True)
+    labels = 1 if task in NUMBERS else _labels(config)
+    spared = 0 if shape.tied_embeddings else shape.vocabulary * shape.hidden
+    return replace(
+        shape,
+        head=head,
+        labels=labels,
+        head_parameters=labels * shape.hidden,
+        tied_embeddings=True,
+        parameters=shape.parameters - spared + labels * shape.hidden,
+    )
+
+
+def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a model of texts and images says of its texts."""
+    text = config.get("text_config")
+    return filled(text if isinstance(text, Mapping) and text else config)[0]
+
+
+def _labels(config: Mapping[str, Any]) -> int:
+    named = config.get("id2label")
+    return len(named) if isinstance(named, Mapping) and named else 2
+
+
+def _invalid(message: str) -> InvalidInput:
+    return InvalidInput(Problem(field="train.model", message=message))
