@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.trainer import diffusion, workers
 from tests.trainer.crews import Crew, told
 from trainer import preflight
 from trainer.contract.archives import packed
+from trainer.contract.rendezvous import Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.faults import UserFault
 from trainer.snapshot import Stored
@@ -95,6 +97,18 @@ def test_two_processes_learn_what_one_does_at_any_micro_batch(models: Made, data
     both = Crew(tmp_path / "both", small, data, each=2).done().last
     for one, other in zip(told(both), told(alone), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_a_divided_model_learns_and_saves_what_a_whole_one_does(models: Made, data: Path, tmp_path: Path) -> None:
+    train = config(models["sd"], max_steps=2, precision="fp32", method=FullConfig(), micro_batch=2)
+    alone = Crew(tmp_path / "alone", train, data, each=1).done().last
+    divided = Crew(tmp_path / "divided", train, data, each=2, how=Parallelism(kind="fsdp")).done().last
+    for one, other in zip(told(divided), told(alone), strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    saved = [load_file(next((folder / "model/unet").glob("*.safetensors"))) for folder in (alone, divided)]
+    assert saved[0].keys() == saved[1].keys()
+    for name, weight in saved[0].items():
+        assert torch.allclose(weight, saved[1][name], atol=1e-4), name
 
 
 def test_what_is_drawn_for_a_row_follows_from_step_and_row(models: Made, data: Path) -> None:

@@ -80,7 +80,8 @@ def min_snr_weights(scheduler: Any, steps: torch.Tensor, gamma: float) -> torch.
     kept = scheduler.alphas_cumprod.to(steps.device)[steps].float()
     snr = kept / (1 - kept)
     velocity = scheduler.config.prediction_type == "v_prediction"
-    return snr.clamp(max=gamma) / (snr + 1 if velocity else snr)
+    weights: torch.Tensor = snr.clamp(max=gamma) / (snr + 1 if velocity else snr)
+    return weights
 
 
 def stacked(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

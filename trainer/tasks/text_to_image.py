@@ -165,7 +165,7 @@ class TextToImage(Task[Drawn]):
         if self._kind.two:
             more["added_cond_kwargs"] = {"text_embeds": batch["pooled"], "time_ids": batch["sizes"]}
         said = model(batch["noised"], batch["steps"], encoder_hidden_states=batch["text"], **more).sample
-        each = (said.float() - batch["wanted"].float()).square().mean(dim=(1, 2, 3))
+        each: torch.Tensor = (said.float() - batch["wanted"].float()).square().mean(dim=(1, 2, 3))
         if self.config.diffusion.min_snr is not None:
             each = each * min_snr_weights(self._kind.scheduler, batch["steps"], self.config.diffusion.min_snr)
         return each.sum()
