@@ -161,7 +161,7 @@ class VirtualBody:
         instance.first_step = await self._resume(spec)
         left = self._config.run_s * (1 - instance.first_step / self._config.steps) / instance.speed
         instance.trains_from, instance.ends_at = now, now + left
-        instance.saves_at = now + spec.checkpoint.every_s
+        instance.saves_at = now + spec.checkpoint.most_s
         instance.spec = spec
         await self._beat(instance, instance.first_step)
 
@@ -179,9 +179,9 @@ class VirtualBody:
             await self._finish(instance, Outcome.COMPLETED, self._config.steps)
             return
         if instance.saves_at <= until:
-            missed = math.floor((until - instance.saves_at) / spec.checkpoint.every_s) * spec.checkpoint.every_s
+            missed = math.floor((until - instance.saves_at) / spec.checkpoint.most_s) * spec.checkpoint.most_s
             await self._save(instance, spec, self._step(instance, instance.saves_at + missed))
-            instance.saves_at += missed + spec.checkpoint.every_s
+            instance.saves_at += missed + spec.checkpoint.most_s
         if now >= instance.dies_at:
             return
         step = self._step(instance, now)

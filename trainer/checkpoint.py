@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from trainer import checkpoint_plan
 from trainer.blobs import BadContent, Objects, StoreError
-from trainer.checkpoint_plan import BadFormat
+from trainer.checkpoint_plan import BadFormat, Jump
 from trainer.contract import keys
 from trainer.contract.base import Document
 from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest, ManifestFile
@@ -152,18 +152,51 @@ async def own(objects: Objects, origin: Origin) -> list[str]:
     return [k for k in reversed(found) if k.endswith(f"/{keys.MANIFEST}")]
 
 
+async def verified(objects: Objects, key: str) -> bool:
+    """Whether the results lie in the store as their manifest says. Raises StoreError."""
+    data = await objects.read(key)
+    manifest = Manifest.model_validate_json(data) if data is not None else None
+    if manifest is None or not manifest.complete:
+        return False
+    folder = key.removesuffix(keys.MANIFEST)
+    there = set(await objects.keys(folder))
+    return all(folder + file.path in there for file in manifest.files)
+
+
+def step_of(key: str) -> int:
+    """Of a manifest's key."""
+    return int(key.split("/")[-2].partition("-")[0])
+
+
+async def remove_after(objects: Objects, origin: Origin, step: int) -> None:
+    """Own checkpoints of later steps: those of a way that is not gone on. Raises StoreError."""
+    for key in await own(objects, origin):
+        if step_of(key) > step:
+            await objects.delete(key)
+
+
 async def restore(
-    objects: Objects, candidates: Sequence[str], folder: Path, *, kind: str, tell: Callable[[str], None]
+    objects: Objects,
+    candidates: Sequence[str],
+    folder: Path,
+    *,
+    kind: str,
+    tell: Callable[[str], None],
+    jumps: tuple[Jump, ...] = (),
 ) -> tuple[str, Manifest] | None:
     """Fills `folder` with the first candidate that verifies, None when none does. Raises StoreError.
 
-    `tell` hears why a candidate was passed over.
+    `tell` hears why a candidate was passed over. `jumps`: only what lies on the way that they lead is used.
     """
+    if jumps:
+        candidates = [key for key in candidates if step_of(key) <= jumps[-1].step]
     for key in candidates:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             manifest = await _fetch(objects, key, folder, kind)
+            if jumps and not checkpoint_plan.on_the_way(folder, jumps):
+                raise BadContent("it comes from before the training went back")
         except BadContent as e:
             tell(f"checkpoint {key} cannot be used: {e}; falling back to the one before it")
             continue

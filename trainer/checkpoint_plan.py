@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from trainer.contract.base import Document
 
@@ -19,7 +19,7 @@ PLAN = "plan.json"
 STATE = "state.json"
 METRICS = "metrics.jsonl"
 FORMAT = 1
-GROUPS = ("model", "optimizer", "gradients")
+GROUPS = ("model", "optimizer", "gradients", "best")
 SUFFIXES = (".safetensors", ".json", ".jsonl", ".md")
 """Of files that lie beside the tensors; the folders of a finished model are never read back."""
 MAX_HEADER = 256 << 20
@@ -32,8 +32,33 @@ class BadFormat(Exception):
     """The folder is not a whole checkpoint of a format that this trainer knows; the message says why."""
 
 
+class Jump(Document):
+    """Rows that are left out since the training went wrong with them."""
+
+    step: int
+    """Before its next step, when so many are done, the data goes on at `samples`."""
+    samples: int
+
+
+class Care(Document):
+    """What the guard remembers."""
+
+    bad: int = 0
+    """Latest steps in a row that were left out."""
+    skipped: int = 0
+    losses: tuple[float, ...] = ()
+    norms: tuple[float, ...] = ()
+    told: int = -(2**31)
+    """Step at which something strange was last told."""
+    jumps: tuple[Jump, ...] = ()
+    """Those made on the way here."""
+
+
 class Progress(Document):
     """`state.json`: where the training stands, without tensors."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    """A held-out loss may be no finite number, and must come back as it was."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -53,6 +78,9 @@ class Progress(Document):
     """The task's own, measured with the loss before the first step."""
     heldout: tuple[tuple[int, float], ...] = ()
     """(step, held-out loss) measured so far."""
+    scores: tuple[tuple[int, float], ...] = ()
+    """(step, chosen metric) of the evaluations after the first step."""
+    care: Care = Care()
     base_samples: tuple[str, ...] | None = None
 
 
@@ -121,6 +149,15 @@ def verify(folder: Path) -> None:
                 if headers[piece.file].get(name) != (whole.dtype, piece.shape):
                     raise BadFormat(f"{piece.file} does not hold the part of {name} that {PLAN} says")
             _tiled(name, whole)
+
+
+def on_the_way(folder: Path, jumps: tuple[Jump, ...]) -> bool:
+    """Whether a verified folder's state has made the jumps that lie before it, and no others."""
+    progress = Progress.model_validate_json((folder / STATE).read_bytes())
+    made = progress.care.jumps
+    due = tuple(jump for jump in jumps if jump.step <= progress.step)
+    before = tuple(jump for jump in jumps if jump.step < progress.step)
+    return made in (due, before)
 
 
 def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]:

@@ -9,6 +9,10 @@ class Fault(Exception):
     code = ExitCode.INFRASTRUCTURE
 
 
+class BadHost(Fault):
+    """This machine is not fit; another one may be."""
+
+
 class UserFault(Fault):
     """The configuration is at fault."""
 

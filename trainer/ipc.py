@@ -4,12 +4,15 @@ The worker's status goes up, the drain request comes down, and a snapshot is a f
 when it is whole; the agent uploads it and removes it.
 """
 
+import contextlib
+import json
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.checkpoint_plan import Jump
 from trainer.contract.base import Document
 from trainer.contract.rendezvous import Parallelism, Phase
 from trainer.contract.train import TrainConfig
@@ -25,6 +28,9 @@ class WorkerJob(Document):
     number: int
     """Number of the attempt, for the metrics."""
     save_every_s: float
+    """At the most; the agent may shorten it (`RunFolder.interval`)."""
+    jumps: tuple[Jump, ...] = ()
+    """Rows that are left out, since an earlier worker of this attempt went wrong with them."""
     gpus: int = 0
     """GPUs that this machine was bought with; 0: it trains on the CPU."""
     parallelism: Parallelism = Parallelism()
@@ -78,6 +84,10 @@ class Ended(Document):
     """One line: what, where and the fix."""
     ran_out: Literal["device", "host"] | None = None
     """Whose memory, where the code is `OOM`."""
+    jumps: tuple[Jump, ...] = ()
+    """Where the code is `BACK`: the way past the bad steps."""
+    bad_host: bool = False
+    """The check of the devices found this machine unfit."""
     pulled: bool = False
     """Only another process's end was seen; the reason lies there."""
 
@@ -92,6 +102,12 @@ class RunFolder:
         """Creates it empty."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.snapshots.mkdir(parents=True)
+
+    def renew(self) -> None:
+        """Before another worker of the same attempt: without what the last one left but its events."""
+        shutil.rmtree(self.snapshots, ignore_errors=True)
+        self.snapshots.mkdir()
+        self.ended.unlink(missing_ok=True)
 
     @property
     def snapshots(self) -> Path:
@@ -113,9 +129,41 @@ class RunFolder:
     def ended(self) -> Path:
         return self.root / "ended.json"
 
+    @property
+    def interval(self) -> Path:
+        """Seconds between saves, by the agent."""
+        return self.root / "interval"
+
+    @property
+    def told(self) -> Path:
+        """What the worker has to tell people: a JSON list [kind, message] a line."""
+        return self.root / "told.jsonl"
+
     def waiting(self) -> list[Path]:
         """Whole snapshots, oldest first; those being written start with a dot."""
         return sorted(p for p in self.snapshots.iterdir() if not p.name.startswith("."))
+
+
+class Teller:
+    """Tells people, by the agent; what cannot be written on a full disk is written later."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._pending: list[tuple[str, str]] = []
+
+    def __call__(self, kind: str, message: str) -> None:
+        """`kind`: as in `Told`."""
+        print(message, flush=True)
+        self._pending.append((kind, message))
+        self.flush()
+
+    def flush(self) -> None:
+        """Whole lines only: a reader takes none before its end."""
+        with contextlib.suppress(OSError):
+            while self._pending:
+                with self._run.told.open("a") as file:
+                    file.write(json.dumps(self._pending[0]) + "\n")
+                self._pending.pop(0)
 
 
 INFO = "snapshot.json"

@@ -1,13 +1,11 @@
 """The training loop: from a job to a tuned model, resumable at every micro-batch, bit by bit."""
 
 import contextlib
-import json
+import functools
 import math
-import resource
-import shutil
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,13 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import evaluate, model, order, parallel, schedule, snapshot, tasks
-from trainer.checkpoint_plan import METRICS, BadFormat, Progress
+from trainer import devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
+from trainer.checkpoint_plan import Progress
 from trainer.contract.train import LoraConfig
-from trainer.faults import Drained, Fault
-from trainer.ipc import RunFolder, Status, WorkerJob, replace
-from trainer.snapshot import Snapshot, Stored
+from trainer.faults import Drained, UserFault
+from trainer.ipc import RunFolder, WorkerJob
+from trainer.keeper import Keeper
+from trainer.report import Reporter
 
 RATE_STEPS = 20
 EVALUATION = 2**31
@@ -41,8 +40,9 @@ class Loop:
         self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
         self._parallel = parallel.of(job.parallelism, self._accelerator, self._precision)
         self._world, self._rank = self._parallel.world, self._parallel.rank
-        self._status = Status(phase="loading", message=f"loading {config.model}")
-        self._tell()
+        self._report = Reporter(run, self._accelerator)
+        self._report.say(devices.check(self._device))
+        self._report.set(0, phase="loading", message=f"loading {config.model}")
         set_seed(config.seed)
         self._task = tasks.of(config)
         examples, dropped = self._task.examples(Path(job.data), job.data_format)
@@ -55,40 +55,62 @@ class Loop:
         optimizer = model.optimizer_of(self._parameters, config.optim)
         self._task.check(self._bare, self._device)
         self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
-        self._snapshots = snapshot.Snapshots(run, self._parallel.writer())
-        self._metrics = run.root / METRICS
+        self._selection = selection.Selection(config.selection)
+        self._keeper = Keeper(
+            job,
+            run,
+            accelerator=self._accelerator,
+            arrangement=self._parallel,
+            model=self._bare,
+            parameters=self._parameters,
+            optimizer=self._optimizer,
+            selection=self._selection,
+            report=self._report,
+        )
         self._progress = Progress()
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
         self._report_start(dropped)
 
     def _report_start(self, dropped: int) -> None:
         count = sum(p.numel() for p in self._parameters.values())
-        self._say(
+        self._report.say(
             f"{self._config.model}: {count:,} of {sum(p.numel() for p in self._bare.parameters()):,} weights are "
             f"trained, {self._precision} on {self._parallel.told()}; {len(self._train)} rows, "
             f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
         )
         if dropped:
-            self._say(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
+            self._report.say(f"{dropped} rows dropped: no target within max_length {self._config.max_length}")
 
     def run(self) -> None:
         """Trains to the end and leaves the complete snapshot. Raises Drained, after saving, when asked to stop."""
         self._restore()
-        self._saved_at = time.monotonic()
+        self._keeper.start()
         try:
             self._before()
             self._bare.train()
-            while self._progress.step < self._total:
-                self._evaluate_if_due()
+            while self._goes_on():
                 self._step()
                 self._after_step()
             self._finish()
         except Drained:
             if self._progress.step or self._progress.micro:
                 self._set(phase="draining", message="saving before the end")
-                self._save()
-                self._snapshots.join()
+                self._keeper.save(self._progress)
+                self._keeper.snapshots.join()
+                self._keeper.told_of_a_failure()
             raise
+        except guard.GoBack:
+            self._keeper.snapshots.join()
+            raise
+
+    def _goes_on(self) -> bool:
+        """Evaluates before the next step, not after the last one: a run that was stopped between them does as well."""
+        if self._progress.step >= self._total:
+            return False
+        self._evaluate_if_due()
+        if why := selection.enough(self._config.selection, self._progress.scores):
+            self._report.event("early_stop", why)
+        return not why
 
     def _before(self) -> None:
         """What is measured before the first step, once in the life of a job."""
@@ -120,6 +142,7 @@ class Loop:
     def _step(self) -> None:
         """One optimizer step; after a mid-step restore, what is left of it."""
         started = time.monotonic()
+        self._jump()
         self._task.begins(self._progress.step)
         batches, targets = self._batches()
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
@@ -135,17 +158,47 @@ class Loop:
                 self._progress = self._progress.model_copy(update=halfway)
                 raise Drained
         norm = self._clip()
-        rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._snapshots.before_update()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
         if self._world > 1:
             loss = self._accelerator.reduce(loss, reduction="sum")
+        rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
         row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
+        if self._is_good(row):
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._keeper.snapshots.before_update()
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._task.size(e) for b in batches for e in b) * self._world
         self._record(row, tokens, time.monotonic() - started)
+
+    def _jump(self) -> None:
+        """Passes the rows that an earlier worker went wrong with."""
+        before = self._progress
+        self._progress = guard.jumped(before, self._job.jumps)
+        if self._progress.samples != before.samples:
+            self._optimizer.zero_grad(set_to_none=True)
+            left = self._progress.samples - before.samples
+            self._report.event(
+                "left_out", f"after step {before.step}: {left} rows are left out, and the data goes on behind"
+            )
+
+    def _is_good(self, row: dict[str, float]) -> bool:
+        """Whether the weights may be updated by this step. Raises GoBack, UserFault."""
+        scaled = self._accelerator.scaler is not None and math.isfinite(row["loss"])
+        norm = 0.0 if scaled and not math.isfinite(row["grad_norm"]) else row["grad_norm"]  # the scaler's own business
+        verdict, care, told = guard.judge(self._config.guard, self._progress, row["loss"], norm)
+        if verdict == "back":
+            jumps = guard.back(self._config.guard, self._progress, self._config.global_batch)
+        self._progress = self._progress.model_copy(update={"care": care})
+        if told:
+            self._report.event(
+                {"go": "spike", "skip": "skipped", "back": "rolled_back", "stop": "diverged"}[verdict], told
+            )
+        if verdict == "back":
+            raise guard.GoBack(jumps)
+        if verdict == "stop":
+            raise UserFault(told)
+        return verdict == "go"
 
     def _clip(self) -> float:
         """Scales the gradients down where their norm is above the limit; their norm before that."""
@@ -167,33 +220,31 @@ class Loop:
         spent = sum(s for s, _, _ in self._recent)
         if self._accelerator.is_main_process:
             whole = {"step": step, **row, "tokens": tokens, "seconds": round(seconds, 4), "attempt": self._job.number}
-            with self._metrics.open("a") as file:
-                file.write(json.dumps(whole) + "\n")
+            self._keeper.journal.add(whole)
         self._set(
             phase="training",
             message="",
-            loss=row["loss"],
+            loss=row["loss"] if math.isfinite(row["loss"]) else self._report.status.loss,
             tokens_per_s=sum(t for _, t, _ in self._recent) / spent,
             rows_per_s=sum(r for _, _, r in self._recent) / spent,
         )
-        self._say(
+        self._report.say(
             f"step {step}/{self._total}  loss {row['loss']:.4f}  lr {row['lr']:.2e}  "
-            f"{self._status.tokens_per_s:.0f} tokens/s  {seconds:.2f} s"
+            f"{self._report.status.tokens_per_s:.0f} tokens/s  {seconds:.2f} s"
         )
 
     def _after_step(self) -> None:
         step = self._progress.step
-        self._snapshots.check()
-        due = time.monotonic() - self._saved_at >= self._job.save_every_s and not self._snapshots.busy
+        self._keeper.snapshots.check()
+        self._report.flush()
+        due = self._keeper.is_due()
         drain, save = self._agree(self._run.drain.exists(), due and self._accelerator.is_main_process)
         if drain:
             raise Drained
         if save and step < self._total:
-            self._saved_at = time.monotonic()
-            self._save()
+            self._keeper.save(self._progress)
 
     def _evaluate_if_due(self) -> None:
-        """Before the next step, not after the last one: so a run that was stopped between them measures it as well."""
         step, every = self._progress.step, self._config.eval_every_steps
         if every and self._held and step and step % every == 0 and all(at != step for at, _ in self._progress.heldout):
             self._evaluate()
@@ -205,7 +256,8 @@ class Loop:
         flags = self._accelerator.reduce(torch.tensor([int(f) for f in facts], device=self._device), reduction="sum")
         return tuple(bool(f) for f in flags.tolist())
 
-    def _evaluate(self) -> tuple[float, Mapping[str, float]]:
+    def _judged(self) -> tuple[float, Mapping[str, float]]:
+        """(loss, metrics) of the weights as they are."""
         self._set(phase="evaluating", message=f"loss on {len(self._held)} held-out rows")
 
         def between() -> None:
@@ -214,18 +266,35 @@ class Loop:
 
         self._task.begins(EVALUATION)
         set_seed(order.noise(self._config.seed, EVALUATION, 0))
-        loss, metrics = evaluate.heldout(
+        return evaluate.heldout(
             self._task, self._bare, self._held, size=self._micro * 2, device=self._device, between=between
         )
+
+    def _evaluate(self) -> tuple[float, Mapping[str, float]]:
+        loss, metrics = self._judged()
+        selection.value(self._config.selection, loss, metrics)
+        if self._progress.step:
+            self._progress = self._selection.scored(self._progress, loss, metrics, self._parameters)
         heldout = (*(h for h in self._progress.heldout if h[0] != self._progress.step), (self._progress.step, loss))
         self._progress = self._progress.model_copy(update={"heldout": heldout})
         self._set(heldout_loss=loss)
         told = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
-        self._say(f"held-out loss after {self._progress.step} steps: {loss:.4f}{told}")
+        self._report.say(f"held-out loss after {self._progress.step} steps: {loss:.4f}{told}")
         return loss, metrics
 
     def _finish(self) -> None:
         after, metrics = self._evaluate() if self._held else (None, {})
+        folder = self._run.root / "artifacts"
+        settle = functools.partial(self._parallel.settle, self._bare)
+        with self._selection.chosen(self._progress, settle, self._parameters) as at:
+            if at is not None:
+                self._report.event("best", f"the result has the weights of step {at}, which were judged best")
+                after, metrics = self._judged()
+            self._write(folder, after, metrics)
+        self._insist(lambda: self._keeper.finish(self._progress, folder))
+
+    def _write(self, folder: Path, after: float | None, metrics: Mapping[str, float]) -> None:
+        """The results of the weights as they are, into a folder; entered by all. Raises Fault."""
         self._set(phase="sampling", message="writing samples", heldout_loss_after=after)
         samples = self._samples()
         scores: dict[str, Any] = {
@@ -237,13 +306,22 @@ class Loop:
         if metrics:
             scores |= {"metrics_before": self._progress.metrics_before, "metrics_after": dict(metrics)}
         self._set(phase="saving", message="saving the results")
-        folder = self._run.root / "artifacts"
         lora = isinstance(self._config.method, LoraConfig)
         whole = self._parallel.whole(self._bare, self._parameters if lora else None)
-        if self._accelerator.is_main_process:
-            evaluate.write_artifacts(folder, self._task, self._bare, whole, samples, scores)
-        self._save(artifacts=folder)
-        self._snapshots.join()
+
+        def write() -> None:
+            if self._accelerator.is_main_process:
+                evaluate.write_artifacts(folder, self._task, self._bare, whole, samples, scores)
+
+        self._insist(lambda: results.attempted(write))
+
+    def _insist(self, action: Callable[[], str]) -> None:
+        results.insist(
+            action,
+            agree=lambda fact: self._agree(fact)[0],
+            waiting=lambda: bool(self._run.waiting()),
+            tell=self._report.event,
+        )
 
     def _samples(self) -> list[dict[str, str]]:
         """All processes write them where none has all of the model."""
@@ -258,60 +336,11 @@ class Loop:
         prompts = self._config.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
-    def _save(self, artifacts: Path | None = None) -> None:
-        """Begins a snapshot; entered by all processes after the same micro-batch."""
-        scaler = self._accelerator.scaler
-        progress = self._progress.model_copy(
-            update={
-                "made_on": self._parallel.told(),
-                "scaler": scaler.state_dict() if scaler is not None else None,
-            }
-        )
-        grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
-        held = {
-            "model": parallel.held(self._parameters),
-            "optimizer": parallel.held(snapshot.optimizer_tensors(self._optimizer.optimizer, self._parameters)),
-            "gradients": parallel.held(grown),
-        }
-        writer = self._snapshots.writer
-        plan = self._parallel.plan(held, writer)
-        if writer is None:
-            return
-        mine = artifacts if self._accelerator.is_main_process else None
-        self._snapshots.begin(
-            Snapshot(
-                progress=progress,
-                held=writer.own(held),
-                plan=plan,
-                metrics=self._metrics,
-                artifacts=mine,
-                complete=artifacts is not None,
-            )
-        )
-
     def _restore(self) -> None:
-        """Puts back everything that the next step depends on; fresh seeds where there is nothing to put back."""
+        """Goes on where the checkpoint ends, or from the beginning."""
+        self._progress = self._keeper.restore(micro_rows=self._micro)
         if self._job.restore is None:
-            self._metrics.touch()
-            self._parallel.agree(self._progress)
             return self._set(phase="evaluating", message="", total_steps=self._total)
-        folder = Path(self._job.restore)
-        try:
-            stored = Stored(folder)
-            self._put_back(stored)
-            if self._accelerator.is_local_main_process:
-                shutil.copyfile(folder / METRICS, self._metrics)
-        except (OSError, KeyError, ValueError, RuntimeError, BadFormat) as e:
-            raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
-        self._parallel.agree(self._progress)
-        if self._accelerator.is_local_main_process:
-            shutil.rmtree(folder)
-        self._say(f"resumed at step {self._progress.step}")
-        if self._progress.made_on != self._parallel.told():
-            self._say(
-                f"the checkpoint was made on {self._progress.made_on}, this is {self._parallel.told()}: the data goes "
-                "on exactly, the numbers within rounding"
-            )
         return self._set(
             phase="training",
             message="",
@@ -320,35 +349,5 @@ class Loop:
             heldout_loss=self._progress.heldout[-1][1] if self._progress.heldout else None,
         )
 
-    def _put_back(self, stored: Stored) -> None:
-        """Raises KeyError, ValueError when the tensors are not those of this job."""
-        self._parallel.settle(self._bare)
-        parallel.load_model(self._parameters, stored)
-        parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
-        progress = stored.progress
-        if progress.micro and self._world == 1 and progress.micro_rows == self._micro:
-            for name in stored.names("gradients"):
-                self._parameters[name].grad = stored.read("gradients", name).to(self._device)
-        elif progress.micro:  # the step is cut otherwise now, so it begins anew
-            progress = progress.model_copy(update={"micro": 0, "micro_loss": 0.0})
-        if progress.scaler is not None and self._accelerator.scaler is not None:
-            self._accelerator.scaler.load_state_dict(progress.scaler)
-        self._progress = progress.model_copy(update={"scaler": None})
-
     def _set(self, **changes: Any) -> None:
-        peak = (
-            torch.cuda.max_memory_allocated()
-            if self._device.type == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        )
-        changes |= {"step": self._progress.step, "peak_memory_bytes": peak}
-        self._status = self._status.model_copy(update=changes)
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._accelerator.is_local_main_process:
-            replace(self._run.status, self._status.model_dump_json())
-
-    def _say(self, line: str) -> None:
-        if self._accelerator.is_main_process:
-            print(line, flush=True)
+        self._report.set(self._progress.step, **changes)

@@ -7,6 +7,7 @@ one of each machine waits for the others of that machine.
 """
 
 import contextlib
+import errno
 import json
 import math
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trainer.checkpoint_plan import (
@@ -95,6 +96,8 @@ class Snapshot:
     plan: Plan | None
     """Of the first writer of all only."""
     metrics: Path
+    journalled: bool = True
+    """Whether `metrics` has all rows: the disk may be too full for one."""
     artifacts: Path | None = None
     """A folder to be part of it, which makes it the complete one."""
     complete: bool = False
@@ -181,6 +184,7 @@ class Snapshots:
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
         self._error: BaseException | None = None
+        self._failure = ""
         self._count = 0
         self.stall_s = 0.0
 
@@ -212,7 +216,7 @@ class Snapshots:
             self.stall_s += time.monotonic() - started
 
     def join(self) -> None:
-        """Waits until the snapshot is on disk. Raises what went wrong with it."""
+        """Waits until the snapshot is on disk, or has failed. Raises what else went wrong with it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -233,12 +237,47 @@ class Snapshots:
                 self._copied.set()
             assert self.writer is not None
             self._write(copies, snapshot, self.writer, size, started)
+        except (OSError, SafetensorError) as e:
+            self._failure = f"{type(e).__name__}: {e}"
         except BaseException as e:
             self._error = e
+
+    def failure(self) -> str:
+        """Why the last snapshot, which is over, could not be written: told once. Empty: it was, or is being."""
+        if self.busy:
+            return ""
+        found, self._failure = self._failure, ""
+        return found
 
     def _write(self, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int, started: float) -> None:
         name = f"{snapshot.progress.step:010d}-{self._count:06d}"
         folder = self._run.snapshots / f".{name}"
+        try:
+            self._fill(folder, copies, snapshot, writer, size)
+        except (OSError, SafetensorError):
+            if writer.first:
+                with contextlib.suppress(OSError):
+                    self._await(name, writer.beside[1:])
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                self._mark(name, writer.number, failed=True).touch()
+            raise
+        if not writer.first:
+            self._mark(name, writer.number).touch()
+            return
+        try:
+            self._await(name, writer.beside[1:])
+            self._seal(folder, snapshot, writer, started)
+            folder.rename(self._run.snapshots / name)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if snapshot.artifacts is not None:
+            shutil.rmtree(snapshot.artifacts)
+
+    def _fill(self, folder: Path, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int) -> None:
+        if not snapshot.journalled:
+            raise OSError(errno.ENOSPC, "the rows of the last steps could not be written")
         folder.mkdir(exist_ok=True)
         for group, tensors in copies.items():
             if tensors or writer.number == 0:
@@ -250,11 +289,8 @@ class Snapshots:
                 target.write(source.read(size))
         if snapshot.artifacts is not None:
             shutil.copytree(snapshot.artifacts, folder, dirs_exist_ok=True)
-            shutil.rmtree(snapshot.artifacts)
-        if not writer.first:
-            self._mark(name, writer.number).touch()
-            return
-        self._await(name, writer.beside[1:])
+
+    def _seal(self, folder: Path, snapshot: Snapshot, writer: Writer, started: float) -> None:
         info = SnapshotInfo(
             step=snapshot.progress.step,
             complete=snapshot.complete,
@@ -263,17 +299,19 @@ class Snapshots:
             part=writer.part and writer.part.model_copy(update={"nonce": f"{writer.part.nonce}{self._count:04x}"}),
         )
         (folder / INFO).write_text(json.dumps(info.model_dump()))
-        folder.rename(self._run.snapshots / name)
 
-    def _mark(self, name: str, number: int) -> Path:
-        """The file by which a writer says that its part lies in the folder."""
-        return self._run.snapshots / f".{name}.{number}"
+    def _mark(self, name: str, number: int, *, failed: bool = False) -> Path:
+        """The file by which a writer says that its part lies in the folder, or that it does not."""
+        return self._run.snapshots / f".{name}.{number}{'.failed' if failed else ''}"
 
     def _await(self, name: str, peers: tuple[int, ...]) -> None:
         deadline = time.monotonic() + PEERS_S
         for number in peers:
-            mark = self._mark(name, number)
+            mark, failed = self._mark(name, number), self._mark(name, number, failed=True)
             while not mark.exists():
+                if failed.exists():
+                    failed.unlink()
+                    raise OSError(errno.EIO, f"process {number} could not write its part of the checkpoint")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"process {number} did not write its part of the checkpoint")
                 time.sleep(LOOK_S)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trainer.agent.tether import tie
 from trainer.contract.rendezvous import ExitCode
-from trainer.faults import Drained, Fault
+from trainer.faults import BadHost, Drained, Fault
+from trainer.guard import GoBack
 from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 
 
@@ -22,8 +23,8 @@ def main(root: Path) -> ExitCode:
     if ended.message or not _rank("LOCAL_RANK"):
         _leave_word(run, ended)
     # A launcher takes any other code for a failure and kills the processes that are still saving.
-    drained = _rank("RANK") is not None and ended.code is ExitCode.DRAINED
-    return ExitCode.COMPLETED if drained else ExitCode(ended.code)
+    asked = _rank("RANK") is not None and ended.code in (ExitCode.DRAINED, ExitCode.BACK)
+    return ExitCode.COMPLETED if asked else ExitCode(ended.code)
 
 
 def _leave_word(run: RunFolder, ended: Ended) -> None:
@@ -42,8 +43,10 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
         _train(job, run)
     except Drained:
         return Ended(code=ExitCode.DRAINED)
+    except GoBack as e:
+        return Ended(code=ExitCode.BACK, jumps=e.jumps)
     except Fault as e:
-        return Ended(code=e.code, message=str(e))
+        return Ended(code=e.code, message=str(e), bad_host=isinstance(e, BadHost))
     except MemoryError:
         return _host_oom("no memory could be allocated")
     except Exception as e:
@@ -77,7 +80,7 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         Loop(job, run).run()
-    except Drained:
+    except (Drained, GoBack):
         parallel.leave()
         raise
     parallel.leave()

@@ -7,6 +7,8 @@ from typing import Any
 
 from broker.controllers.context import Context
 from broker.controllers.grants import Granting
+from broker.decide.experience import NOTHING, Learned
+from broker.decide.hazard import losses_per_hour
 from broker.decide.recovery import as_planned
 from broker.decide.world import world
 from broker.domain.errors import AlreadyExists, Rejected
@@ -34,6 +36,8 @@ class Boot:
     box: SecretBox
     trainer: TrainerOf | None = None
     """How a rented machine gets the trainer."""
+    learned: Learned = lambda: NOTHING
+    """What own runs have shown."""
 
     async def prepare(self, one: Leased) -> BootSpec:
         """Raises Rejected when a secret is gone or the trainer cannot be handed out, BlobsUnavailable when the store
@@ -90,6 +94,8 @@ class Boot:
     async def _put_spec(self, attempt: Attempt, job: Job) -> None:
         sizes = await self._sizes(job)
         spec = attempt_spec(attempt, job, self.context, sizes)
+        losses = losses_per_hour(attempt.line.offer, self.learned().spots, attempt.line.nodes)
+        spec = spec.model_copy(update={"losses_per_hour": losses})
         try:
             await self.context.blobs.put(keys.spec(attempt.id), spec.model_dump_json().encode(), if_absent=True)
         except AlreadyExists:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from broker.decide import told
 from broker.decide.step import kept_until
 from broker.domain.job import Attempt, AttemptState, Event, Job
 
@@ -11,6 +12,14 @@ def event(
 ) -> Event:
     """An event of a job; the store gives it its number and time."""
     return Event(job_id=job.id, attempt_id=attempt.id if attempt else None, kind=kind, message=message, data=data or {})
+
+
+def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
+    """What the machine has to tell of its training since the last look."""
+    return tuple(
+        event(job, f"training.{one.kind}", f"attempt {after.number}: {one.message}", attempt=after)
+        for one in told.news(before, after)
+    )
 
 
 def kept(job: Job, attempt: Attempt) -> tuple[Event, ...]:

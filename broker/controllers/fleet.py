@@ -65,7 +65,8 @@ class Fleet:
         inventory, launchers, destroys = Inventory(context), Launchers(context), Destroys(context)
         beats, lessons = Beats(context), Lessons(context)
         outbox = Outbox(context, notifiers, jitter=random.random, keep=keep)
-        launch = Launch(context, inventory, launchers, Boot(context=context, box=box, trainer=trainer), beats, offers)
+        boot = Boot(context=context, box=box, trainer=trainer, learned=lessons)
+        launch = Launch(context, inventory, launchers, boot, beats, offers)
         return cls(
             context=context,
             launch=launch,

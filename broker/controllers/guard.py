@@ -103,7 +103,7 @@ class Guard:
         return told
 
     def _room(self, one: Leased) -> Decimal:
-        caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.every_s
+        caps, every_s = self._context.provider_of(one.attempt).caps, one.job.spec.checkpoint.least_s
         return least_usd(one.attempt.line, caps, every_s, self._context.tempo)
 
 

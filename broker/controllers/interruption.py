@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import event, kept
+from broker.controllers.events import event, kept, news
 from broker.controllers.look import Looker
 from broker.decide.billing import grace_over, told_out_of_time
 from broker.decide.lifecycle import AttemptEvent
@@ -82,10 +82,11 @@ class Interruption:
         if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
             told = AttemptEvent.GRACE_OVER if self._grace_over(attempt, one.job) else None
         if told is None:
-            return Change(attempt=(one.attempt, attempt), due_in_s=self._look_s)
+            heard = news(one.job, one.attempt, attempt)
+            return Change(attempt=(one.attempt, attempt), events=heard, due_in_s=self._look_s)
         reason = reason_of(seen.final, attempt.reason) if seen.final else None
         moved = step(attempt, told, context.clock.now(), reason=reason).attempt
-        return Change(attempt=(one.attempt, moved), events=kept(one.job, moved))
+        return Change(attempt=(one.attempt, moved), events=(*news(one.job, one.attempt, moved), *kept(one.job, moved)))
 
     @property
     def _look_s(self) -> float:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import kept, moved
+from broker.controllers.events import kept, moved, news
 from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, fault, judge, mismatch
@@ -43,7 +43,8 @@ class LivenessController:
         deadline = context.provider_of(attempt).caps.boot_deadline_s
         told = judge(attempt, seen, context.clock.now(), context.patience, deadline)
         if told is None:
-            return Change(attempt=(one.attempt, attempt), due_in_s=self._looker.again_s(attempt.id))
+            heard = news(one.job, one.attempt, attempt)
+            return Change(attempt=(one.attempt, attempt), events=heard, due_in_s=self._looker.again_s(attempt.id))
         return self._move(one, attempt, seen, told)
 
     def _move(self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent) -> Change:
@@ -60,4 +61,5 @@ class LivenessController:
         if not now.handles:
             now = replace(now, handles=tuple(o.handle for o in seen.seen))
         due = self._context.rhythm.look_s if now.state is AttemptState.TRAINING else 0.0
-        return Change(attempt=(one.attempt, now), events=(moved(one.job, now), *kept(one.job, now)), due_in_s=due)
+        told_of = (*news(one.job, one.attempt, now), moved(one.job, now), *kept(one.job, now))
+        return Change(attempt=(one.attempt, now), events=told_of, due_in_s=due)

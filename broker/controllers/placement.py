@@ -163,7 +163,7 @@ class Placement:
 
     def _least_usd(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context
-        caps, every_s = context.providers[line.offer.provider].caps, job.spec.checkpoint.every_s
+        caps, every_s = context.providers[line.offer.provider].caps, job.spec.checkpoint.least_s
         return least_usd(line, caps, every_s, context.tempo)
 
     def _reserved(self, job: Job, line: QuoteLine) -> Decimal:

@@ -187,7 +187,7 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
     if beat is None or not during_s:
         return moved
     one = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
-    return replace(moved, sent=moved.sent + _saves(job.spec.checkpoint.every_s, during_s) * one)
+    return replace(moved, sent=moved.sent + _saves(job.spec.checkpoint.least_s, during_s) * one)
 
 
 # --------------------------------------------------------------------------------------------------------------- owing
@@ -339,6 +339,6 @@ def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: Tempo) -> Decimal:
     lead_s = _lead_s(line.offer, caps, tempo)
     left_s = max(0.0, most - job.machine_s) + lead_s
     price = _ceiling(line.offer, line.offer.usd_per_hour)
-    moved = Traffic(sent=_saves(job.spec.checkpoint.every_s, left_s) * _save_bytes(line))
+    moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line))
     hours = _cost(line.offer, line.nodes, timedelta(seconds=left_s), price)
     return min(left, hours + traffic_cost(line.offer, moved))

@@ -81,7 +81,7 @@ def _disturbed(attempt: Attempt, job: Job, history: History) -> float:
     """How much longer the rest takes for preemptions to come, by what the set-up took this time; ten times at most."""
     first, sent = attempt.first_beat_at, attempt.create_sent_at
     setup_s = max(0.0, (first - sent).total_seconds()) if first and sent else 0.0
-    lost_s = job.spec.checkpoint.every_s / 2 + setup_s
+    lost_s = job.spec.checkpoint.most_s / 2 + setup_s
     return 1 / max(0.1, 1 - preemptions_per_s(attempt.line.offer, history) * attempt.line.nodes * lost_s)
 
 
@@ -90,7 +90,7 @@ def _spent(attempt: Attempt, job: Job, caps: Caps, left_s: float, now: datetime)
     so_far = max(attempt.charged_usd - attempt.traffic_usd, accrued(attempt, now))
     rest = price_now(attempt) * attempt.line.nodes * Decimal(repr(round(left_s + caps.teardown_s, 3))) / HOUR
     moved, saved = traffic(attempt, now), attempt.beat.checkpoint if attempt.beat else None
-    saves = int(left_s / job.spec.checkpoint.every_s) + 1
+    saves = int(left_s / job.spec.checkpoint.most_s) + 1
     sent = Traffic(sent=moved.sent + saves * (saved.bytes if saved else 0), received=moved.received)
     return usd(job.spent_usd - attempt.charged_usd + so_far + rest + traffic_cost(attempt.line.offer, sent))
 

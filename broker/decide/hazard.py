@@ -15,6 +15,9 @@ from broker.domain.offer import Offer
 
 ASSUMED_PER_HOUR = 1 / 3.7
 """Where the cloud does not say: the median time between preemptions of 26 AWS pools was 3.7 h."""
+FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
+"""Of machines that nobody takes away: the interruptions of Llama 3's training that were not planned (arXiv 2407.21783,
+section 3.3.4). Rented hosts may be worse."""
 STRENGTH = 1.0
 """α."""
 LEAST_PER_HOUR = 1e-3
@@ -49,6 +52,12 @@ def preemptions_per_s(offer: Offer, history: History) -> float:
         return 0.0
     seen = history.get(place(offer)) if history else None
     return expected_per_hour(offer.preemptions_per_hour, seen) / 3600
+
+
+def losses_per_hour(offer: Offer, history: History, nodes: int) -> float:
+    """Of all machines of an attempt together: one that is taken away or fails ends the work of all."""
+    failures = FAILURES_PER_GPU_HOUR * max(1, offer.gpus)
+    return nodes * (preemptions_per_s(offer, history) * 3600 + failures)
 
 
 def certainty(offer: Offer, history: History) -> float:

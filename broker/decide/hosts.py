@@ -25,6 +25,8 @@ WEIGHTS = {
     # Soon after it was bought; later ones are the price of spot.
     Reason.PREEMPTED: 0.4,
 }
+UNFIT = 1.0
+"""The trainer looked at the machine and found it unfit."""
 EARLY_S = 900.0
 HALF_LIFE_S, OFFER_HALF_LIFE_S = 86_400.0, 3600.0
 LIMIT, FORGIVEN = 0.9, 0.25
@@ -50,6 +52,8 @@ def weight(attempt: Attempt) -> float:
         early = sent is not None and ended is not None and (ended - sent).total_seconds() < EARLY_S
         if not (early and attempt.line.offer.names_host):
             return 0.0
+    if attempt.final is not None and attempt.final.bad_host:
+        return UNFIT
     return WEIGHTS.get(attempt.reason, 0.0) if attempt.reason else 0.0
 
 

@@ -23,6 +23,8 @@ class Build:
     softcap: bool = False
     cached_casts: bool = True
     """False: matrices are transposed before their product, so autocast does not know their casts again."""
+    normed_first: bool = False
+    """Where attention and MLP are side by side, both norms are computed before, and have names to the layer's end."""
     masked: bool = False
     """A mask is made for each row, also where a kernel would know it by itself."""
     mask_buffer: bool = False
@@ -61,7 +63,9 @@ BUILDS: Mapping[str, Build] = {
     "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
     "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True),
     "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
-    "falcon": Build(names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False, masked=True),
+    "falcon": Build(
+        names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False, masked=True, normed_first=True
+    ),
     "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
     "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
     "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),

@@ -344,11 +344,12 @@ class Layer:
         if self.build.behind:
             return self._norms_behind(x)
         normed = self.norm(x)
+        ahead = [self.norm(x)] if self.build.normed_first and self.shape.parallel_norms == 2 else []
         attended = self.attention(*(heads := self.heads(normed)))
         out = self.linear(attended, "o")
         tape.drop(attended, *heads)
         if self.shape.parallel:
-            return self._parallel(x, normed, out)
+            return self._parallel(x, normed, ahead, out)
         tape.drop(normed)
         between = self.add(x, out)
         normed = self.norm(between)
@@ -383,14 +384,15 @@ class Layer:
         tape.drop(added, more, *([inner] if self.build.named else []))
         return out
 
-    def _parallel(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
-        """Attention and MLP side by side, behind one norm or one each."""
-        tape = self.tape
-        if self.shape.parallel_norms == 2:
-            tape.drop(normed)
-            normed = self.norm(x)
-        more = self.mlp(normed)
-        tape.drop(normed)
+    def _parallel(self, x: Tensor, normed: Tensor, ahead: Sequence[Tensor], attended: Tensor) -> Tensor:
+        """Attention and MLP side by side, behind one norm or one each; `ahead`: the MLP's, where it is there before."""
+        tape, named = self.tape, self.build.normed_first
+        if self.shape.parallel_norms == 2 and not named:
+            normed = tape.after(normed, self.norm(x))
+        more = self.mlp(*(ahead or [normed]))
+        tape.drop(*[] if named else [normed])
         both = tape.op([more, attended], x.count, max(more.width, attended.width), passes=True)
         tape.drop(more, attended)
-        return self.add(x, both)
+        made = self.add(x, both)
+        tape.drop(*[normed, *ahead] if named else [])
+        return made

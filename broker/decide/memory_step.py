@@ -250,12 +250,13 @@ class Player:
 
     def _loss(self, logits: Tensor) -> Tensor:
         """Consumes the logits. What the loss function names lives until it returns."""
-        tape, how, count = self.tape, self.step.loss, logits.count
+        step, tape, how, count = self.step, self.tape, self.step.loss, logits.count
         if how == "trainer":  # the model has returned; its logits are raised, and those that carry loss are chosen
             self._forget()
-            if self.step.numerics.autocast:
+            if step.numerics.autocast:
                 logits = self.tape.after(logits, tape.op([logits], count, 4))
-            chosen = tape.op([logits], count, logits.width)
+            told = count // step.length * (step.length - 1)  # nothing comes before a row's first token
+            chosen = tape.op([logits], told, logits.width)
             flat = self._raised(chosen)
             tape.drop(chosen)
         else:
@@ -266,7 +267,7 @@ class Player:
             named = raised
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
             flat = self.tape.after(flat, self._raised(flat))
-        soft = tape.op([flat], count, flat.width, saves_out=True)
+        soft = tape.op([flat], flat.count, flat.width, saves_out=True)
         loss = tape.op([soft], 1, 4)
         tape.drop(soft, flat, logits)
         if how != "trainer":  # the loss is computed inside the model, which names its last hidden states

@@ -163,9 +163,12 @@ class Tape:
         return out
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of two tensors, number by number; each is kept for the other's gradient."""
+        """Of two tensors, number by number; each is kept for the other's gradient, which is as wide as the result
+        before it is cast."""
         kept = [one for one, other in ((x, y), (y, x)) if other.grad]
-        return self.op([x, y], x.count, max(x.width, y.width), saves=kept)
+        width = max(x.width, y.width)
+        cast = sum(t.count * (width - t.width) for t in (x, y) if t.grad)
+        return self.op([x, y], x.count, width, saves=kept, back=cast)
 
     def split(self, whole: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Views of one tensor side by side; whoever holds one holds the whole. Their gradients are joined into one."""

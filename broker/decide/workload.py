@@ -45,7 +45,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
     """
     train = spec.train
     if train is None or rows is None:
-        return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.every_s)
+        return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.most_s)
     lora = train.method if train.method.kind == "lora" else None
     steps = steps_of(spec, rows.count)
     longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
@@ -75,7 +75,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         written_per_row=min(rows.written_mean, train.max_length),
         steps=steps,
         eval_rows=held_out(rows.count, train.data.eval_share) * (2 + between),
-        checkpoint_every_s=spec.checkpoint.every_s,
+        checkpoint_every_s=spec.checkpoint.most_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )
 

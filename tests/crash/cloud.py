@@ -1,8 +1,10 @@
 """A cloud on loopback with a truth, a log and a bill of its own, and the provider by which a daemon speaks with it.
 
-It is no help to its callers: a name that is bought twice is two machines, and its listings are late both ways.
+It is no help to its callers: a name that is bought twice is two machines, its listings are late both ways, and they
+show every machine of the account, whosever it is.
 """
 
+import contextlib
 import math
 import os
 import time
@@ -19,7 +21,7 @@ from aiohttp import web
 
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.clock import SystemClock
-from broker.domain.errors import Gone, OutcomeUnknown, Rejected
+from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
@@ -154,7 +156,7 @@ class FakeCloud:
         for body in self._bodies.values():
             await body.machines()  # raises what has broken an agent
         now, shown, asking = time.monotonic(), [], Installation(request.query["installation"])
-        for stand in self.of(asking):
+        for stand in self.stands.values():
             late_s = LAG_S * unit(self._seed, "lag", stand.id)
             if now >= stand.born + late_s and now < stand.destroyed + late_s:
                 state = "running" if now < stand.taken_at else "gone"
@@ -168,7 +170,8 @@ class FakeCloud:
         if stand is None or time.monotonic() >= stand.destroyed:
             return web.json_response({}, status=404)
         stand.destroyed = time.monotonic()
-        await self._body(stand).destroy(InstanceName(stand.id))
+        with contextlib.suppress(Gone):  # nothing runs on what was bought by hand
+            await self._body(stand).destroy(InstanceName(stand.id))
         return web.json_response({})
 
     def of(self, installation: Installation) -> list[Stand]:
@@ -210,15 +213,14 @@ def installation_of(name: InstanceName) -> Installation:
 class PaperProvider:
     """`ports.Provider` of the cloud at `url`; `state` is a folder of its own."""
 
-    name = NAME
     dropped: Mapping[str, int] = {}
     caps = Caps(
         spot=False, list_lag_s=LAG_S, teardown_s=1.0, boot_s=AGENT.boot_s, boot_deadline_s=300.0, trust="secure",
         self_stop="os_shutdown",
     )  # fmt: skip
 
-    def __init__(self, url: str, installation: Installation, state: Path) -> None:
-        self._url, self._installation = url, installation
+    def __init__(self, url: str, installation: Installation, state: Path, name: str = NAME) -> None:
+        self._url, self._installation, self.name = url, installation, name
         self._launchers = Launchers(state / "launchers")
         self._session: aiohttp.ClientSession | None = None
 
@@ -228,6 +230,8 @@ class PaperProvider:
             async with self._session.request(method, f"{self._url}/cloud/{call}", **request) as answer:
                 if answer.status == 404:
                     raise Gone(f"{call}: absent")
+                if answer.status == 429:
+                    raise Throttled(f"{call}: 429", after_s=float(answer.headers["Retry-After"]))
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as e:
             raise OutcomeUnknown(f"{call}: {type(e).__name__}") from e
@@ -236,7 +240,7 @@ class PaperProvider:
         price = Decimal((await self._ask("GET", "offers"))["usd_per_hour"])
         return [
             Offer(
-                id="paper/paper/here/1x-l40s/on-demand", provider=NAME, cloud="paper", region="here",
+                id="paper/paper/here/1x-l40s/on-demand", provider=self.name, cloud="paper", region="here",
                 instance_type="1x-l40s", accelerator="l40s", gpus=1, gpu_memory_bytes=48 * GIB, vcpus=16,
                 ram_bytes=96 * GIB, disk_bytes=200 * GIB, spot=False, usd_per_hour=price, available=True,
                 emulated_on="cpu", emulated_vcpus=os.cpu_count() or 1, simulated=True, seen_at=datetime.now(UTC),
@@ -253,7 +257,7 @@ class PaperProvider:
         with self._launchers.creating(name):
             asked = {"name": name, "attempt": boot.env["GPUBROKER_ATTEMPT"]}
             sold = await self._ask("POST", "create", json=asked)
-        return [Handle(provider=NAME, id=sold["id"], name=name, region="here")]
+        return [Handle(provider=self.name, id=sold["id"], name=name, region="here")]
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         """The listing says all."""
@@ -267,7 +271,7 @@ class PaperProvider:
         )
         return [
             Observed(
-                handle=Handle(provider=NAME, id=one["id"], name=InstanceName(one["name"]), region="here"),
+                handle=Handle(provider=self.name, id=one["id"], name=InstanceName(one["name"]), region="here"),
                 state=InstanceState(one["state"]), accelerator="l40s", gpus=1, usd_per_hour=USD_PER_HOUR,
             )
             for one in shown

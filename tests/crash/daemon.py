@@ -9,6 +9,7 @@ import signal
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ import os, sys, time, pathlib
 file = pathlib.Path(os.environ["GPUBROKER_CHECKPOINT_DIR"]) / "count.txt"
 count = int(file.read_text()) if file.exists() else 0
 print("from", count, flush=True)
-while count < int(sys.argv[1]):
+to, resumed = int(sys.argv[1]), count > 0
+while count < to or not (to or resumed):
     time.sleep(0.1)
     count += 1
     beside = file.with_suffix(".new")
@@ -47,10 +49,11 @@ while count < int(sys.argv[1]):
 class Daemon:
     """`gpubroker serve` on a home of its own."""
 
-    def __init__(self, **simulated: Any) -> None:
+    def __init__(self, *, limits: Mapping[str, float] = {}, **simulated: Any) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="gb-"))
         config = json.loads(json.dumps(CONFIG))
         config["providers"]["simulated"] |= simulated
+        config["limits"] |= limits
         (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
         self.process: asyncio.subprocess.Process | None = None
 
@@ -95,7 +98,8 @@ class Daemon:
 
 
 def counting(to: int) -> tuple[bytes, dict[str, Any]]:
-    """(code archive, spec without `code`) of a program that counts and goes on where its checkpoint ends."""
+    """(code archive, spec without `code`) of a program that counts and goes on where its checkpoint ends. To 0: it
+    counts for as long as nobody ends it, and ends at once where it goes on."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         entry = tarfile.TarInfo("count.py")

@@ -157,10 +157,14 @@ class Seat:
         found = json.loads((self.home / "client.json").read_text())
         return AsyncClient(found["url"], found["token"])
 
-    async def stop(self) -> None:
+    async def leave(self) -> None:
+        """Killed, and not started again but by `start`."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+
+    async def stop(self) -> None:
+        await self.leave()
         await self.database.stop()
         await self.http.stop()
 
@@ -206,8 +210,7 @@ class House:
         return self.seats[0]
 
     async def __aenter__(self) -> "House":
-        like = f" TEMPLATE {self._template}" if self._template else ""
-        await self.rig.administer(f"CREATE DATABASE {self.database}{like}")
+        await self._create_database()
         master = secrets.token_bytes(32)
         for seat in self.seats:
             await seat.prepare(self.database, None if self._new else self.installation, master)
@@ -217,7 +220,19 @@ class House:
         for seat in self.seats:
             await seat.stop()
         await self.rig.postgres_answers()
+        await self._drop_database()
+
+    async def _create_database(self) -> None:
+        like = f" TEMPLATE {self._template}" if self._template else ""
+        await self.rig.administer(f"CREATE DATABASE {self.database}{like}")
+
+    async def _drop_database(self) -> None:
         await self.rig.administer(f"DROP DATABASE {self.database} WITH (FORCE)")
+
+    async def restore(self) -> None:
+        """The database is again as it was before the first daemon's start."""
+        await self._drop_database()
+        await self._create_database()
 
     async def submit(self) -> str:
         """As people do it: again, with the same key, until it is acknowledged."""

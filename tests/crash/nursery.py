@@ -1,4 +1,4 @@
-"""Forks daemons; an order is `{"home": …, "cloud": …}`, and for some `full` or `die_at`.
+"""Forks daemons; an order is `{"home": …, "cloud": …}`, and for some `full`, `die_at` or a second cloud, `busy`.
 
 The daemon is the product's own `broker.app.run`; only where its machines come from, and how long rows are leased, are
 given to it here.
@@ -21,11 +21,14 @@ from broker.config import DaemonConfig
 from broker.controllers import launch
 from broker.controllers.context import Rhythm
 from broker.domain.ids import Installation
+from broker.gate import gated
 from broker.logs import set_up
 from tests.crash.cloud import NAME, PaperProvider
 from tests.crash.forks import keep
 
 LEASE_S = 1.5
+BUSY = "busy"
+"""The second cloud's name."""
 READY = "ready"
 """A file in the home: `<process number>\\n` once it serves."""
 
@@ -41,24 +44,27 @@ def serve(order: dict[str, Any]) -> None:
     if "die_at" in order:
         sys.addaudithook(Watch(home, order["die_at"]).hears)
     config = DaemonConfig.load(home=home)
-    _furnish(order["cloud"])
+    _furnish({NAME: order["cloud"]} | ({BUSY: order["busy"]} if "busy" in order else {}))
     set_up("INFO")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(broker.app.run(config, ready=lambda _: _tell(home)))
 
 
-def _furnish(cloud: str) -> None:
-    """The cloud at that address, leases that the dead hold for a moment only, and early looks at what was launched."""
+def _furnish(clouds: dict[str, str]) -> None:
+    """The clouds by their addresses, leases that the dead hold for a moment only, and early looks at what was launched.
+    Several clouds have gates, as rented ones have."""
     rhythm_of = broker.app.rhythm_of
 
     def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
-        return {NAME: PaperProvider(cloud, installation, state / NAME)}
+        return {name: PaperProvider(url, installation, state / name, name) for name, url in clouds.items()}
 
     def shorter(config: DaemonConfig) -> Rhythm:
         return replace(rhythm_of(config), lease_s=LEASE_S)
 
     broker.app.build = build  # type: ignore[attr-defined, assignment]
     broker.app.rhythm_of = shorter
+    if len(clouds) > 1:
+        broker.app.gated = lambda providers, _, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
     launch.CREATE_LOOK_S = 0.3
 
 

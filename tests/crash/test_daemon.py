@@ -1,6 +1,7 @@
 """The daemon is killed, again and again; its jobs end as if nothing had happened."""
 
 import asyncio
+import json
 import random
 import re
 import shutil
@@ -13,6 +14,7 @@ from broker.api.models import JobDetail
 from tests.crash.daemon import Daemon, submit
 
 RESTING = {"succeeded", "failed", "capped", "cancelled"}
+FROM = re.compile(r"^from (\d+)$", re.MULTILINE)
 LIVE = {"intended", "launching", "booting", "training", "draining", "terminating"}
 
 
@@ -80,9 +82,7 @@ async def test_a_preempted_program_goes_on_where_its_checkpoint_ends(daemon: Cal
     assert (detail.state, [a.reason for a in detail.runs]) == ("succeeded", ["preempted", "completed"])
     async with house.client() as client:
         second = await client.log_now(job, attempt=2)
-    started = re.search(r"^from (\d+)$", second, re.MULTILINE)
-    assert started is not None
-    assert int(started[1]) > 0
+    assert int(FROM.findall(second)[0]) > 0
     await house.stop()
     assert house.processes() == []
 
@@ -97,6 +97,26 @@ async def test_a_cancelled_job_leaves_no_process(daemon: Callable[..., Awaitable
     assert detail.state == "cancelled"
     await house.stop()
     assert house.processes() == []
+
+
+async def test_a_job_outlives_a_broker_that_stays_away_at_no_retry(daemon: Callable[..., Awaitable[Daemon]]) -> None:
+    """Its program is saved and ended once nobody has touched the lease for long, and goes on with the broker."""
+    house = await daemon(limits={"deadman_s": 3})
+    async with house.client() as client:
+        job = await submit(client, 0)
+    await watch(house, job, lambda d: any(a.beat is not None and a.beat.checkpoint is not None for a in d.runs))
+    await house.kill()
+    async with asyncio.timeout(90):
+        while house.processes():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    (final,) = (house.home / "blobs").rglob("final.json")
+    assert json.loads(final.read_text())["outcome"] == "deadman"
+    await house.start()
+    detail = await watch(house, job, rests)
+    assert (detail.state, detail.retries_used) == ("succeeded", 0)
+    assert [a.reason for a in detail.runs] == ["deadman", "completed"]
+    async with house.client() as client:
+        assert int(FROM.findall(await client.log_now(job, attempt=2))[0]) > 0
 
 
 async def test_a_second_daemon_on_one_home_is_refused_in_one_line(daemon: Callable[..., Awaitable[Daemon]]) -> None:

@@ -252,7 +252,7 @@ async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
     found = await prepare.restore(objects, spec, origin, target, lambda line: told(passed_over=line))
     replace(run.job, json.dumps({"restore": None if found is None else str(target)}))
 
-    def committed() -> None:
+    def committed(cost_s: float) -> None:
         assert state.checkpoint is not None
         told(committed=state.checkpoint.step)
 

@@ -33,7 +33,7 @@ def saver(tmp_path: Path, run: RunFolder) -> Saver:
     url = (tmp_path / "store").as_uri()
     env = Environment(blobs=url, installation="inst", attempt="a", workdir=tmp_path)
     state, objects = AttemptState(env=env, run=run), Objects.open(url, {}, "inst")
-    return Saver(objects, state, ORIGIN, keep=5, say=lambda line: None, committed=lambda: None)
+    return Saver(objects, state, ORIGIN, keep=5, say=lambda line: None, committed=lambda cost_s: None)
 
 
 def snapshot(run: RunFolder, step: int) -> Path:

@@ -15,6 +15,8 @@ EVAL_EVERY = 4
 ROWS = 40
 TRAINED = 32
 """Rows that are not held out."""
+POISONED = 5
+"""Row whose number is too large to be squared; it is not held out."""
 TEMPLATE = (
     "{% for m in messages %}{{ 'w1' if m.role == 'user' else 'w2' }} {{ m.content }} <eos> {% endfor %}"
     "{% if add_generation_prompt %}w2 {% endif %}"
@@ -53,9 +55,9 @@ KINDS: dict[str, Kind] = {
         model=heads.bert, columns={"prompt": "{meaning}", "label": "kind"},
         more={"method": LORA, "task": "text_classification"},
     ),
-    "text_regression full": Kind(
+    "text_regression full": Kind(  # whose loss overflows with one of the rows, and whose best weights are the result
         model=heads.roberta, columns={"prompt": "{meaning}", "label": "score"},
-        more={"method": FULL, "task": "text_regression"},
+        more={"method": FULL, "task": "text_regression", "selection": {"metric": "mae", "best": True}},
     ),
     "token_classification lora": Kind(
         model=heads.bert, columns={"words": "words", "label": "tags"}, format="jsonl",
@@ -113,7 +115,7 @@ def _meaning(row: int) -> list[str]:
 def _csv() -> Iterator[str]:
     yield "word,meaning,kind,score"
     for i in range(ROWS):
-        yield f"w{i},{' '.join(_meaning(i))},{'ab'[i % 2]},{(i % 5) / 5:.1f}"
+        yield f"w{i},{' '.join(_meaning(i))},{'ab'[i % 2]},{1e30 if i == POISONED else (i % 5) / 5:.1f}"
 
 
 def _jsonl() -> Iterator[str]:

@@ -205,7 +205,7 @@ def _stand_in_the_loop(gate: Gate) -> None:
 
 def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
     """A hash of every state that is saved, before it is written, and of every one that is loaded."""
-    from trainer import loop, snapshot
+    from trainer import keeper, snapshot
 
     to_host, stored = snapshot._to_host, snapshot.Stored
     groups: list[str] = []
@@ -228,7 +228,7 @@ def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
         gate.passes(name, number, "after")
         return found
 
-    for owner, name, instead in ((snapshot, "_to_host", copied), (loop, "Stored", loaded)):
+    for owner, name, instead in ((snapshot, "_to_host", copied), (keeper, "Stored", loaded)):
         setattr(owner, name, instead)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.harness import until
+from trainer.checkpoint_plan import Jump
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.ipc import Ended, RunFolder, Status, WorkerJob
@@ -38,11 +39,19 @@ def _train(root: Path) -> None:
 class Worker:
     """One start of a worker over a run folder of its own."""
 
-    def __init__(self, folder: Path, train: TrainConfig, data: Path, *, restore: Path | None = None) -> None:
-        self.run = RunFolder(root=folder)
+    def __init__(
+        self,
+        folder: Path,
+        train: TrainConfig,
+        data: Path,
+        *,
+        restore: Path | None = None,
+        jumps: tuple[Jump, ...] = (),
+    ) -> None:
+        self.run, self.train = RunFolder(root=folder), train
         self.run.make()
         self._restore = restore
-        job = WorkerJob(train=train, data=str(data), data_format=data.suffix[1:], number=1, save_every_s=0)
+        job = WorkerJob(train=train, data=str(data), data_format=data.suffix[1:], number=1, save_every_s=0, jumps=jumps)
         if restore is not None:
             job = job.model_copy(update={"restore": str(shutil.copytree(restore, folder / "restore"))})
         self.run.job.write_text(job.model_dump_json())

@@ -10,6 +10,7 @@ from trainer.agent.logs import Redactor
 from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
 from trainer.contract import keys
+from trainer.contract.rendezvous import Told
 
 
 class Beater:
@@ -40,6 +41,7 @@ class Beater:
         beat = self._state.beat(self._seq, await self._utilisation())
         counted = {
             "message": self.redact(beat.message),
+            "told": redacted(beat.told, self.redact),
             "sent_bytes": self._objects.sent_bytes,
             "received_bytes": self._objects.received_bytes,
             "network_bytes": _network_bytes(),
@@ -69,6 +71,11 @@ class Beater:
             return None
         figures = [float(x) for x in out.decode().split() if x.strip().isdigit()]
         return sum(figures) / len(figures) / 100 if figures else None
+
+
+def redacted(told: tuple[Told, ...], redact: Redactor) -> tuple[Told, ...]:
+    """Without the values of secrets."""
+    return tuple(one.model_copy(update={"message": redact(one.message)}) for one in told)
 
 
 def _network_bytes() -> int | None:

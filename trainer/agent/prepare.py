@@ -17,6 +17,7 @@ from trainer import checkpoint
 from trainer.agent.environment import Environment
 from trainer.blobs import SMALL_TIMEOUT_S, BadContent, Objects, StoreError
 from trainer.checkpoint import Origin
+from trainer.checkpoint_plan import Jump
 from trainer.contract import keys
 from trainer.contract.rendezvous import CONTRACT_VERSION, AttemptSpec, DataFile, Grant, Manifest, Outcome, Sealed
 
@@ -139,12 +140,20 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 async def restore(
-    objects: Objects, spec: AttemptSpec, origin: Origin, folder: Path, tell: Callable[[str], None]
+    objects: Objects,
+    spec: AttemptSpec,
+    origin: Origin,
+    folder: Path,
+    tell: Callable[[str], None],
+    jumps: tuple[Jump, ...] = (),
 ) -> tuple[str, Manifest] | None:
-    """The newest checkpoint that verifies: this attempt's own (the agent may have been restarted), then the spec's."""
+    """The newest checkpoint that verifies: this attempt's own (the agent may have been restarted), then the spec's.
+
+    `jumps`: the way past bad steps, on which it must lie.
+    """
 
     async def action() -> tuple[str, Manifest] | None:
         candidates = [*await checkpoint.own(objects, origin), *spec.resume_from]
-        return await checkpoint.restore(objects, candidates, folder, kind=origin.kind, tell=tell)
+        return await checkpoint.restore(objects, candidates, folder, kind=origin.kind, tell=tell, jumps=jumps)
 
     return await insist(action, PATIENCE_S)

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.agent import notices, prepare
-from trainer.agent.beat import Beater
+from trainer import checkpoint
+from trainer.agent import host, notices, prepare
+from trainer.agent.beat import Beater, redacted
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
 from trainer.agent.logs import LogBuffer, Redactor
 from trainer.agent.notices import Notices
 from trainer.agent.orders import Orders
+from trainer.agent.pace import Pace
 from trainer.agent.prepare import Unusable
 from trainer.agent.saver import Saver
 from trainer.agent.script_tree import ScriptTree
@@ -27,6 +29,7 @@ from trainer.agent.state import AttemptState
 from trainer.agent.tether import adopt_orphans, hide
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
+from trainer.checkpoint_plan import Jump
 from trainer.contract import keys
 from trainer.contract.rendezvous import AttemptSpec, ExitCode, Final, Outcome, Sealed
 from trainer.ipc import Ended, RunFolder, WorkerJob, replace
@@ -74,6 +77,7 @@ class Agent:
                 outcome, message, code = await self._attempt()
             except Unusable as e:
                 outcome, message = e.outcome, str(e)
+                self._state.bad_host = isinstance(e, host.BadHost)
             except StoreError as e:
                 outcome, message = Outcome.INFRASTRUCTURE, str(e)
             except Exception as e:  # whatever it is, the broker must not wait for a machine on which nothing runs
@@ -113,15 +117,33 @@ class Agent:
         if spec.data is None:
             raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
         self._state.phase = "loading"
+        self._say(await host.check(self._state.run.root, gpus=spec.world.gpus_per_node))
         data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
-        restored = await self._restore(spec, origin, self._env.workdir / "restore")
+        jumps: tuple[Jump, ...] = ()
+        while True:
+            child = await self._start_worker(spec, origin, data, jumps)
+            async with self._saving(spec, origin) as saver:
+                code = await self._supervise(child, ask=self._state.run.drain.touch)
+            ended = self._ended()
+            if ended is None or ended.code != ExitCode.BACK or self._state.ending is not None:
+                return await self._conclude(child, code, saver, script=False)
+            jumps = ended.jumps
+            await self._go_back(saver, origin, jumps[-1].step)
+
+    async def _start_worker(self, spec: AttemptSpec, origin: Origin, data: Path, jumps: tuple[Jump, ...]) -> Child:
+        """From the newest checkpoint that lies on its way."""
+        assert spec.train is not None
+        assert spec.data is not None
+        self._state.phase = "loading"
+        restored = await self._restore(spec, origin, self._env.workdir / "restore", jumps)
         job = WorkerJob(
             train=spec.train,
             data=str(data),
             data_format=spec.data.format,
             number=spec.number,
-            save_every_s=spec.checkpoint.every_s,
+            save_every_s=spec.checkpoint.most_s,
+            jumps=jumps,
             gpus=spec.world.gpus_per_node,
             parallelism=spec.world.parallelism,
             restore=str(self._env.workdir / "restore") if restored else None,
@@ -132,9 +154,14 @@ class Agent:
             env["CUDA_VISIBLE_DEVICES"] = ""
         child = await Child.start(worker_argv(spec.world, self._env, self._state.run), env, Path.cwd())
         self._state.phase = None
-        async with self._saving(spec, origin) as saver:
-            code = await self._supervise(child, ask=self._state.run.drain.touch)
-        return await self._conclude(child, code, saver, script=False)
+        return child
+
+    async def _go_back(self, saver: Saver, origin: Origin, step: int) -> None:
+        """Leaves the way that went wrong: what was saved of it after `step` must not be gone on from."""
+        with contextlib.suppress(StoreError, OSError):
+            await saver.once()
+        await prepare.insist(lambda: checkpoint.remove_after(self._objects, origin, step), prepare.PATIENCE_S)
+        self._state.run.renew()
 
     async def _script(self, spec: AttemptSpec) -> tuple[Outcome, str, int]:
         assert spec.script is not None
@@ -150,19 +177,19 @@ class Agent:
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="script")
         await self._restore(spec, origin, tree)
         tree.mkdir(exist_ok=True)
-        every_s, step = spec.checkpoint.every_s, self._state.resumed_from or 0
-        snapshots = ScriptTree(tree, self._state.run, every_s=every_s, step=step, say=self._say)
+        step, pace = self._state.resumed_from or 0, self._paced(spec)
+        snapshots = ScriptTree(tree, self._state.run, every_s=lambda: pace.every_s, step=step, say=self._say)
         env = child_environment(os.environ, extra, self._sealed.secrets)
         child = await Child.start(spec.script.command, env, code_folder)
         self._state.phase = "training"
-        async with self._saving(spec, origin) as saver, background(snapshots.run()):
+        async with self._saving(spec, origin, pace) as saver, background(snapshots.run()):
             code = await self._supervise(child, ask=child.terminate)
         if not (child.stopped and self._state.ending and not self._state.ending.save):
             await snapshots.snapshot(complete=code == 0 and self._state.ending is None)
         return await self._conclude(child, code, saver, script=True)
 
-    async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path) -> bool:
-        found = await prepare.restore(self._objects, spec, origin, folder, self._say)
+    async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[Jump, ...] = ()) -> bool:
+        found = await prepare.restore(self._objects, spec, origin, folder, self._say, jumps)
         if found is not None:
             self._state.resumed_from = found[1].step
             self._say(f"resuming from step {found[1].step}: {found[0]}")
@@ -172,12 +199,27 @@ class Agent:
         return found is not None
 
     @contextlib.asynccontextmanager
-    async def _saving(self, spec: AttemptSpec, origin: Origin) -> AsyncIterator[Saver]:
+    async def _saving(self, spec: AttemptSpec, origin: Origin, pace: Pace | None = None) -> AsyncIterator[Saver]:
         """Uploads snapshots while the body runs: what of them lies on this machine."""
+        pacing = pace or self._paced(spec)
+
+        def committed(cost_s: float) -> None:
+            pacing.saved(cost_s)
+            self._beater.now()
+
         keep = spec.checkpoint.keep
-        saver = Saver(self._objects, self._state, origin, keep=keep, say=self._say, committed=self._beater.now)
+        saver = Saver(self._objects, self._state, origin, keep=keep, say=self._say, committed=committed)
         async with background(saver.run()):
             yield saver
+
+    def _paced(self, spec: AttemptSpec) -> Pace:
+        config, losses = spec.checkpoint, spec.losses_per_hour
+        return Pace(self._state.run, config=config, losses_per_hour=losses, tell=self._tell)
+
+    def _tell(self, kind: str, message: str) -> None:
+        """People, in the events and in the log."""
+        self._say(message)
+        self._state.tell(kind, message)
 
     async def _supervise(self, child: Child, ask: Callable[[], None]) -> int:
         """Waits for the child's end; when the attempt is to end first, asks it to, and insists after `drain_s`."""
@@ -208,7 +250,9 @@ class Agent:
         if ended is not None and ended.pulled and code == 128 + signal.SIGKILL:
             ended = None  # one of this machine's own processes was killed, and that is the reason
         if ended is not None and not child.stopped:
-            code, self._pulled = ended.code, ended.pulled
+            back = ended.code == ExitCode.BACK  # while it was asked to end
+            self._state.bad_host = ended.bad_host
+            code, self._pulled = (ExitCode.DRAINED if back else ended.code), ended.pulled
         outcome = child.outcome(code, script=script, drained=ending is not None)
         killed = outcome is Outcome.OOM and ended is None and child.killed_for_memory
         if outcome is Outcome.OOM:
@@ -222,6 +266,8 @@ class Agent:
         if outcome is Outcome.COMPLETED:
             if not safe:
                 return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
+            if not script and self._env.node == 0 and (lost := await self._unverified()):
+                return Outcome.INFRASTRUCTURE, lost, code
             return outcome, "", code
         if outcome is Outcome.DRAINED and ending is not None:
             return ending.outcome, ending.reason, code
@@ -236,6 +282,14 @@ class Agent:
                 f"; its last line: {self._log.last}" if self._log.last else ""
             )
         return outcome, reason, code
+
+    async def _unverified(self) -> str:
+        """Why the results do not count; empty: their manifest and all that it names lie in the store."""
+        key = self._state.complete
+        if key is None:
+            return "the worker ended without a checkpoint that holds the results"
+        whole = await prepare.insist(lambda: checkpoint.verified(self._objects, key), prepare.PATIENCE_S)
+        return "" if whole else f"the results are not in the blob store as {key} says"
 
     def _ended(self) -> Ended | None:
         try:
@@ -256,6 +310,7 @@ class Agent:
             message=message,
             exit_code=code,
             ran_out=self._state.ran_out,
+            bad_host=self._state.bad_host,
             step=status.step,
             total_steps=status.total_steps,
             resumed_from=self._state.resumed_from,
@@ -264,6 +319,7 @@ class Agent:
             heldout_loss_after=status.heldout_loss_after,
             peak_memory_bytes=status.peak_memory_bytes,
             tokens_per_s=status.tokens_per_s,
+            told=redacted(self._state.told(), self._log.redact),
             boot=self._state.boot,
         )
         patience_s = max(30.0, self._state.drain_left_s)

@@ -32,8 +32,9 @@ class Saver:
         *,
         keep: int,
         say: Callable[[str], None],
-        committed: Callable[[], None],
+        committed: Callable[[float], None],
     ) -> None:
+        """`committed`: is told of every commit how many seconds it took from its snapshot."""
         self._objects, self._state, self._origin, self._keep = objects, state, origin, keep
         self._say, self._committed = say, committed
         self._busy = asyncio.Lock()
@@ -44,8 +45,9 @@ class Saver:
         while True:
             try:
                 await self.once()
-            except StoreError as e:
+            except (StoreError, OSError) as e:
                 self._say(f"a checkpoint waits on disk: {e}")
+                self._state.tell("upload_waits", f"a checkpoint waits on disk, and the one before it counts: {e}")
                 await asyncio.sleep(RETRY_S)
             await asyncio.sleep(LOOK_S)
 
@@ -62,7 +64,7 @@ class Saver:
                 async with asyncio.timeout(left):
                     await self.once()
                 return True
-            except (StoreError, TimeoutError) as e:
+            except (StoreError, OSError) as e:  # a TimeoutError is one
                 self._say(f"the last checkpoint waits on disk: {e or 'out of time'}")
             await asyncio.sleep(min(1.0, max(0.0, self._patience(started))))
         return not self._state.run.waiting()
@@ -93,12 +95,14 @@ class Saver:
         self._state.checkpoint = CheckpointRef(
             manifest=key, step=info.step, save_s=manifest.save_s, stall_s=round(info.stall_s, 4), bytes=total
         )
+        if info.complete:
+            self._state.complete = key
         await _remove(folder)
         self._say(
             f"checkpoint of step {info.step} committed: {total / 1e6:.1f} MB "
             f"in {manifest.save_s:.2f} s; training stood still for {info.stall_s * 1e3:.0f} ms"
         )
-        self._committed()
+        self._committed(manifest.save_s)
         try:
             await checkpoint.prune(self._objects, self._origin, keep=self._keep)
         except StoreError as e:

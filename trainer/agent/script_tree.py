@@ -36,7 +36,9 @@ def listing(tree: Path) -> Listing:
 class ScriptTree:
     """Watches one folder; every snapshot gets the next number as its step."""
 
-    def __init__(self, tree: Path, run: RunFolder, *, every_s: float, step: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, tree: Path, run: RunFolder, *, every_s: Callable[[], float], step: int, say: Callable[[str], None]
+    ) -> None:
         self._tree, self._run, self._every_s, self.step = tree, run, every_s, step
         self._say = say
         self._saved: Listing = listing(tree)
@@ -44,7 +46,7 @@ class ScriptTree:
     async def run(self) -> None:
         """Takes a snapshot at every interval, as soon as two looks agree or patience ends, until cancelled."""
         while True:
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._every_s())
             seen, looks = listing(self._tree), 0
             while True:
                 await asyncio.sleep(QUIET_S)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ from typing import Literal
 from pydantic import ValidationError
 
 from trainer.agent.environment import Environment
-from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase
+from trainer.contract.rendezvous import TOLD, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase, Told
 from trainer.ipc import RunFolder, Status
 
+MESSAGE = 500
+"""Characters of what people are told."""
 LAST_WORDS_S = 5.0
 """What a notice must leave for `final.json` after the last checkpoint."""
 
@@ -42,6 +45,13 @@ class AttemptState:
     message: str = ""
     resumed_from: int | None = None
     checkpoint: CheckpointRef | None = None
+    bad_host: bool = False
+    """This machine was looked at and found unfit."""
+    complete: str | None = None
+    """Manifest of the checkpoint that holds the results, once it is committed."""
+    _told: list[Told] = field(default_factory=list)
+    _lines: int = 0
+    """Of what the worker has to tell, those taken over."""
     ran_out: Literal["device", "host"] | None = None
     """Whose memory, once it has."""
     ending: Ending | None = None
@@ -83,6 +93,22 @@ class AttemptState:
             self._status = Status.model_validate_json(self.run.status.read_bytes())
         return self._status
 
+    def tell(self, kind: str, message: str) -> None:
+        """People should hear of it; `kind` as in `Told`."""
+        self._told.append(Told(seq=len(self._told) + 1, kind=kind, message=message[:MESSAGE]))
+
+    def told(self) -> tuple[Told, ...]:
+        """The latest ones, the worker's among them."""
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            lines = self.run.told.read_text(errors="replace").split("\n")[:-1]
+        for line in lines[self._lines :]:
+            with contextlib.suppress(ValueError, TypeError):
+                kind, message = json.loads(line)
+                self.tell(kind, message)
+        self._lines = max(self._lines, len(lines))
+        return tuple(self._told[-TOLD:])
+
     def beat(self, seq: int, utilisation: float | None) -> Beat:
         """The sign of life number `seq`."""
         status = self.status()
@@ -104,4 +130,5 @@ class AttemptState:
             gpu_utilisation=utilisation,
             checkpoint=self.checkpoint,
             notice_s=self.notice_s,
+            told=self.told(),
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.contract.base import Document
+from trainer.contract.base import Document, Text
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -44,6 +44,8 @@ class ExitCode(IntEnum):
     DATA = 65
     OOM = 71
     INFRASTRUCTURE = 75
+    BACK = 72
+    """Of the worker alone: it is to be started again from an earlier step."""
 
 
 class Limits(Document):
@@ -108,6 +110,8 @@ class AttemptSpec(Document):
     checkpoint: CheckpointConfig = CheckpointConfig()
     resume_from: tuple[str, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
+    losses_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """How often these machines, together, are expected to be taken away or to fail."""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     """Names; the values come sealed in `grant.json`."""
@@ -165,6 +169,18 @@ class CheckpointRef(Document):
     """Of all its files."""
 
 
+class Told(Document):
+    """Something that people should hear of: a step that was left out, a save that failed."""
+
+    seq: int
+    """From 1, within one start of the agent."""
+    kind: Annotated[str, Field(pattern=r"^[a-z]+(_[a-z]+)*$", max_length=40)]
+    message: Annotated[Text, Field(max_length=500)]
+
+
+TOLD = 8
+"""The latest ones that a beat and the last word repeat."""
+
 Phase = Literal["starting", "loading", "evaluating", "training", "saving", "sampling", "draining", "done"]
 
 
@@ -192,6 +208,7 @@ class Beat(Document):
     checkpoint: CheckpointRef | None = None
     notice_s: float | None = None
     """Seconds until the machine is taken away, if its provider said so to the machine."""
+    told: Annotated[tuple[Told, ...], Field(max_length=TOLD)] = ()
     sent_bytes: Count = 0
     """To the blob store, since this start of the agent."""
     received_bytes: Count = 0
@@ -210,6 +227,8 @@ class Final(Document):
     exit_code: int | None = None
     ran_out: Literal["device", "host"] | None = None
     """Whose memory it was, where the outcome is `oom`."""
+    bad_host: bool = False
+    """The check of this machine before the training found it unfit."""
     step: int = 0
     total_steps: int = 0
     resumed_from: int | None = None
@@ -219,6 +238,7 @@ class Final(Document):
     heldout_loss_after: float | None = None
     peak_memory_bytes: int | None = None
     tokens_per_s: float | None = None
+    told: Annotated[tuple[Told, ...], Field(max_length=TOLD)] = ()
     boot: str = ""
     """Of the agent that wrote this; the counters are that one's."""
     sent_bytes: Count = 0

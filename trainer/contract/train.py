@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
+from trainer.contract.guard import GuardConfig, SelectionConfig
 
 TaskName = Literal[
     "causal_lm",
@@ -204,6 +205,8 @@ class TrainConfig(Config):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 17
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Held-out loss is always measured before the first and after the last step."""
+    guard: GuardConfig = GuardConfig()
+    selection: SelectionConfig = SelectionConfig()
     samples: SamplesConfig = SamplesConfig()
 
     @property
@@ -238,11 +241,37 @@ class TrainConfig(Config):
             raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self
 
+    @model_validator(mode="after")
+    def _selection_can_be_made(self) -> Self:
+        chosen = self.selection
+        if (chosen.patience or chosen.best) and not (self.eval_every_steps and self.data.eval_share):
+            raise ValueError("selection: it goes by evaluations; set eval_every_steps, and data.eval_share above 0")
+        return self
+
+
+AUTO_MOST_S = 300.0
+"""Seconds of work that may be lost where nobody said how much."""
+
+
+OFTENER = 5
+"""How many times sooner than that saves may come."""
+
 
 class CheckpointConfig(Config):
     """When progress is made safe, and how much of it is kept."""
 
-    every_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
-    """Seconds between saves."""
+    every_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["auto"] = "auto"
+    """Seconds of work that may be lost, at the most; `auto`: 300. Saves come sooner where machines are often taken away
+    and saves cost little."""
     keep: Annotated[int, Field(ge=2, le=100)] = 2
     """Committed checkpoints kept for each job; two at least, so that a torn newest one has a successor."""
+
+    @property
+    def most_s(self) -> float:
+        """Seconds between saves, at the most."""
+        return AUTO_MOST_S if self.every_s == "auto" else self.every_s
+
+    @property
+    def least_s(self) -> float:
+        """Seconds between saves, at the least: each is paid for where traffic is."""
+        return self.most_s / OFTENER

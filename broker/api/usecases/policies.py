@@ -81,7 +81,7 @@ class Policies:
 
     async def foresee(self, job: Job, made: Quote, caps: Mapping[str, Caps], tempo: Tempo) -> Refusal | None:
         """What the policies that cover this job would do to it if it were submitted now; nothing is written."""
-        whose, every_s = (job.team, job.owner), job.spec.checkpoint.every_s
+        whose, every_s = (job.team, job.owner), job.spec.checkpoint.least_s
         now, applied = await self._store.applied([whose])
 
         def least(line: QuoteLine) -> Decimal:

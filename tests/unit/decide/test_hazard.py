@@ -12,10 +12,12 @@ from broker.decide.experience import Experience
 from broker.decide.fit import Fit
 from broker.decide.hazard import (
     ASSUMED_PER_HOUR,
+    FAILURES_PER_GPU_HOUR,
     STRENGTH,
     basis,
     certainty,
     expected_per_hour,
+    losses_per_hour,
     place,
     preemptions_per_s,
 )
@@ -94,6 +96,14 @@ def test_a_market_that_keeps_taking_machines_away_is_not_bought_again() -> None:
     assert of(offer(preemptions_per_hour=0.01), seen(1, 60)).drop is None  # 0.6 an hour
     gone = of(offer(preemptions_per_hour=5.0), seen(3, 100))
     assert gone.drop is Drop.PREEMPTED_TOO_OFTEN
+
+
+def test_all_machines_of_an_attempt_are_lost_together() -> None:
+    one, spot = losses_per_hour(offer(gpus=8, spot=False), {}, 1), offer(gpus=8, spot=True, preemptions_per_hour=0.5)
+    assert one == pytest.approx(8 * FAILURES_PER_GPU_HOUR)
+    assert losses_per_hour(offer(gpus=8, spot=False), {}, 3) == pytest.approx(3 * one)
+    assert losses_per_hour(spot, {}, 2) == pytest.approx(2 * (0.5 + one))
+    assert losses_per_hour(offer(gpus=0, spot=False), {}, 1) == FAILURES_PER_GPU_HOUR
 
 
 def test_what_is_known_of_a_rate_grows_with_the_preemptions_that_were_seen() -> None:

@@ -10,6 +10,7 @@ from broker.decide.hosts import HALF_LIFE_S, MAX_BLOCK_S, OFFER_HALF_LIFE_S, WEI
 from broker.domain.job import Attempt, AttemptState, Reason
 from broker.domain.offer import HostFacts
 from tests.unit.decide import build
+from trainer.contract.rendezvous import Final, Outcome
 
 NOW = build.at(10 * 86_400)
 
@@ -69,3 +70,10 @@ def test_a_score_only_falls_with_time_and_a_block_always_ends(
     assert score(attempts, build.at(10 * 86_400 + later_s)) <= score(attempts, NOW) + 1e-9
     blocked = judge_host(attempts, NOW)
     assert blocked is None or 0 < blocked.for_s <= MAX_BLOCK_S
+
+
+def test_a_machine_that_its_own_check_found_unfit_is_left_alone_at_once() -> None:
+    unfit = Final(attempt="a", outcome=Outcome.INFRASTRUCTURE, message="host: GPU 1 computes wrongly", bad_host=True)
+    blocked = judge_host([ended(Reason.INFRASTRUCTURE, final=unfit, detail=unfit.message)], NOW)
+    assert blocked is not None
+    assert blocked.reason == "left alone for 48 h, failed 1 x: host: GPU 1 computes wrongly"

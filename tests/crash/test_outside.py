@@ -1,0 +1,132 @@
+"""What an operator sees of machines that no record explains, beside real daemons and from elsewhere."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from broker.cli.main import app
+from broker.domain.ids import Installation, InstanceName
+from tests.cli.conftest import Ran
+from tests.crash.cloud import LAG_S, NAME, PaperProvider, Stand
+from tests.crash.gate import Point
+from tests.crash.hardships import MARK
+from tests.crash.house import LOOK_S, House
+from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Rig, opened
+
+STRAY = "a" * 13
+ENDS = ("--destroy", "--yes")
+
+
+@pytest.fixture(scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    async with opened() as rig:
+        yield rig
+
+
+@pytest.fixture(autouse=True)
+def clouds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a command line finds them."""
+
+    def build(*_: Any, installation: Installation, state: Path, **__: Any) -> dict[str, PaperProvider]:
+        return {NAME: PaperProvider(rig.cloud.url, installation, state / NAME)}
+
+    monkeypatch.setattr("providers.registry.build", build)
+    for name in ("GPUBROKER_URL", "GPUBROKER_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+async def run(home: Path, *words: str) -> Ran:
+    def invoke() -> Any:
+        return CliRunner().invoke(app, [*words, "--json"], env={"GPUBROKER_HOME": str(home)}, catch_exceptions=False)
+
+    done = await asyncio.to_thread(invoke)
+    return Ran(code=done.exit_code, out=done.stdout, err=done.stderr)
+
+
+def stands(rig: Rig, name: str) -> Stand:
+    """Somebody has bought it by hand."""
+    stand = Stand(id=name, name=InstanceName(name), attempt=name.rsplit("-", 1)[-1], born=0.0)
+    rig.cloud.stands[name] = stand
+    return stand
+
+
+async def gone(stand: Stand) -> None:
+    """Destroyed, and no listing shows it any more."""
+    async with asyncio.timeout(60):
+        while time.monotonic() < stand.destroyed + LAG_S:  # noqa: ASYNC110 - another process destroys it
+            await asyncio.sleep(LOOK_S)
+
+
+async def working(house: House) -> Stand:
+    """A machine of its job, which stays: no destruction gets through."""
+    house.seat.gate.hold_at = Point(name="cloud:destroy", number=1, moment="before")
+    house.seat.gate.hold = asyncio.Event().wait
+    house.seat.start()
+    await house.submit()
+    async with asyncio.timeout(60):
+        while not house.rig.cloud.alive(house.installation):  # noqa: ASYNC110 - another process buys it
+            await asyncio.sleep(LOOK_S)
+    return house.rig.cloud.alive(house.installation)[0]
+
+
+async def test_an_orphan_is_told_and_swept_and_what_only_looks_like_one_is_left_alone(rig: Rig) -> None:
+    async with House(rig) as house:
+        mine, home = f"gb-{house.installation}-{STRAY}", house.seat.home
+        twisted = [f"{mine}-copy", mine.upper(), f"{mine}b", mine[:-1], f"my{mine}", mine.replace("-", "_")]
+        twisted.append(f"gb-{'z' * len(house.installation)}-{STRAY}")
+        foreign = [stands(rig, name) for name in twisted]
+        orphan = stands(rig, mine)
+        told = await run(home, "doctor", "--orphans")
+        assert (told.code, [one["name"] for one in told.document["orphans"]]) == (1, [mine])
+        house.seat.start()
+        await gone(orphan)
+        clean = await run(home, "doctor", "--orphans")
+        assert (clean.code, clean.document["orphans"]) == (0, [])
+        swept = await run(home, "sweep", "--once", *ENDS)
+        assert (swept.code, swept.document["machines"]) == (0, [])
+        assert [one.name for one in foreign if one.destroyed != float("inf")] == []
+
+
+async def test_on_a_restored_database_orphans_are_only_reported_until_a_person_ends_them(rig: Rig) -> None:
+    async with House(rig) as house:
+        machine, home = await working(house), house.seat.home
+        await house.seat.leave()
+        await house.restore()
+        house.seat.start()
+        async with asyncio.timeout(60):
+            while "only reported: this installation bought it" not in house.seat.log():  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+        told = await run(home, "doctor", "--orphans")
+        assert (told.code, [one["id"] for one in told.document["orphans"]]) == (1, [machine.id])
+        assert "a backup" in told.document["orphans"][0]["becomes"]
+        assert machine in rig.cloud.alive(house.installation)
+        swept = await run(home, "sweep", "--once", *ENDS)
+        assert (swept.code, [one["destroyed"] for one in swept.document["machines"]]) == (0, [True])
+        assert (await run(home, "doctor", "--orphans")).code == 0
+
+
+async def test_from_elsewhere_nothing_is_swept_while_a_broker_lives_and_all_of_it_when_none_does(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """By the clouds' keys and the blob store alone: another home, and no database."""
+    blobs = {"blobs": f"s3://{BUCKET}", "blob_options": KEYS | {ENDPOINT: rig.moto}}
+    (tmp_path / "gpubroker.yaml").write_text(yaml.safe_dump({"providers": {"local": None}, **blobs}))
+    async with House(rig) as house:
+        mine = f"gb-{house.installation}-{STRAY}"
+        machine, foreign = stands(rig, mine), stands(rig, f"{mine}-copy")
+        (house.seat.home / MARK).touch()  # so that it is not the daemon that ends it
+        sweep = ("sweep", "--once", *ENDS, "--installation", house.installation, "--watch")
+        house.seat.start()
+        await house.seat.serves()
+        lives = await run(tmp_path, *sweep, "60")
+        assert (lives.code, [(one["name"], one["orphan"]) for one in lives.document["machines"]]) == (0, [(mine, "")])
+        await house.seat.leave()
+        alone = await run(tmp_path, *sweep, "2")
+        assert (alone.code, alone.document["judged_by"]) == (0, "the lease in the blob store")
+        assert machine.destroyed < float("inf") == foreign.destroyed

@@ -1,0 +1,87 @@
+"""A daemon beside a cloud that refuses every call, asked by more connections than it answers at once."""
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from broker.api.http import REQUESTS
+from tests.crash.house import SETTLE_S, House, Seat
+from tests.crash.rig import opened
+
+CALLERS = 2 * REQUESTS
+PAUSE_S = 300
+"""That the refusing cloud asks for."""
+
+
+class Refusing:
+    """A cloud that answers 429 to everything."""
+
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
+        self.url = ""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.asked[request.path] += 1
+        return web.json_response({}, status=429, headers={"Retry-After": str(PAUSE_S)})
+
+    @asynccontextmanager
+    async def serves(self) -> AsyncIterator["Refusing"]:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+
+async def test_a_cloud_that_refuses_slows_no_other_and_too_many_callers_are_told_to_come_again() -> None:
+    async with opened() as rig, Refusing().serves() as busy, House(rig) as house:
+        house.seat.orders["busy"] = busy.url
+        house.seat.start()
+        await house.seat.serves()
+        jobs = [await house.submit() for _ in range(3)]
+        told = await crowd(house.seat)
+        assert set(told) == {(200, None), (503, "2")}
+        assert told[200, None] >= REQUESTS
+        verdict = await house.settle()
+        assert (verdict.broken, len(house.acknowledged)) == ([], len(jobs))
+        # Each kind of call once, and one more for whatever was on its way at its first refusal: not at every look.
+        assert set(busy.asked) >= {"/cloud/list", "/cloud/offers"}
+        assert max(busy.asked.values()) <= 2, busy.asked
+
+
+async def crowd(seat: Seat) -> Counter[tuple[int, str | None]]:
+    """What each of many is told, (status, Retry-After), when the daemon finds all of their requests at once."""
+    found = json.loads((seat.home / "client.json").read_text())
+    host, port = found["url"].removeprefix("http://").split(":")
+    asks = (
+        f"GET /v1/jobs HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {found['token']}\r\nConnection: close\r\n\r\n"
+    )
+    streams = [await asyncio.open_connection(host, int(port)) for _ in range(CALLERS)]
+    seat.signal(signal.SIGSTOP)
+    try:
+        for _, writer in streams:
+            writer.write(asks.encode())
+            await writer.drain()
+    finally:
+        seat.signal(signal.SIGCONT)
+    async with asyncio.timeout(SETTLE_S):
+        answers = await asyncio.gather(*(reader.read() for reader, _ in streams))
+    for _, writer in streams:
+        writer.close()
+    return Counter(map(_told, answers))
+
+
+def _told(answer: bytes) -> tuple[int, str | None]:
+    head = answer.split(b"\r\n\r\n", 1)[0].decode().split("\r\n")
+    named = dict(line.split(": ", 1) for line in head[1:])
+    return int(head[0].split()[1]), named.get("Retry-After")

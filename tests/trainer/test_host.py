@@ -1,0 +1,52 @@
+"""A machine that is not fit is left before anything is loaded, with the reason, and the broker hears so."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import devices
+from trainer.agent import host
+from trainer.contract.rendezvous import Outcome
+from trainer.faults import BadHost
+
+
+def test_a_sound_machine_passes(tmp_path: Path) -> None:
+    assert "products right" in devices.check(torch.device("cpu"))
+    assert host.disk(tmp_path) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_computes_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.Tensor.__matmul__
+
+    def wrong(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        found = right(one, other)
+        if found.ndim == 2:
+            found[:, 3] += 1000
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
+    with pytest.raises(BadHost, match="the CPU computes wrongly"):
+        devices.check(torch.device("cpu"))
+
+
+def test_a_disk_that_takes_nothing_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(host.BadHost, match="host: its disk does not take 4 MiB: No space left") as e:
+        host.disk(tmp_path)
+    assert e.value.outcome is Outcome.INFRASTRUCTURE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_driver_says_of_a_gpu_counts_where_it_is_grave() -> None:
+    line = "4,1234,99,-;NVRM: Xid (PCI:0000:3b:00): {}, pid=77, name=python\n"
+    assert host.xid(line.format(79)) == "the GPU at PCI:0000:3b:00 had Xid 79: it has fallen off the bus"
+    assert host.xid(line.format(31) + line.format(13)) == "", "errors of a program are not the machine's"
+    assert host.uncorrected("0\n2\n") == "GPU 1 had 2 memory errors that were not corrected"
+    assert host.uncorrected("[N/A]\n0\n") == ""

@@ -1,0 +1,159 @@
+"""When the training state is saved, what is saved of it, and how it comes back."""
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from trainer import parallel, snapshot
+from trainer.checkpoint_plan import METRICS, BadFormat, Progress
+from trainer.faults import Fault
+from trainer.ipc import RunFolder, WorkerJob
+from trainer.journal import Journal
+from trainer.report import Reporter
+from trainer.selection import Selection
+from trainer.snapshot import Snapshot, Stored
+
+RETRY_S = 30.0
+"""After a save that failed."""
+
+
+class Keeper:
+    """Of one process; what is entered by all is said so."""
+
+    def __init__(
+        self,
+        job: WorkerJob,
+        run: RunFolder,
+        *,
+        accelerator: Accelerator,
+        arrangement: parallel.Copies,
+        model: Any,
+        parameters: dict[str, Any],
+        optimizer: Any,
+        selection: Selection,
+        report: Reporter,
+    ) -> None:
+        """`optimizer`: as accelerate has prepared it."""
+        self._job, self._run, self._accelerator, self._parallel = job, run, accelerator, arrangement
+        self._model, self._parameters, self._optimizer = model, parameters, optimizer
+        self._selection, self._report = selection, report
+        self.snapshots = snapshot.Snapshots(run, arrangement.writer())
+        self._metrics = run.root / METRICS
+        self.journal = Journal(self._metrics)
+        self._began = time.monotonic()
+
+    def start(self) -> None:
+        """The time until the first save begins."""
+        self._began = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether the next snapshot should be taken; sooner than otherwise after one that failed."""
+        interval = self._interval()
+        if self.told_of_a_failure():
+            self._began = time.monotonic() - interval + min(RETRY_S, interval)
+        return time.monotonic() - self._began >= interval and not self.snapshots.busy
+
+    def _interval(self) -> float:
+        """Seconds, as the agent has it now; never more than at the start."""
+        most_s = self._job.save_every_s
+        with contextlib.suppress(OSError, ValueError):
+            return min(most_s, float(self._run.interval.read_text()))
+        return most_s
+
+    def told_of_a_failure(self) -> bool:
+        """Whether the last snapshot could not be written; people are told so."""
+        why = self.snapshots.failure()
+        if why:
+            self._report.event("save_failed", f"a checkpoint could not be written, and the one before it counts: {why}")
+        return bool(why)
+
+    def save(self, progress: Progress, artifacts: Path | None = None) -> None:
+        """Begins a snapshot; entered by all processes after the same micro-batch."""
+        self._began = time.monotonic()
+        scaler = self._accelerator.scaler
+        progress = progress.model_copy(
+            update={
+                "made_on": self._parallel.told(),
+                "scaler": scaler.state_dict() if scaler is not None else None,
+            }
+        )
+        grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
+        held = {
+            "model": parallel.held(self._parameters),
+            "optimizer": parallel.held(snapshot.optimizer_tensors(self._optimizer.optimizer, self._parameters)),
+            "gradients": parallel.held(grown),
+            "best": self._selection.held(self._parameters),
+        }
+        writer = self.snapshots.writer
+        plan = self._parallel.plan(held, writer)
+        if writer is None:
+            return
+        self.snapshots.begin(
+            Snapshot(
+                progress=progress,
+                held=writer.own(held),
+                plan=plan,
+                metrics=self._metrics,
+                journalled=self.journal.flush(),
+                artifacts=artifacts if self._accelerator.is_main_process else None,
+                complete=artifacts is not None,
+            )
+        )
+
+    def finish(self, progress: Progress, artifacts: Path) -> str:
+        """Why the complete checkpoint could not be written; empty: it was. Entered by all."""
+        self.save(progress, artifacts)
+        self.snapshots.join()
+        return self.snapshots.failure()
+
+    def restore(self, *, micro_rows: int) -> Progress:
+        """Puts back everything that the next step depends on, and says where that is; entered by all. Raises Fault.
+
+        `micro_rows`: rows of a micro-batch now.
+        """
+        if self._job.restore is None:
+            self._begin_journal(None)
+            self._parallel.agree(Progress())
+            return Progress()
+        folder = Path(self._job.restore)
+        try:
+            progress = self._put_back(Stored(folder), micro_rows)
+            self._begin_journal(folder / METRICS)
+        except (OSError, KeyError, ValueError, RuntimeError, BadFormat) as e:
+            raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
+        self._parallel.agree(progress)
+        if self._accelerator.is_local_main_process:
+            shutil.rmtree(folder)
+        self._report.say(f"resumed at step {progress.step}")
+        if progress.made_on != self._parallel.told():
+            self._report.say(
+                f"the checkpoint was made on {progress.made_on}, this is {self._parallel.told()}: the data goes "
+                "on exactly, the numbers within rounding"
+            )
+        return progress
+
+    def _begin_journal(self, source: Path | None) -> None:
+        """Of each machine's first process; the first of all writes on."""
+        if self._accelerator.is_local_main_process:
+            self.journal.begin(source)
+
+    def _put_back(self, stored: Stored, micro_rows: int) -> Progress:
+        """Raises KeyError, ValueError when the tensors are not those of this job."""
+        self._parallel.settle(self._model)
+        parallel.load_model(self._parameters, stored)
+        self._selection.restore(stored, self._parameters)
+        parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
+        progress = stored.progress
+        if progress.micro and self._parallel.world == 1 and progress.micro_rows == micro_rows:
+            for name in stored.names("gradients"):
+                gradient = stored.read("gradients", name)
+                self._parameters[name].grad = gradient.to(self._accelerator.device)
+        elif progress.micro:  # the step is cut otherwise now, so it begins anew
+            progress = progress.model_copy(update={"micro": 0, "micro_loss": 0.0})
+        if progress.scaler is not None and self._accelerator.scaler is not None:
+            self._accelerator.scaler.load_state_dict(progress.scaler)
+        return progress.model_copy(update={"scaler": None})

@@ -1,0 +1,45 @@
+"""The results reach the disk, or the job does not succeed."""
+
+import time
+from collections.abc import Callable
+
+from safetensors import SafetensorError
+
+from trainer.faults import Fault
+
+PAUSES_S = (0.5, 1.0, 2.0)
+"""Before what failed is tried again; while others are uploaded, which gives room on a full disk, it is tried on."""
+
+
+def insist(
+    action: Callable[[], str],
+    *,
+    agree: Callable[[bool], bool],
+    waiting: Callable[[], bool],
+    tell: Callable[[str, str], None],
+) -> None:
+    """Repeats an action of all processes until it has failed for none; it returns why it failed, or nothing.
+
+    `agree`: true for all where it is for one. `waiting`: whether other checkpoints lie on this disk. Raises Fault.
+    """
+    tries = 0
+    while True:
+        why = action()
+        if not agree(bool(why)):
+            return
+        if why:
+            tell("save_failed", f"the results could not be written: {why}")
+        if not agree(waiting()):
+            tries += 1
+        if tries > len(PAUSES_S):
+            raise Fault(f"the results could not be written, last: {why or 'by another process'}; is the disk full?")
+        time.sleep(PAUSES_S[max(0, tries - 1)])
+
+
+def attempted(action: Callable[[], None]) -> str:
+    """Why an action failed for its disk; empty: it did not."""
+    try:
+        action()
+    except (OSError, SafetensorError) as e:
+        return f"{type(e).__name__}: {e}"
+    return ""
