@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware, matches
@@ -24,11 +24,20 @@ from broker.domain.offer import ModelShape, Parallelism, Plan
 from broker.models import catalogue
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of
+from broker.models.tasks import task_shape
+from trainer.contract.train import TaskName
 
 TRACE_PATIENCE_S = 300
 EXACT_PRECISIONS = {
     "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
 }  # fmt: skip
+
+
+TASKS: tuple[str, ...] = get_args(TaskName)
+PAIRED = frozenset({"dpo", "reward_model"})
+"""Tasks of which each row is two sequences."""
+TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq", "image_classification")
+"""What the tracer knows, by the architecture or by its own option."""
 
 
 class BadAsk(ValueError):
@@ -68,8 +77,18 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
     return where, parsed
 
 
-def model_shape(name: str, config: Mapping[str, Any]) -> ModelShape:
+def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
+    """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
+    if task is not None and task not in TASKS:
+        raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
+        if task is not None:
+            found = task_shape(name, config, task)
+            if found is None:
+                raise BadAsk(
+                    f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
+                )
+            return found
         return headed_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
@@ -87,12 +106,12 @@ def hardware_of(gpu: str | None) -> Hardware | None:
 
 
 def _speed(
-    shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None
+    shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None
 ) -> tuple[float | None, list[float] | None, str]:
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if (why := unmeasured(shape, ask)) is not None:
+    if (why := unmeasured(ask)) is not None:
         return None, None, why
     if ask.sharding in ("hybrid", "tensor") or ask.offload or ask.nodes > 1:
         return None, None, "no basis: several machines, hybrid and tensor sharding and offload are not timed here"
@@ -100,14 +119,14 @@ def _speed(
     plan = Plan(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
-    run = run_of(shape, ask, plan, ask.length)
+    run = replace(run_of(shape, ask, plan, ask.length), reference=task == "dpo")
     rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"
     return round(rate, 1), [round(rate / spread, 1), round(rate * spread, 1)], basis
 
 
-def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict[str, Any]:
+def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
     adapted = frozenset[str]() if ask.method == "full" else sizes.adapted_modules(shape, ask.targets)[0]
     names = build_of(shape).names
@@ -118,6 +137,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict
         (ask.transformers is not None, "--stack"),
         (ask.gpus > 1, f"--gpus {ask.gpus}"),
         (ask.attention != "sdpa", f"--attention {ask.attention}"),
+        (task not in (None, *TRACED_TASKS), f"--task {task}"),
     ):
         if wrong:
             raise BadAsk(f"--exact traces the trainer's own step on one GPU, which knows no {what}; leave out --exact")
@@ -129,6 +149,7 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict
             *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
             *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
             *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", targets or "all-linear"),
+            *(["--task", task] if task in TRACED_TASKS[1:] else []),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
         try:
@@ -142,10 +163,19 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask) -> dict
     return traced
 
 
+def _said_of(task: str | None, shape: ModelShape, rows: int) -> Iterator[str]:
+    """What is to be known of a task's figures."""
+    if task in PAIRED:
+        yield f"{task}: each of {rows} rows is two sequences"
+    if shape.labels and not build_of(shape).encoder:
+        yield f"{task}: the logits counted are a vocabulary's, which such a head does not make: memory is too high"
+
+
 def estimate(
     model: str | None = None,
     *,
     config: str | Path | Mapping[str, Any] | None = None,
+    task: str | None = None,
     method: str = "lora",
     optimizer: str = "adamw_fused",
     precision: str = "bf16-autocast",
@@ -169,10 +199,11 @@ def estimate(
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
     `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
-    for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs.
+    for that version's own loss in place of the trainer's. `task`: of the trainer.
+    `sharding`: by default ddp on several GPUs.
     """
     name, given = config_of(model, config)
-    shape = model_shape(name, given)
+    shape = model_shape(name, given, task)
     package, _, version = (stack or "").partition("=")
     if stack is not None and (package != "transformers" or not version):
         raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
@@ -181,7 +212,7 @@ def estimate(
         optimizer=optimizer,
         precision=precision,  # type: ignore[arg-type]
         length=seq,
-        rows=micro_batch,
+        rows=micro_batch * (2 if task in PAIRED else 1),
         accumulated=accumulate,
         gpus=gpus,
         nodes=nodes,
@@ -199,10 +230,15 @@ def estimate(
         found = sizes.estimate(shape, ask)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    found = replace(found, notes=(*found.notes, *_taken(given, shape)))
+    found = replace(found, notes=(*found.notes, *_taken(given, shape), *_said_of(task, shape, micro_batch)))
     hardware = hardware_of(gpu)
     return _document(
-        name, shape, found, hardware, _speed(shape, ask, hardware), _trace(given, shape, ask) if exact else None
+        name,
+        shape,
+        found,
+        hardware,
+        _speed(shape, ask, hardware, task),
+        _trace(given, shape, ask, task) if exact else None,
     )
 
 

@@ -25,12 +25,17 @@ class WorkerJob(Document):
     data: str
     """Path of the verified data file."""
     data_format: str
+    data_sha256: str = ""
+    job: str = ""
+    """Its id."""
     number: int
     """Number of the attempt, for the metrics."""
     save_every_s: float
     """At the most; the agent may shorten it (`RunFolder.interval`)."""
     jumps: tuple[Jump, ...] = ()
     """Rows that are left out, since an earlier worker of this attempt went wrong with them."""
+    probe: bool = False
+    """The longest rows go through once after the first step."""
     gpus: int = 0
     """GPUs that this machine was bought with; 0: it trains on the CPU."""
     parallelism: Parallelism = Parallelism()

@@ -18,7 +18,7 @@ class Journal:
     def begin(self, source: Path | None = None) -> None:
         """Empty, or with the rows of a checkpoint. Raises OSError."""
         if source is None:
-            self._path.touch()
+            self._path.write_bytes(b"")
         else:
             shutil.copyfile(source, self._path)
         self._size = self._path.stat().st_size

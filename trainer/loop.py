@@ -13,8 +13,8 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
-from trainer.checkpoint_plan import Progress
+from trainer import card, devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
+from trainer.checkpoint_plan import METRICS, Progress
 from trainer.contract.train import LoraConfig
 from trainer.faults import Drained, UserFault
 from trainer.ipc import RunFolder, WorkerJob
@@ -88,8 +88,11 @@ class Loop:
         try:
             self._before()
             self._bare.train()
+            begun = self._progress.step
             while self._goes_on():
                 self._step()
+                if self._job.probe and self._progress.step == begun + 1:
+                    self._probe()
                 self._after_step()
             self._finish()
         except Drained:
@@ -205,6 +208,19 @@ class Loop:
         limit = self._config.optim.clip_norm
         return parallel.number(self._accelerator.clip_grad_norm_(self._parameters.values(), limit))
 
+    def _probe(self) -> None:
+        """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
+        for them shows now, not in an hour. Nothing is learned of them."""
+        longest = sorted(self._train, key=self._task.size, reverse=True)[: self._micro]
+        before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
+        targets = max(1, sum(self._task.targets(e) for e in longest))
+        self._accelerator.backward(self._forward(longest) / targets)
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in self._bare.named_buffers():
+                buffer.copy_(before[name])
+        self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
+
     def _forward(self, batch: list[Any]) -> torch.Tensor:
         if batch:
             return self._task.loss_sum(self._model, self._task.collate(batch, self._device))
@@ -312,6 +328,10 @@ class Loop:
         def write() -> None:
             if self._accelerator.is_main_process:
                 evaluate.write_artifacts(folder, self._task, self._bare, whole, samples, scores)
+                rows, made_on = self._run.root / METRICS, self._parallel.told()
+                (folder / "README.md").write_text(card.text(self._job, metrics=rows, scores=scores, made_on=made_on))
+                if self._config.output.merge:
+                    self._task.merge(folder)
 
         self._insist(lambda: results.attempted(write))
 

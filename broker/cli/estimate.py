@@ -14,7 +14,7 @@ from broker.cli.shell import Json, command
 from broker.cli.whatifview import PlotFile, WhatIf
 from broker.decide.estimate import ATTENTIONS, METHODS, OPTIMIZERS, PRECISIONS, SHARDINGS, Ask
 from broker.domain.offer import GIB
-from broker.sizing import BadAsk
+from broker.sizing import TASKS, BadAsk
 from broker.sizing import estimate as estimated
 from broker.whatif import what_if as scaling_table
 
@@ -32,6 +32,9 @@ OPTIONS: Mapping[str, Any] = {
         str | None, typer.Argument(metavar="[MODEL]", help="A Hub id of the bundled catalogue, or a folder.")
     ],
     "config": _option(str | None, "CONFIG.json", "A transformers config.json, its folder, or the JSON."),
+    "task": _option(
+        str | None, _of(TASKS), "By default the next token of a decoder, a class of a text or an image of an encoder."
+    ),
     "method": _option(str, _of(METHODS)),
     "optimizer": _option(str, _of(OPTIMIZERS)),
     "precision": _option(
@@ -70,8 +73,8 @@ SCALING: Mapping[str, Any] = {
 }
 """What is asked of several GPUs besides; none by default."""
 PLANNED = (
-    "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing", "trainable_parameters", "stack",
-    "exact",
+    "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing", "trainable_parameters",
+    "stack", "exact",
 )  # fmt: skip
 """Chosen anew for each number of GPUs, or of no meaning to a scaling table."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from broker.controllers.context import Context
 from broker.controllers.grants import Granting
 from broker.decide.experience import NOTHING, Learned
+from broker.decide.fit import probed
 from broker.decide.hazard import losses_per_hour
 from broker.decide.recovery import as_planned
 from broker.decide.world import world
@@ -129,6 +130,7 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
         data=data,
         code=code,
         checkpoint=spec.checkpoint,
+        probe=probed(job.workload),
         resume_from=attempt.resume_from,
         env=spec.env,
         secrets=spec.secrets,

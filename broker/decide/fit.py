@@ -3,11 +3,14 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from broker.decide.estimate import evidence_of
 from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
 from broker.decide.plans import Planned, Planner
 from broker.decide.throughput import Pace, corrected, pace
 from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Plan, Workload
+
+_PROBE = "; its longest rows are tried after the first step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,13 @@ class Fit:
     pace: Pace | None = None
     plan: Plan | None = None
     devices: int = 1
+
+
+def probed(workload: Workload) -> bool:
+    """Nobody knows what its steps take: an attempt tries its longest rows before the long run."""
+    if workload.method == "script":
+        return False
+    return workload.shape is None or evidence_of(workload.shape, several=False)[0] == "unchecked"
 
 
 def computing(offer: Offer) -> Hardware | None:
@@ -52,6 +62,7 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
         return Fit(drop=Drop.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
     if workload.shape is None:
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
+        reason += _PROBE * probed(workload)
         return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:
@@ -72,7 +83,7 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
         drop=None,
-        reason=_words(found, has, there),
+        reason=_words(found, has, there) + _PROBE * probed(workload),
         memory=need,
         pace=pace(workload, at, local=local),
         plan=found.plan,

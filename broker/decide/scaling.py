@@ -59,12 +59,8 @@ class Point:
     usd: float | None = None
 
 
-def unmeasured(shape: ModelShape, ask: sizes.Ask) -> str | None:
+def unmeasured(ask: sizes.Ask) -> str | None:
     """Why nothing can be said about the time; None: something can."""
-    if shape.experts:
-        return "no basis: no run of a mixture of experts was measured"
-    if shape.labels:
-        return "no basis: no run of an encoder was measured"
     if ask.method in ("lora8", "adapter"):
         what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
         return f"no basis: no run {what} was measured, and its kernels are not counted"
@@ -101,7 +97,7 @@ def scaling(
 ) -> tuple[Point, ...]:
     """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
-    if (why := unmeasured(shape, ask)) is not None:
+    if (why := unmeasured(ask)) is not None:
         raise sizes.Unanswerable(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
     return tuple(scale.point(count) for count in counts)

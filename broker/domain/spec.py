@@ -160,4 +160,7 @@ class JobSpec(Config):
         both = sorted(set(self.env) & set(self.secrets))
         if both:
             raise ValueError(f"{both[0]} is in env and in secrets; keep one")
+        named = self.train.output.secrets if self.train else ()
+        if absent := [name for name in named if name not in self.secrets]:
+            raise ValueError(f"train.output: it needs the secret {absent[0]}; list it in secrets")
         return self

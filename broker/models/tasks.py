@@ -7,9 +7,10 @@ from typing import Any, Literal
 from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape
+from broker.models.checked import EXPERTS
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS
-from broker.models.shape import EXPERTS, MIXTURES, headed_shape, shape_of
+from broker.models.shape import MIXTURES, headed_shape, shape_of
 
 Head = Literal["tokens", "text", "words", "image"]
 HEADS: Mapping[str, Head] = {

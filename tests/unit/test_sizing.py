@@ -138,12 +138,47 @@ def test_speed_of_several_machines_is_not_said() -> None:
     assert "no basis" in found["tokens_per_s_basis"]
 
 
-def test_a_mixture_of_experts_is_estimated_and_its_speed_is_not_known() -> None:
-    found = estimate("mistralai/Mixtral-8x7B-v0.1", gpu="h200", method="qlora", gradient_checkpointing=True)
+def test_a_mixture_of_experts_is_estimated_and_its_speed_is_uncertain() -> None:
+    found = estimate("mistralai/Mixtral-8x7B-v0.1", gpu="a100", method="qlora", gradient_checkpointing=True)
     assert found["parameters"] == 46_702_792_704
-    assert found["tokens_per_s"] is None
-    assert "mixture" in found["tokens_per_s_basis"]
+    low, high = found["tokens_per_s_interval"]
+    assert high / low == pytest.approx(1.4**2, rel=1e-3)
+    assert "Mixtral" in found["tokens_per_s_basis"]
     assert 25 * GIB < found["peak_allocated_bytes"] < 40 * GIB
+
+
+def test_the_task_decides_what_is_estimated() -> None:
+    asked: dict[str, Any] = {"config": TINY, "seq": 128, "gpu": "l4"}
+    tokens, reference, reward, label = (
+        estimate(**asked, task=task) for task in ("causal_lm", "dpo", "reward_model", "text_classification")
+    )
+    assert tokens == estimate(**asked)
+    pairs = estimate(**asked, micro_batch=2)
+    assert reference["peak_allocated_bytes"] == pairs["peak_allocated_bytes"]
+    assert reference["tokens_per_s"] < pairs["tokens_per_s"]
+    assert reward["peak_allocated_bytes"] > label["peak_allocated_bytes"], "two sequences, not one"
+    assert "two sequences" in reference["notes"][0]
+    assert "a vocabulary's" in label["notes"][0]
+    assert "none was measured" in label["tokens_per_s_basis"]
+    bert = "google-bert/bert-base-uncased"
+    assert estimate(bert, seq=128, task="text_classification") == estimate(bert, seq=128)
+    assert estimate(bert, seq=128, task="token_classification")["parameters"] != estimate(bert, seq=128)["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--config", json.dumps(TINY), "--task", "x"], "--task x: not one of causal_lm"),
+        (["--config", json.dumps(TINY), "--task", "image_classification"], "takes a model of images"),
+        (["google-bert/bert-base-uncased", "--task", "dpo"], "is an encoder"),
+        (["--config", '{"model_type": "swin"}', "--task", "image_classification"], "a job's first step tells"),
+        (["--config", json.dumps(TINY), "--seq", "128", "--task", "dpo", "--exact"], "knows no --task dpo"),
+    ],
+)
+def test_a_task_that_cannot_be_estimated_is_one_line(words: list[str], told: str) -> None:
+    ran = run(*words)
+    assert (ran.exit_code, len(ran.stderr.splitlines())) == (2, 1)
+    assert told in ran.stderr
 
 
 def test_speed_is_not_known_where_it_has_no_basis() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainer import checkpoint
-from trainer.agent import host, notices, prepare
+from trainer.agent import deliver, host, notices, prepare
 from trainer.agent.beat import Beater, redacted
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
@@ -141,7 +141,10 @@ class Agent:
             train=spec.train,
             data=str(data),
             data_format=spec.data.format,
+            data_sha256=spec.data.sha256,
+            job=spec.job,
             number=spec.number,
+            probe=spec.probe,
             save_every_s=spec.checkpoint.most_s,
             jumps=jumps,
             gpus=spec.world.gpus_per_node,
@@ -266,9 +269,7 @@ class Agent:
         if outcome is Outcome.COMPLETED:
             if not safe:
                 return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
-            if not script and self._env.node == 0 and (lost := await self._unverified()):
-                return Outcome.INFRASTRUCTURE, lost, code
-            return outcome, "", code
+            return (outcome, "", code) if script else (*await self._completed(), code)
         if outcome is Outcome.DRAINED and ending is not None:
             return ending.outcome, ending.reason, code
         if outcome is Outcome.DRAINED:
@@ -283,13 +284,25 @@ class Agent:
             )
         return outcome, reason, code
 
-    async def _unverified(self) -> str:
-        """Why the results do not count; empty: their manifest and all that it names lie in the store."""
-        key = self._state.complete
-        if key is None:
-            return "the worker ended without a checkpoint that holds the results"
-        whole = await prepare.insist(lambda: checkpoint.verified(self._objects, key), prepare.PATIENCE_S)
-        return "" if whole else f"the results are not in the blob store as {key} says"
+    async def _completed(self) -> tuple[Outcome, str]:
+        """What a training has come to that ended well: its results are in the store, and go where they are wanted."""
+        spec, key = self._state.spec, self._state.complete
+        assert spec is not None
+        assert spec.train is not None
+        if self._env.node > 0:
+            return Outcome.COMPLETED, ""
+        if key is None or not await deliver.verified(self._objects, key):
+            return Outcome.INFRASTRUCTURE, "the results are not in the blob store as their manifest says"
+        return Outcome.COMPLETED, await deliver.deliver(
+            self._objects,
+            key,
+            spec.train.output,
+            folder=self._env.workdir / "results",
+            job=spec.job,
+            secrets=self._sealed.secrets,
+            endpoint=spec.env.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT"),
+            tell=self._tell,
+        )
 
     def _ended(self) -> Ended | None:
         try:

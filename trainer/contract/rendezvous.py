@@ -108,6 +108,8 @@ class AttemptSpec(Document):
     data: DataFile | None = None
     code: DataFile | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    probe: bool = False
+    """Nobody knows what it takes: its longest rows go through once after its first step, before the long run."""
     resume_from: tuple[str, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
     losses_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from trainer.contract.base import Config, Text
 from trainer.contract.guard import GuardConfig, SelectionConfig
+from trainer.contract.output import OutputConfig
 
 TaskName = Literal[
     "causal_lm",
@@ -208,6 +209,7 @@ class TrainConfig(Config):
     guard: GuardConfig = GuardConfig()
     selection: SelectionConfig = SelectionConfig()
     samples: SamplesConfig = SamplesConfig()
+    output: OutputConfig = OutputConfig()
 
     @property
     def rows_at_once(self) -> int:
@@ -239,6 +241,12 @@ class TrainConfig(Config):
             raise ValueError("samples.prompts: task image_classification writes nothing; remove them")
         if self.task == "dpo" and not isinstance(self.method, LoraConfig):
             raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_merged(self) -> Self:
+        if self.output.merge and isinstance(self.method, FullConfig):
+            raise ValueError("output.merge: method full has no adapters, its result is the whole model; remove it")
         return self
 
     @model_validator(mode="after")

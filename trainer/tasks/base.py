@@ -188,6 +188,19 @@ class Task(ABC, Generic[E]):
         model.save_pretrained(folder / "model", state_dict=state)
         self.tokenizer.save_pretrained(folder / "model")
 
+    def merge(self, folder: Path) -> None:
+        """`model/` of the `adapter/` beside it: merged into the weights as they were published, in host memory."""
+        import peft
+        import transformers
+
+        base = getattr(transformers, self.architecture).from_pretrained(
+            self.config.model, dtype="auto", use_safetensors=True, **self._head()
+        )
+        self._settle(base)
+        merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
+        merged.save_pretrained(folder / "model")
+        self.tokenizer.save_pretrained(folder / "model")
+
     def _tokenizer(self) -> Any:
         return models.tokenizer_of(self.config)
 

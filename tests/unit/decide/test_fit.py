@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide import fit as fits
-from broker.decide.fit import fit
+from broker.decide.fit import fit, probed
 from broker.decide.hardware import TABLE
 from broker.domain.offer import GIB, Drop
-from tests.unit.decide.machines import SCRIPT, SMOLLM2_135M, WORK, offer
+from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
 
 
 def test_it_fits_with_what_it_needs_and_what_there_is() -> None:
@@ -98,4 +98,15 @@ def test_computing_hardware() -> None:
 def test_a_task_that_is_not_estimated_says_so() -> None:
     found = fit(replace(WORK, shape=None, unestimated="task dpo is not estimated"), offer())
     assert (found.drop, found.memory, found.pace) == (None, None, None)
-    assert found.reason == "task dpo is not estimated: its memory and its time are not known"
+    known = "task dpo is not estimated: its memory and its time are not known"
+    assert found.reason == f"{known}; its longest rows are tried after the first step"
+
+
+def test_what_nobody_knows_is_tried_before_the_long_run() -> None:
+    strange = replace(LLAMA_3_8B, family="strange", known=False)
+    assert [probed(w) for w in (SCRIPT, WORK, replace(WORK, shape=None), replace(WORK, shape=strange))] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    roomy = offer(gpu_memory_bytes=192 * GIB)
+    assert "its longest rows are tried" in fit(replace(WORK, shape=strange), roomy).reason
+    assert "tried" not in fit(WORK, roomy).reason

@@ -76,10 +76,11 @@ def test_what_cannot_be_said_is_refused(ask: dict[str, object], words: str) -> N
         table(**ask)
 
 
-def test_nothing_is_said_of_a_mixture_of_experts() -> None:
+def test_a_mixture_of_experts_scales_within_a_wide_interval() -> None:
     mixture = replace(MISTRAL_7B, experts=8, active_experts=2)
-    with pytest.raises(sizes.Unanswerable, match="no run of a mixture of experts was measured"):
-        scaling(mixture, sizes.Ask(), H100, (1,), LOAD)
+    (point,) = scaling(mixture, sizes.Ask(), H100, (1,), LOAD)
+    assert point.high / point.low > 1.9
+
 
 
 @pytest.mark.parametrize(

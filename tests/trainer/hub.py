@@ -1,0 +1,91 @@
+"""A server on loopback that speaks as much of the Hub's HTTP API as a push needs."""
+
+import base64
+import hashlib
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_loopback_token_that_may_write"
+
+
+@dataclass(kw_only=True)
+class Hub:
+    """What it was given."""
+
+    private: dict[str, bool] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    """By path in the repository, as committed."""
+    refusals: int = 0
+    """How many answers to come are 500."""
+    url: str = ""
+    _stored: dict[str, bytes] = field(default_factory=dict)
+
+    def answer(self, method: str, path: str, token: str, body: bytes) -> tuple[int, Any]:
+        """(status, JSON)."""
+        if path.startswith("/lfs/") and method == "PUT":
+            oid = path.rsplit("/", 1)[1]
+            assert hashlib.sha256(body).hexdigest() == oid
+            self._stored[oid] = body
+            return 200, {}
+        if path == "/api/validate-yaml":  # of the model card
+            return 200, {"errors": [], "warnings": []}
+        if token != f"Bearer {TOKEN}":
+            return 401, {"error": "Invalid username or password."}
+        if self.refusals:
+            self.refusals -= 1
+            return 400, {"error": "not now"}
+        if path == "/api/repos/create":
+            wanted = json.loads(body)
+            name = f"{wanted['organization']}/{wanted['name']}" if wanted.get("organization") else wanted["name"]
+            self.private[name] = wanted.get("private", wanted.get("visibility") == "private")
+            return 200, {"url": f"{self.url}/{name}", "id": name, "name": name}
+        if "/preupload/" in path:
+            asked = json.loads(body)["files"]
+            large = {f["path"]: f["path"].endswith(".safetensors") for f in asked}
+            modes = [
+                {"path": p, "uploadMode": "lfs" if big else "regular", "shouldIgnore": False}
+                for p, big in large.items()
+            ]
+            return 200, {"files": modes}
+        if path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(body)["objects"]
+            return 200, {"transfer": "basic", "objects": [
+                {**o, "actions": {"upload": {"href": f"{self.url}/lfs/{o['oid']}"}}} for o in objects
+            ]}  # fmt: skip
+        if "/commit/" in path:
+            for line in map(json.loads, body.decode().splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.files[value["path"]] = self._stored[value["oid"]]
+            return 200, {"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.url}/commit/{'c' * 40}"}
+        return 404, {"error": f"{method} {path}"}
+
+
+def serve(hub: Hub) -> ThreadingHTTPServer:
+    """Started; `hub.url` is its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, found = hub.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
+            data = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_PUT = _do  # noqa: N815
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server

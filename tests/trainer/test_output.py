@@ -1,0 +1,133 @@
+"""Results: their card, the merged model, and where else they go once they are safe."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import tiny_jobs, workers
+from tests.trainer.hub import TOKEN, Hub, serve
+from tests.trainer.tiny_jobs import KINDS
+from trainer import checkpoint, publish
+from trainer.agent import deliver
+from trainer.blobs import Objects
+from trainer.checkpoint import Origin
+from trainer.contract.output import OutputConfig
+from trainer.contract.train import TrainConfig
+
+RESULTS = {
+    "adapter/adapter_model.safetensors": b"weights", "adapter/adapter_config.json": b"{}", "README.md": b"# card",
+    "eval.json": b"{}", "metrics.jsonl": b"{}\n", "samples.json": b"[]",
+}  # fmt: skip
+ORIGIN = Origin(job="job", attempt="a", kind="train")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    server = serve(made)
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return Objects.open((tmp_path / "store").as_uri(), {}, "inst")
+
+
+async def committed(objects: Objects, folder: Path) -> str:
+    """A complete checkpoint's manifest."""
+    for name, content in (RESULTS | {"model.safetensors": b"for resuming", "state.json": b"{}"}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    key, _ = await checkpoint.commit(objects, ORIGIN, folder, step=3, complete=True, started=0.0)
+    return key
+
+
+async def delivered(
+    objects: Objects, folder: Path, hub: Hub, output: dict[str, Any], **secrets: str
+) -> tuple[str, list[str]]:
+    """(why not, kinds of what people were told)."""
+    key, told = await committed(objects, folder / "made"), list[str]()
+    why = await deliver.deliver(
+        objects, key, OutputConfig.model_validate(output), folder=folder / "results", job="job", secrets=secrets,
+        endpoint=hub.url, tell=lambda kind, message: told.append(f"{kind}: {message}"), pauses_s=(0.0, 0.0),
+    )  # fmt: skip
+    assert await deliver.verified(objects, key), "the results stay"
+    return why, told
+
+
+async def test_results_are_pushed_to_a_private_repository(objects: Objects, tmp_path: Path, hub: Hub) -> None:
+    why, told = await delivered(objects, tmp_path, hub, {"push": {"repo": "me/tuned"}}, HF_TOKEN=TOKEN)
+    assert why == "", why
+    assert hub.private == {"me/tuned": True}
+    assert hub.files == {name.removeprefix("adapter/"): content for name, content in RESULTS.items()}
+    assert told[0].startswith("published: the results were pushed to http://127.0.0.1:")
+
+
+async def test_a_hub_that_fails_is_asked_again(objects: Objects, tmp_path: Path, hub: Hub) -> None:
+    hub.refusals = 2
+    why, _ = await delivered(objects, tmp_path, hub, {"push": {"repo": "me/tuned"}}, HF_TOKEN=TOKEN)
+    assert why == ""
+    assert set(hub.files) == {name.removeprefix("adapter/") for name in RESULTS}
+
+
+async def test_a_push_that_is_refused_costs_no_result_and_no_copy(objects: Objects, tmp_path: Path, hub: Hub) -> None:
+    output = {"push": {"repo": "me/tuned"}, "copy_to": {"url": (tmp_path / "other").as_uri()}}
+    why, told = await delivered(objects, tmp_path, hub, output, HF_TOKEN="hf_wrong_secret_value")
+    assert "output.push: me/tuned" in why
+    assert "check the token in HF_TOKEN" in why
+    assert "The results are safe: fetch them" in why
+    assert "hf_wrong_secret_value" not in why + "".join(told)
+    assert [line.split(":")[0] for line in told] == ["published", "not_published"]
+    copied = {
+        p.relative_to(tmp_path / "other" / "job").as_posix(): p for p in (tmp_path / "other").rglob("*") if p.is_file()
+    }
+    assert {name: path.read_bytes() for name, path in copied.items()} == RESULTS
+
+
+async def test_credentials_that_are_none_are_said(tmp_path: Path) -> None:
+    output = OutputConfig.model_validate({"copy_to": {"url": "s3://bucket/x", "secret": "MY_S3"}})
+    done, failed = await publish.publish(tmp_path, output, job="j", secrets={"MY_S3": "[secret"}, endpoint=None)
+    assert done == []
+    assert failed == ["output.copy_to: secret MY_S3 is no JSON object of the store's options"]
+
+
+async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path: Path) -> None:
+    key = await committed(objects, tmp_path / "made")
+    assert await deliver.verified(objects, key)
+    await objects.delete(key.replace("manifest.json", "adapter/adapter_model.safetensors"))
+    assert not await deliver.verified(objects, key)
+
+
+def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    kind = KINDS["causal_lm lora"]
+    made = tiny_jobs.train(kind, tmp_path / "model").model_dump()
+    train = TrainConfig.model_validate({**made, "output": {"merge": True}, "max_steps": 3, "samples": {}})
+    data = tmp_path / "rows.csv"
+    data.write_bytes(tiny_jobs.data(kind))
+    done = workers.finished(tmp_path / "run", train, data)
+
+    card = (done / "README.md").read_text()
+    after = json.loads((done / "eval.json").read_text())["heldout_loss_after"]
+    assert f"{after:.4f} |" in card
+    assert "| 1 | 1 to 3 |" in card
+    assert "| torch | 2." in card
+    assert str(tmp_path) not in card
+
+    settings = done / "adapter" / "adapter_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": train.model}))
+    adapted = AutoPeftModelForCausalLM.from_pretrained(done / "adapter", dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(done / "model", dtype=torch.float32)
+    tokens = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        assert torch.allclose(adapted(tokens).logits, merged(tokens).logits, atol=1e-4)
+        with adapted.disable_adapter():
+            assert not torch.allclose(adapted(tokens).logits, merged(tokens).logits, atol=1e-4)

@@ -1,0 +1,67 @@
+"""The model card of a result: what it was made of, by what, and what came of it."""
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.contract.train import FullConfig
+from trainer.ipc import WorkerJob
+
+MADE_WITH = ("torch", "transformers", "peft", "accelerate", "safetensors")
+
+
+def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: str) -> str:
+    """README.md; of a model in a folder of the user's machine only the folder's name."""
+    config = job.train
+    base = Path(config.model).name if Path(config.model).is_dir() else config.model
+    full = isinstance(config.method, FullConfig)
+    head: dict[str, Any] = {"library_name": "transformers" if full else "peft", "tags": ["gpubroker", config.task]}
+    if not Path(config.model).is_dir():
+        head["base_model"] = base
+    shown = config.model_dump(mode="json", exclude={"model": True, "data": {"path"}, "output": True})
+    parts = [
+        f"---\n{yaml.safe_dump(head, sort_keys=True)}---\n",
+        f"# {base}, fine-tuned: {config.task}, {config.method.kind}\n",
+        _table("Scores", ("", "before", "after"), _scores(scores)),
+        _table("Attempts", ("attempt", "steps"), _lineage(metrics)),
+        _table(
+            "Made of",
+            ("what", "which"),
+            [("base model", base), ("data, sha256", job.data_sha256 or "unknown"), ("job", job.job or "unknown")],
+        ),
+        _table("Made with", ("what", "version"), [("processes", made_on), *_versions()]),
+        f"## Configuration\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
+    ]
+    return "\n".join(parts)
+
+
+def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
+    return f"## {title}\n\n" + "\n".join(lines) + "\n"
+
+
+def _scores(scores: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    before: dict[str, Any] = {"held-out loss": scores.get("heldout_loss_before"), **scores.get("metrics_before", {})}
+    after: dict[str, Any] = {"held-out loss": scores.get("heldout_loss_after"), **scores.get("metrics_after", {})}
+    return [(name, _number(before.get(name)), _number(after.get(name))) for name in {**before, **after}]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _lineage(metrics: Path) -> list[tuple[str, ...]]:
+    """Which attempt did which steps of those that count."""
+    spans: dict[int, list[int]] = {}
+    for line in metrics.read_text().splitlines():
+        row = json.loads(line)
+        spans.setdefault(row["attempt"], []).append(row["step"])
+    return [(str(attempt), f"{min(steps)} to {max(steps)}") for attempt, steps in spans.items()]
+
+
+def _versions() -> list[tuple[str, ...]]:
+    return [(name, importlib.metadata.version(name)) for name in MADE_WITH]

@@ -1,0 +1,126 @@
+"""Results to where else they are wanted: `python -m trainer.publish FOLDER --config SPEC`, and at the end of a job.
+
+FOLDER is what a job leaves, as `gpubroker artifacts` fetches it. Secrets are environment variables of their names.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import BaseError
+
+from trainer.blobs import StoreError, connect
+from trainer.contract.output import CopyConfig, OutputConfig, PushConfig
+
+ROOTS = ("model", "adapter")
+"""Folders of weights; the first that is there is the repository's root."""
+BESIDE = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
+
+
+class NotPublished(Exception):
+    """One line: what, where and the fix."""
+
+
+def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> str:
+    """One commit with all of it; returns its page. Raises NotPublished."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    files = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in _layout(folder).items()]
+    api = HfApi(endpoint=endpoint, token=token)
+    try:
+        api.create_repo(config.repo, private=config.private, exist_ok=True)
+        done = api.create_commit(config.repo, files, commit_message="Fine-tuned with gpubroker")
+    except Exception as e:  # of huggingface_hub, and of the client under it, which changed from one release to the next
+        raise NotPublished(
+            f"output.push: {config.repo} ({type(e).__name__}: {_line(e)}); check the token in {config.secret}"
+        ) from None
+    return str(done.commit_url)
+
+
+def _layout(folder: Path) -> dict[str, Path]:
+    """Files by their path in the repository. Raises NotPublished."""
+    root = next((name for name in ROOTS if (folder / name).is_dir()), None)
+    if root is None:
+        raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
+    found = {name: folder / name for name in BESIDE if (folder / name).is_file()}
+    for top in ROOTS:
+        for path in sorted(p for p in (folder / top).rglob("*") if p.is_file()):
+            inner = path.relative_to(folder / top).as_posix()
+            found[inner if top == root else f"{top}/{inner}"] = path
+    return found
+
+
+async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> str:
+    """Every file below `<url>/<job>/`; returns that place. Raises NotPublished."""
+    try:
+        options = json.loads(credentials or "{}")
+        if not isinstance(options, dict):
+            raise ValueError
+    except ValueError:
+        raise NotPublished(f"output.copy_to: secret {config.secret} is no JSON object of the store's options") from None
+    try:
+        store = connect(config.url, {str(k): str(v) for k, v in options.items()})
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            await obstore.put_async(store, f"{job}/{path.relative_to(folder).as_posix()}", path)
+    except (StoreError, BaseError, OSError) as e:
+        raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
+    return f"{config.url.rstrip('/')}/{job}/"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]
+
+
+async def publish(
+    folder: Path, output: OutputConfig, *, job: str, secrets: Mapping[str, str], endpoint: str | None
+) -> tuple[list[str], list[str]]:
+    """(what was done, what was not and why); the one does not wait for the other's success."""
+    done: list[str] = []
+    failed: list[str] = []
+    try:
+        if output.push:
+            token = secrets.get(output.push.secret, "")
+            where = await asyncio.to_thread(push, folder, output.push, token, endpoint)
+            done.append(f"the results were pushed to {where}")
+    except NotPublished as e:
+        failed.append(str(e))
+    try:
+        if output.copy_to:
+            where = await copy(folder, output.copy_to, job, secrets.get(output.copy_to.secret or "", ""))
+            done.append(f"the results were copied to {where}")
+    except NotPublished as e:
+        failed.append(str(e))
+    return done, failed
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0, or 75 where something was not published, and 64 for a configuration that cannot be read."""
+    from trainer.standalone import BadConfig, read_config
+
+    parser = argparse.ArgumentParser(prog="python -m trainer.publish", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("folder", type=Path, help="a job's results")
+    parser.add_argument("--config", type=Path, required=True, help="a job's spec or a TrainConfig with output")
+    parser.add_argument("--name", help="folder below output.copy_to.url, default that of FOLDER")
+    arguments = parser.parse_args(argv)
+    try:
+        output = read_config(arguments.config).output
+    except (BadConfig, OSError) as e:
+        print(f"{arguments.config}: {e}", file=sys.stderr)
+        return 64
+    name = arguments.name or arguments.folder.resolve().name
+    endpoint = os.environ.get("HF_ENDPOINT")
+    done, failed = asyncio.run(publish(arguments.folder, output, job=name, secrets=os.environ, endpoint=endpoint))
+    for line in done:
+        print(line)
+    for line in failed:
+        print(line, file=sys.stderr)
+    return 75 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
