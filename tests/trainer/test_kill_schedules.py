@@ -1,4 +1,4 @@
-"""A sample of the kill schedules, others for every commit; `python -m benchmarks.resume_matrix` carries out many."""
+"""A sample of the kill schedules, others and of other kinds for every commit; `benchmarks.resume_matrix` has many."""
 
 import pytest
 
@@ -7,8 +7,6 @@ from tests.trainer.schedules import Matrix
 from tests.trainer.tiny_jobs import KINDS
 
 SCHEDULES = 10
-FIRST = int(commit(), 16) % len(KINDS)
-"""There are more kinds of jobs than schedules here."""
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +17,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
 @pytest.mark.parametrize("number", range(SCHEDULES))
 def test_a_run_that_is_killed_by_schedule_equals_the_undisturbed_one(matrix: Matrix, number: int) -> None:
     kills = matrix.found.kills.total()
-    matrix.carry_out(number + FIRST, int(commit(), 16))
+    seed = int(commit(), 16)
+    matrix.carry_out(seed % len(KINDS) + number, seed)
     assert matrix.found.broken == []
     assert matrix.found.kills.total() > kills

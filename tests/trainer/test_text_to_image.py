@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from tests.trainer import diffusion, workers
@@ -173,6 +174,11 @@ def test_captions_are_measured_and_shown_before_a_purchase(
     assert (found["rows"], found["max_length"], found["truncated_share"]) == (36, 16, 1)
     assert found["lengths"]["max"] == len("triangledrawnwithapen") + 2
     assert found["rendered"][0]["learned"] == "circle/00.png: 64 x 64 pixels, as 16 x 16"
+
+
+def test_a_base_of_four_bits_is_refused(models: Made) -> None:
+    with pytest.raises(ValidationError, match="text_to_image trains over whole weights"):
+        config(models["sd"], method={"kind": "qlora"})
 
 
 def test_a_model_that_is_none_is_refused(models: Made, data: Path, tmp_path: Path) -> None:

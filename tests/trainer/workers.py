@@ -21,7 +21,9 @@ DIFFUSION = [
     f"diffusers.pipelines.stable_diffusion{kind}"
     for kind in (".pipeline_stable_diffusion", "_xl.pipeline_stable_diffusion_xl")
 ]
-FORKS.set_forkserver_preload(["trainer.loop", "trainer.agent.run", "transformers", "peft", *MODELS, *DIFFUSION])
+FORKS.set_forkserver_preload(
+    ["trainer.loop", "trainer.agent.run", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
+)
 TENSORS = ("model", "optimizer", "gradients")
 
 

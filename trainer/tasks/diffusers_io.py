@@ -104,13 +104,14 @@ def unet(config: TrainConfig, kept: torch.dtype, *, hollow: bool) -> Any:
 
 
 def targets(model: Any, config: TrainConfig) -> list[str]:
-    """Modules of a UNet that get adapters; peft itself knows those of transformers' models only."""
-    wanted = getattr(config.method, "targets", "all-linear")
+    """Modules of a UNet that the words for adapters mean, which peft itself knows of transformers' models only; none
+    where they are named."""
+    wanted = config.adapters.targets if config.adapters is not None else ()
     if wanted == "attention":
         return list(ATTENTION)
     if wanted == "all-linear":
         return [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    return list(wanted)
+    return []
 
 
 def unet_of(model: Any, state: dict[str, torch.Tensor] | None) -> Any:

@@ -17,7 +17,6 @@ from trainer import model as models
 from trainer import order
 from trainer.contract.archives import Picture
 from trainer.contract.data import fill_prompt
-from trainer.contract.train import LoraConfig
 from trainer.tasks import diffusers_io, pictures
 from trainer.tasks.base import Batch, Row, Task
 from trainer.tasks.frozen import Encoded, Frozen, Ids, min_snr_weights, stacked
@@ -112,7 +111,7 @@ class TextToImage(Task[Drawn]):
 
     def model(self, precision: str, *, hollow: bool = False) -> Any:
         self._precision = PRECISIONS[precision]
-        lora = isinstance(self.config.method, LoraConfig)
+        lora = self.config.adapters is not None
         unet = diffusers_io.unet(self.config, self._precision if lora else torch.float32, hollow=hollow)
         if self.config.recomputes:
             unet.enable_gradient_checkpointing()
@@ -207,7 +206,7 @@ class TextToImage(Task[Drawn]):
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
         """`adapter/`, for a pipeline's `load_lora_weights`, or `model/`, a whole pipeline."""
-        if isinstance(self.config.method, LoraConfig):
+        if self.config.adapters is not None:
             diffusers_io.save_lora(folder / "adapter", self._kind, model, state)
             return
         unet = diffusers_io.unet_of(model, state)
