@@ -170,7 +170,7 @@ def _check(spec: Path, report: Report) -> None:
     if report.lengths and task.cuts:
         _fits(train, int(report.lengths["max"]))
     if train.adapters is not None:
-        _check_targets(train, task, train.adapters)
+        _check_targets(task, train.adapters)
 
 
 def _fill(report: Report, task: Task[Any], look: _Look) -> None:
@@ -227,17 +227,12 @@ def _fits(train: TrainConfig, longest: int) -> None:
         )
 
 
-def _check_targets(train: TrainConfig, task: Task[Any], adapters: LowRank) -> None:
+def _check_targets(task: Task[Any], adapters: LowRank) -> None:
     """Raises UserFault for adapters of modules that the model does not have; it is built without weights."""
-    import torch
-    import transformers
 
     from trainer import model
 
-    config = transformers.AutoConfig.from_pretrained(train.model)
-    with torch.device("meta"):
-        hollow = getattr(transformers, task.architecture).from_config(config)
-    model.chosen(hollow, adapters)
+    model.chosen(task.hollow(), adapters)
 
 
 def table(report: Report) -> str:

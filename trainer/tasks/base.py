@@ -111,6 +111,14 @@ class Task(ABC, Generic[E]):
         self._settle(model)
         return models.wrap(model, self.config, self.adapters, fresh if self.headed else ())
 
+    def hollow(self) -> Any:
+        """The model by its config alone, without weights, adapters and memory."""
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(self.config.model)
+        with torch.device("meta"):
+            return getattr(transformers, self.architecture).from_config(config)
+
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""
 

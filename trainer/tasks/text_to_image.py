@@ -118,6 +118,9 @@ class TextToImage(Task[Drawn]):
         plain = self.config.model_copy(update={"gradient_checkpointing": False})
         return models.wrap(unet, plain, targets=diffusers_io.targets(unet, self.config), adapters=self.adapters)
 
+    def hollow(self) -> Any:
+        return diffusers_io.unet(self.config, torch.float32, hollow=True)
+
     def _parts(self, device: torch.device) -> Frozen:
         if self._frozen is None:
             with diffusers_io.refusals(self.config):
