@@ -16,6 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import lean
+
+if __name__ == "__main__":  # before the libraries
+    lean.shut_out()
+
 import accelerate
 import peft
 import torch
