@@ -97,6 +97,8 @@ def scaling(
 ) -> tuple[Point, ...]:
     """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
+    if shape.decoder_layers:
+        raise sizes.Unanswerable("--what-if: no basis: no run of an encoder-decoder was measured")
     if (why := unmeasured(ask)) is not None:
         raise sizes.Unanswerable(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)

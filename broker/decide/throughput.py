@@ -56,8 +56,9 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     if not hardware.gpu:
         return SPREAD_CPU, "one core's rate, by one measurement on two cores"
     fitted, several = hardware.name in FITTED.matmul, run.sharding in ("ddp", "hybrid")
-    if run.shape.labels:
-        what = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
+    if run.shape.labels or run.shape.decoder_layers:
+        head = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
+        what = "an encoder-decoder" if run.shape.decoder_layers else head
         return SPREAD_COUNTED, f"operations of {what} counted, none was measured; interval [assumed]"
     if run.shape.experts:
         if fitted and not several:
@@ -93,6 +94,8 @@ def run_of(
         numerics=numerics,
         tokens=workload.micro_batch * workload.sequences * workload.tokens_per_row,
         length=workload.tokens_per_row,
+        written=workload.micro_batch * workload.written_per_row,
+        written_length=workload.written_per_row,
         trained=trained_parameters(shape, numerics),
         micro_batches=workload.global_batch / devices / workload.micro_batch,
         recompute="early" if workload.gradient_checkpointing else "none",
