@@ -56,7 +56,7 @@ def estimate(config: Config, ask: sizes.Ask) -> sizes.Estimate:
     if segments is None:
         raise sizes.Unanswerable(f"--method {ask.method}: the tables of {name} lack it")
     load = traced.load_of(config, ask.rows, ask.length, ask.rank)
-    trained = traced.adapter_parameters(config, ask.rank) if ask.method == "lora" else count.parameters(config)
+    trained = traced.adapter_parameters(config, ask.rank) if ask.method == "lora" else traced.trained_parameters(config)
     made = {n: _accumulated(by, trained) if ask.accumulated else by for n, by in by_category(segments, load).items()}
     made["optimizer"] = _update(next(iter(made.values())), trained, foreach=ask.optimizer == "adamw_foreach")
     versions = " ".join(f"{k} {v}" for k, v in traced.document()["versions"].items())

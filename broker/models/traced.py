@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from broker.decide.memory_traced import Load, Segments
-from broker.models import catalogue
+from broker.models import catalogue, count
 
 FILE = files(__package__) / "traced.json"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -65,6 +65,12 @@ def names(kind: str) -> tuple[str, ...]:
     """The models of that kind that there are tables of."""
     every = {name: catalogue.find(name) for name in document()["models"]}
     return tuple(name for name, known in every.items() if known and kind_of(known.config) == kind)
+
+
+def trained_parameters(config: Mapping[str, Any]) -> int:
+    """Of a full fine-tune: Whisper's encoder has positions that are never trained."""
+    frozen = config["max_source_positions"] * config["d_model"] if kind_of(config) == "whisper" else 0
+    return count.parameters(config) - frozen
 
 
 def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:
