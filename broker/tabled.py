@@ -62,7 +62,7 @@ def estimate(config: Config, ask: sizes.Ask) -> sizes.Estimate:
     versions = " ".join(f"{k} {v}" for k, v in traced.document()["versions"].items())
     words = f"a table of traces of {name} in {versions}; convolutions' workspaces are not in it"
     played = Played(
-        segments={n: {**dict.fromkeys(sizes.CATEGORIES, 0), **by} for n, by in made.items()}, trained=trained
+        segments={n: {c: by.get(c, 0) for c in sizes.CATEGORIES} for n, by in made.items()}, trained=trained
     )
     notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
     if kind == "unet":

@@ -27,7 +27,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from trainer import memtrace_unet, parallel
+from trainer import memtrace_unet, optimizers, parallel
 from trainer import model as models
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.checkpoint_plan import Progress
@@ -96,7 +96,7 @@ class _Probe(Loop):
         cuda = next(model.parameters()).device.type == "cuda"
         self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
         self._parameters = models.trainable(model)
-        optimizer = models.optimizer_of(self._parameters, config.optim)
+        optimizer = optimizers.of(self._parameters, config.optim)
         if ask.foreach:
             for group in optimizer.param_groups:
                 group.update(fused=None, foreach=True)
@@ -224,7 +224,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any
 def _kept(ask: Ask) -> torch.dtype:
     """What the base's weights are held in."""
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
-    return half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
+    return half if ask.train.adapters is not None or ask.pure else torch.float32
 
 
 @contextlib.contextmanager

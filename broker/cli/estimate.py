@@ -75,9 +75,8 @@ SCALING: Mapping[str, Any] = {
 }
 """What is asked of several GPUs besides; none by default."""
 PLANNED = (
-    "task", "target_seq", "resolution",
-    "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing", "trainable_parameters", "stack",
-    "exact",
+    "target_seq", "resolution", "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing",
+    "trainable_parameters", "stack", "exact",
 )  # fmt: skip
 """Chosen anew for each number of GPUs, or of no meaning to a scaling table."""
 

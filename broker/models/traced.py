@@ -77,7 +77,7 @@ def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:
     """Of a LoRA as the traced one has it."""
     if kind_of(config) == "unet":
         return rank * _ends_of_unet(config)
-    d = config["d_model"]
+    d: int = config["d_model"]
     mlp = [2 * (d + config[f"{stack}_ffn_dim"]) for stack in ("encoder", "decoder")]
     return rank * (config["encoder_layers"] * (8 * d + mlp[0]) + config["decoder_layers"] * (16 * d + mlp[1]))
 
