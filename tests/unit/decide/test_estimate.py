@@ -21,7 +21,7 @@ from broker.decide.estimate import (
     loss_of,
     numerics,
 )
-from broker.decide.memory_builds import BUILDS, names_of
+from broker.decide.memory_builds import BUILDS, build_of, names_of
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB, ModelShape
@@ -260,8 +260,7 @@ def test_ddp_holds_buckets_and_fsdp_gathers() -> None:
 
 
 def test_rows_longer_than_the_window_need_a_mask_and_keys_of_their_own() -> None:
-    short = replace(SMALL, window=512, family="mistral", parameters=6_000_000)
-    asked = Ask(length=1024, rows=2, precision="bf16")
+    short, asked = of("mistral", window=512), Ask(length=1024, rows=2, precision="bf16")
     masked, plain = estimate(short, asked), estimate(replace(short, window=None), asked)
     mask = 2 * 2 * 1024 * 1024
     assert masked.peak_allocated - plain.peak_allocated > short.layers * mask
@@ -368,10 +367,15 @@ def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape
     fewer = estimate(shape, replace(ask, gpus=gpus + 1, sharding="fsdp"))
     more = estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp"))
     assert more.peak_allocated <= fewer.peak_allocated
-    assert (
-        estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp", offload=True)).peak_allocated
-        <= more.peak_allocated
+    offloaded = estimate(shape, replace(ask, gpus=gpus + 2, sharding="fsdp", offload=True))
+    assert offloaded.peak_allocated <= more.peak_allocated
+    two, three = (
+        estimate(shape, replace(ask, gpus=2 * (gpus + n), nodes=2, sharding="hybrid")).peak_allocated for n in (1, 2)
     )
+    assert three <= two
+    if "q" in build_of(shape).names and not shape.kv_heads % 2 and ask.method not in ("qlora", "lora8"):
+        divided = estimate(shape, replace(ask, gpus=2, sharding="tensor")).peak_allocated
+        assert divided <= base.peak_allocated
 
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
