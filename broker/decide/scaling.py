@@ -21,7 +21,6 @@ from trainer.contract.train import PARALLELISMS
 
 A_MACHINE = 8
 """GPUs."""
-RUNNABLE_METHODS = frozenset({"full", "lora", "qlora"})
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
 
@@ -174,7 +173,7 @@ class _Scale:
             nodes=nodes,
             need_bytes=self._of(plan, nodes),
             plan=plan,
-            runnable=plan.parallelism in PARALLELISMS and self._ask.method in RUNNABLE_METHODS,
+            runnable=plan.parallelism in PARALLELISMS,
             step_s=step,
             tokens_per_s=rate,
             low=rate / spread,
