@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from broker.decide.memory_builds import BUILDS
+from broker.decide.memory_builds import BUILDS, PAIRS, build_of
 from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
-from broker.sizing import estimate
+from broker.sizing import estimate, model_shape
 
 WORKSPACE = 2 * 8_519_680
 """cuBLAS's, which the tracer does not count."""
@@ -39,6 +39,8 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     layers = pick.choice([1, 2, 3, 4, 5, 8, 13])
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     base: dict[str, Any] = {"model_type": family, "vocab_size": pick.choice([1000, 4096, 32000, 50257]), **ends}
+    if family in PAIRS:
+        return base | pair(family, heads, width, pick)
     if family in ENCODERS:
         return {"model_type": family, **encoder(family, hidden, heads, layers, base["vocab_size"], pick)}
     tied = {"tie_word_embeddings": pick.random() < 0.5}
@@ -66,6 +68,24 @@ def shaped(family: str, pick: random.Random) -> dict[str, Any]:
     return base | found | tied | (dict(WINDOWS.get(family, {})) if pick.random() < 0.5 else {})
 
 
+def pair(family: str, heads: int, width: int, pick: random.Random) -> dict[str, Any]:
+    """The fields of an encoder-decoder of that size."""
+    hidden, depths = heads * width, [pick.choice([1, 2, 3, 4, 6, 9]) for _ in range(2)]
+    inner, rate = pick.choice([2, 3, 4]) * hidden + pick.choice([0, 16, 40]), pick.choice([0.0, 0.1, 0.1])
+    if family == "t5":
+        kind = pick.choice(["relu", "gated-gelu", "gated-gelu", "gated-silu"])
+        tied = {"tie_word_embeddings": False} if pick.random() < 0.5 else {}
+        sizes = {"d_model": hidden, "d_kv": pick.choice([width, 64]), "d_ff": inner, "num_heads": heads}
+        layers = {"num_layers": depths[0], "num_decoder_layers": depths[1]}
+        return sizes | layers | tied | {"feed_forward_proj": kind, "dropout_rate": rate, "decoder_start_token_id": 0}
+    return {
+        "d_model": hidden, "encoder_layers": depths[0], "decoder_layers": depths[1], "encoder_ffn_dim": inner,
+        "decoder_ffn_dim": pick.choice([inner, 2 * hidden]), "encoder_attention_heads": heads, "dropout": rate,
+        "decoder_attention_heads": heads, "activation_dropout": pick.choice([0.0, 0.1]),
+        "attention_dropout": pick.choice([0.0, 0.1]), "max_position_embeddings": 1024, "decoder_start_token_id": 0,
+    }  # fmt: skip
+
+
 def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick: random.Random) -> dict[str, Any]:
     """The fields of an encoder of that size."""
     inner, rate = pick.choice([2, 3, 4]) * hidden + pick.choice([0, 16, 40]), pick.choice([0.0, 0.1, 0.1])
@@ -86,8 +106,11 @@ def encoder(family: str, hidden: int, heads: int, layers: int, words: int, pick:
 def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
     """How it is trained."""
     method = pick.choice(["full", "lora", "lora"])
-    names = sorted(set(BUILDS[config["model_type"]].names.values()))
-    return {
+    names = sorted(set(build_of(model_shape("drawn", config)).names.values()))
+    more: dict[str, Any] = {}
+    if config["model_type"] in PAIRS:
+        more = {"target_seq": pick.choice([None, 32, 100, 512]), "attention": pick.choice(["sdpa", "sdpa", "eager"])}
+    return more | {
         "method": method,
         "precision": pick.choice(["bf16-autocast", "bf16-autocast", "fp32", "bf16"]),
         "optimizer": pick.choice(["adamw_fused", "adamw_foreach"]),
@@ -125,6 +148,7 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
         *("--lora-r", str(ask["lora_r"]), "--lora-dropout", str(ask["lora_dropout"])),
         *("--lora-targets", ask["lora_targets"]),
         *(["--gradient-checkpointing"] if ask["gradient_checkpointing"] else []),
+        *("--target-seq", str(ask.get("target_seq") or 0), "--attention", ask.get("attention", "sdpa")),
     ]
     peak = memtrace.extrapolate(
         config, memtrace._ask(memtrace._arguments().parse_args(arguments), config["model_type"])
@@ -145,8 +169,9 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="leave out so many, to run the rest in parts")
     parser.add_argument("--worst", type=int, default=12)
     parser.add_argument("--encoders", action="store_true", help="encoders with a head, in place of decoders")
+    parser.add_argument("--pairs", action="store_true", help="encoder-decoders, in place of decoders")
     args = parser.parse_args()
-    only = ENCODERS if args.encoders else ()
+    only = ENCODERS if args.encoders else PAIRS if args.pairs else ()
     errors: dict[str, list[float]] = defaultdict(list)
     rows: list[tuple[float, str]] = []
     for config, ask in islice(cases(args.n, args.seed, only), args.skip, None):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from broker import tabled
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware, matches
 from broker.decide.memory_builds import build_of
@@ -21,9 +22,9 @@ from broker.decide.scaling import run_of, unmeasured
 from broker.decide.throughput import spread_of
 from broker.domain.errors import InvalidInput
 from broker.domain.offer import ModelShape, Parallelism, Plan
-from broker.models import catalogue
+from broker.models import catalogue, traced
 from broker.models.defaults import filled
-from broker.models.shape import headed_shape, shape_of, text_of
+from broker.models.shape import headed_shape, shape_of, text_of, written_shape
 from broker.models.tasks import task_shape
 from trainer.contract.train import TaskName
 
@@ -89,7 +90,7 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
                     f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
                 )
             return found
-        return headed_shape(name, config) or shape_of(name, config, mixtures=True)
+        return headed_shape(name, config) or written_shape(name, config) or shape_of(name, config, mixtures=True)
     except InvalidInput as e:
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
@@ -119,18 +120,25 @@ def _speed(
     plan = Plan(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
+    target = (ask.target or ask.length) if shape.decoder_layers else 0
     run = replace(run_of(shape, ask, plan, ask.length), reference=task == "dpo")
-    rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
+    run = replace(run, written=ask.rows * target, written_length=target)
+    rate = ask.rows * ask.gpus * (ask.length + target) / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"
     return round(rate, 1), [round(rate / spread, 1), round(rate * spread, 1)], basis
 
 
-def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
+def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
+    """Those that match something, in the tracer's words. `shape`: None where tables tell of the model."""
+    if shape is None or ask.method == "full":
+        return "all-linear"
+    adapted, names = sizes.adapted_modules(shape, ask.targets)[0], build_of(shape).names
+    return ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
+
+
+def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
-    adapted = frozenset[str]() if ask.method == "full" else sizes.adapted_modules(shape, ask.targets)[0]
-    names = build_of(shape).names
-    targets = ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
     for wrong, what in (
         (ask.method not in ("full", "lora"), f"--method {ask.method}"),
         (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
@@ -147,8 +155,9 @@ def _trace(config: Mapping[str, Any], shape: ModelShape, ask: sizes.Ask, task: s
         command = [
             *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
             *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
+            *(["--target-seq", str(ask.target)] if ask.target else []),
             *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
-            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", targets or "all-linear"),
+            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", _targets(shape, ask)),
             *(["--task", task] if task in TRACED_TASKS[1:] else []),
             "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
         ]
@@ -180,6 +189,8 @@ def estimate(
     optimizer: str = "adamw_fused",
     precision: str = "bf16-autocast",
     seq: int = 2048,
+    target_seq: int | None = None,
+    resolution: int | None = None,
     micro_batch: int = 1,
     accumulate: bool = False,
     gpus: int = 1,
@@ -199,11 +210,11 @@ def estimate(
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
     `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
-    for that version's own loss in place of the trainer's. `task`: of the trainer.
-    `sharding`: by default ddp on several GPUs.
+    for that version's own loss in place of the trainer's. `task`: of the trainer. `sharding`: by default ddp on
+    several GPUs. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a
+    side of a UNet's images.
     """
     name, given = config_of(model, config)
-    shape = model_shape(name, given, task)
     package, _, version = (stack or "").partition("=")
     if stack is not None and (package != "transformers" or not version):
         raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
@@ -212,6 +223,7 @@ def estimate(
         optimizer=optimizer,
         precision=precision,  # type: ignore[arg-type]
         length=seq,
+        target=target_seq,
         rows=micro_batch * (2 if task in PAIRED else 1),
         accumulated=accumulate,
         gpus=gpus,
@@ -226,20 +238,19 @@ def estimate(
         attention=attention,  # type: ignore[arg-type]
         transformers=version or None,
     )
+    hardware, shape = hardware_of(gpu), None if traced.kind_of(given) else model_shape(name, given, task)
     try:
-        found = sizes.estimate(shape, ask)
+        if shape is None:
+            ask = tabled.sized(given, ask, resolution)
+            found, speed, family = tabled.estimate(given, ask), tabled.NO_SPEED, str(traced.kind_of(given))
+        else:
+            tabled.refuse_resolution(shape.family, resolution)
+            found, speed, family = sizes.estimate(shape, ask), _speed(shape, ask, hardware, task), shape.family
+            said = *_taken(given, shape), *_said_of(task, shape, micro_batch)
+            found = replace(found, notes=(*found.notes, *said))
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    found = replace(found, notes=(*found.notes, *_taken(given, shape), *_said_of(task, shape, micro_batch)))
-    hardware = hardware_of(gpu)
-    return _document(
-        name,
-        shape,
-        found,
-        hardware,
-        _speed(shape, ask, hardware, task),
-        _trace(given, shape, ask, task) if exact else None,
-    )
+    return _document(name, family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
 
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
@@ -254,7 +265,7 @@ def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
 
 def _document(
     name: str,
-    shape: ModelShape,
+    family: str,
     found: sizes.Estimate,
     hardware: Hardware | None,
     speed: tuple[float | None, list[float] | None, str],
@@ -271,7 +282,7 @@ def _document(
     used = peak + found.context
     return {
         "model": name,
-        "family": shape.family,
+        "family": family,
         "parameters": found.parameters,
         "trainable_parameters": found.trainable,
         "peak_allocated_bytes": peak,

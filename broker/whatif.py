@@ -49,7 +49,10 @@ def what_if(
         steps=0 if rows is None else math.ceil(rows / batch),
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
-    return table(name, model_shape(name, given), ask, hardware, counts, load)
+    shape = model_shape(name, given)
+    if shape.decoder_layers:
+        raise BadAsk("no basis: no run of an encoder-decoder was measured")
+    return table(name, shape, ask, hardware, counts, load)
 
 
 def of_spec(

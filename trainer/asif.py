@@ -23,7 +23,8 @@ LOWERED = frozenset(
 """Computed in half precision under autocast, on every device (torch's autocast_mode.h)."""
 RAISED_ON_CUDA = frozenset(
     {
-        *(functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, torch.Tensor.softmax),
+        *(functional.layer_norm, functional.group_norm, functional.mse_loss),
+        *(functional.softmax, functional.log_softmax, torch.softmax, torch.Tensor.softmax),
         *(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__, torch.rsqrt, torch.exp, torch.cumsum),
     }
 )
@@ -132,7 +133,18 @@ class AsIf(TorchFunctionMode):
         bias = attn_mask
         if bias is not None and bias.dtype is torch.bool:
             bias = q.new_empty(bias.shape)
+        if self._cuda and bias is not None and attn_mask.is_floating_point():
+            bias = _aligned(bias)
         return _Attention.apply(q, k, v, bias, self._cuda)  # type: ignore[no-untyped-call]
+
+
+def _aligned(bias: Any) -> Any:
+    """The memory-efficient kernel copies a bias whose rows are no multiple of 8 elements, or that has none: torch's
+    `preprocess_mask`."""
+    *rows, last = bias.stride()
+    if last == 1 and not any(step % 8 for step in rows):
+        return bias
+    return functional.pad(bias, (0, 8 - bias.shape[-1] % 8))[..., : bias.shape[-1]]
 
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:

@@ -27,14 +27,14 @@ import torch
 import transformers
 from transformers import AutoConfig
 
+from trainer import memtrace_unet, optimizers, parallel
 from trainer import model as models
-from trainer import optimizers, parallel
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.checkpoint_plan import Progress
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.faults import Fault
 from trainer.loop import Loop
-from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, with_depths
+from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.storages import Storages, in_backward
 
 TRACED = 3, 4
@@ -49,6 +49,9 @@ class Ask:
 
     train: TrainConfig
     sequence: int
+    target: int = 0
+    """Tokens that an encoder-decoder writes in each row; 0: as many as it reads."""
+    attention: str = "sdpa"
     device: str = "cuda"
     foreach: bool = False
     """AdamW's foreach kernels in place of the fused one."""
@@ -104,9 +107,9 @@ class _Probe(Loop):
         self._snapshots: Any = _Untouched(storages)
         self._progress, self._total, self._task = Progress(), 1, task
         row = BY_TASK[ask.task].row
-        self._rows = [row(ask.sequence)] * config.rows_at_once
+        self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
         if ask.padded:
-            self._rows[-1] = row(ask.sequence - 1)
+            self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
@@ -202,16 +205,26 @@ def watch(storages: Storages, asif: AsIf | None) -> None:
 
 def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any, *, device: str) -> Any:
     """The trainer's model, of so many layers. Raises ValueError for what transformers cannot build."""
+    if ask.task == "text_to_image":
+        with torch.device(device):
+            return memtrace_unet.built(config, ask.train, _kept(ask), ask.targets)
     fields = with_depths(config, depths)
     family = str(fields.pop("model_type", None))
-    half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
-    kept = half if ask.train.adapters is not None or ask.pure else torch.float32
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
-        model = getattr(transformers, task.architecture).from_config(built, dtype=kept)
+        model = getattr(transformers, task.architecture).from_config(
+            built, dtype=_kept(ask), attn_implementation=ask.attention
+        )
+        untie(model, config)
         model.config.use_cache = False
         fresh = fresh_of(ask.task, family)
         return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
+
+
+def _kept(ask: Ask) -> torch.dtype:
+    """What the base's weights are held in."""
+    half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
+    return half if ask.train.adapters is not None or ask.pure else torch.float32
 
 
 @contextlib.contextmanager
@@ -237,7 +250,10 @@ def trace(
         model = _build(config, depths, ask, task, device="cpu" if real else "meta")
         probe = _Probe(ask, model, storages, task)
         probe.warm()
-        mark(model, storages, len(depths))
+        if ask.task == "text_to_image":
+            memtrace_unet.mark(model, storages)
+        else:
+            mark(model, storages, len(depths))
         watch(storages, asif)
         storages.segment, storages.category = "forward embeddings", "activations"
         with storages:
@@ -304,18 +320,25 @@ def _mixed(config: Mapping[str, Any], depths: Sequence[int], length: int) -> boo
 
 def extrapolate(config: Mapping[str, Any], ask: Ask) -> Peak:
     """The peak of a step at the config's full depth. Raises ValueError."""
+    return _peak(segments(config, ask))
+
+
+def segments(config: Mapping[str, Any], ask: Ask) -> Mapping[str, dict[str, int]]:
+    """Bytes by category at the worst moment of each segment of a step at the config's full depth. Raises ValueError."""
+    if ask.task == "text_to_image":
+        return trace(config, (), ask)
     if any(config.get(k) for k in EXPERTS):
         raise ValueError("a mixture of experts cannot be traced: which expert computes what follows from the data")
     depths = depths_of(config)
     if _mixed(config, depths, ask.sequence):
-        segments = trace(config, depths, ask)
-        return _peak({**{n: s for n, s in segments.items() if n[-1].isdigit()}, **_kinds(segments, depths)})
+        found = trace(config, depths, ask)
+        return {**{n: s for n, s in found.items() if n[-1].isdigit()}, **_kinds(found, depths)}
     base = tuple(TRACED[0] if depth > max(TRACED) else depth for depth in depths)
     wanted = [base]
     for i, depth in enumerate(depths):
         if depth > max(TRACED):
             wanted.append((*base[:i], TRACED[1], *base[i + 1 :]))
-    return _peak(at_depth([(at, trace(config, at, ask)) for at in wanted], depths))
+    return at_depth([(at, trace(config, at, ask)) for at in wanted], depths)
 
 
 def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:
@@ -344,6 +367,8 @@ def _ask(args: argparse.Namespace, family: str = "") -> Ask:
     return Ask(
         train=train,
         sequence=args.seq,
+        target=args.target_seq,
+        attention=args.attention,
         device=args.device,
         foreach=args.optimizer == "adamw_foreach",
         padded=args.padded,
@@ -360,7 +385,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=("full", "lora"), default="lora")
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
-    parser.add_argument("--seq", type=int, default=512, help="tokens of every row")
+    parser.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
+    parser.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch")
@@ -380,7 +407,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(config, dict):
             raise ValueError("is not a JSON object")
         started = time.monotonic()
-        peak = extrapolate(config, _ask(args, str(config.get("model_type"))))
+        peak = extrapolate(config, _ask(args, str(config.get("model_type", config.get("_class_name")))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2

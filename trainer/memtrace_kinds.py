@@ -13,6 +13,7 @@ from torch.nn import functional
 from trainer import tasks
 from trainer.contract.train import DataConfig, TrainConfig
 from trainer.dataset import Example
+from trainer.memtrace_unet import Noise
 from trainer.tasks.base import Batch
 from trainer.tasks.seq2seq import Pair, Seq2Seq
 from trainer.tasks.texts import Labelled
@@ -29,6 +30,7 @@ DEPTH = (("num_hidden_layers", "n_layer"),)
 KINDS = {
     **dict.fromkeys(("bert", "roberta", "distilbert"), "text_classification"),
     **dict.fromkeys(("t5", "bart"), "seq2seq"),
+    "UNet2DConditionModel": "text_to_image",
     "vit": "image_classification",
     "whisper": "transcription",
 }
@@ -99,29 +101,41 @@ class Kind:
     """One task of the tracer. `data`: columns that make its training config valid."""
 
     data: Mapping[str, Any]
-    row: Callable[[int], Any]
-    """A row of so many tokens."""
+    row: Callable[[int, int], Any]
+    """A row of so many tokens, and so many to write."""
 
     def columns(self) -> DataConfig:
         return DataConfig(path="traced.jsonl", **self.data)
 
 
-def _pair(length: int) -> Pair:
-    return Pair(ids=[1] * length, labels=[1] * length, number=1)
+def _pair(length: int, target: int) -> Pair:
+    return Pair(ids=[1] * length, labels=[1] * target, number=1)
+
+
+def untie(model: Any, config: Mapping[str, Any]) -> None:
+    """A T5 whose config says that its head is not the table of words is tied when it is made, and untied by its
+    checkpoint, which has both."""
+    if config.get("model_type") == "t5" and config.get("tie_word_embeddings") is False:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
 
 
 TEXT = {"prompt": "{text}", "label": "label"}
 BY_TASK: Mapping[str, Kind] = {
-    "causal_lm": Kind(data={"completion": "{text}"}, row=lambda n: Example(ids=[1] * n, prompt=0)),
-    "text_classification": Kind(data=TEXT, row=lambda n: Labelled(ids=[1] * n, label=0)),
+    "causal_lm": Kind(data={"completion": "{text}"}, row=lambda n, _: Example(ids=[1] * n, prompt=0)),
+    "text_classification": Kind(data=TEXT, row=lambda n, _: Labelled(ids=[1] * n, label=0)),
     "token_classification": Kind(
-        data={"words": "words", "label": "label"}, row=lambda n: Tagged(ids=[1] * n, labels=[0] * n)
+        data={"words": "words", "label": "label"}, row=lambda n, _: Tagged(ids=[1] * n, labels=[0] * n)
     ),
     "seq2seq": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
-    "image_classification": Kind(data=TEXT, row=lambda n: n),
+    "image_classification": Kind(data=TEXT, row=lambda n, _: n),
+    "text_to_image": Kind(data=TEXT, row=lambda n, _: n),
     "transcription": Kind(data={"prompt": "{text}", "completion": "{text}"}, row=_pair),
 }
-TRAINED = {"image_classification": "text_classification", "transcription": "seq2seq"}
+TRAINED = {
+    "image_classification": "text_classification",
+    "text_to_image": "text_classification",
+    "transcription": "seq2seq",
+}
 """Which of the trainer's own configurations stands for what it does not train."""
 
 
@@ -129,6 +143,8 @@ def task_of(name: str, train: TrainConfig, config: Mapping[str, Any]) -> Any:
     """The task as the loop takes it, without a tokenizer."""
     if name == "image_classification":
         return Images(config)
+    if name == "text_to_image":
+        return Noise(config)
     found: Any = Speech(train, config) if name == "transcription" else tasks.of(train)
     if isinstance(found, Seq2Seq):
         found._start = 0

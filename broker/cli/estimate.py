@@ -40,7 +40,9 @@ OPTIONS: Mapping[str, Any] = {
     "precision": _option(
         str, _of(PRECISIONS), "With -autocast trained weights are float32, as in the trainer; else all is of one type."
     ),
-    "seq": _option(int, None, "Tokens of every row."),
+    "seq": _option(int, None, "Tokens of every row; of an encoder-decoder those that it reads."),
+    "target_seq": _option(int | None, None, "Tokens that an encoder-decoder writes; by default as many as it reads."),
+    "resolution": _option(int | None, "PIXELS", "Of a side of a UNet's images; by default what it was made for."),
     "micro_batch": _option(int, None, "Rows of one GPU at a time."),
     "accumulate": _option(bool, None, "A step has several micro-batches."),
     "gpus": _option(int, None, "Of all machines together."),
@@ -73,8 +75,8 @@ SCALING: Mapping[str, Any] = {
 }
 """What is asked of several GPUs besides; none by default."""
 PLANNED = (
-    "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing", "trainable_parameters",
-    "stack", "exact",
+    "target_seq", "resolution", "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing",
+    "trainable_parameters", "stack", "exact",
 )  # fmt: skip
 """Chosen anew for each number of GPUs, or of no meaning to a scaling table."""
 

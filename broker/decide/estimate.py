@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from broker.decide.memory_builds import BUILDS, Numerics, build_of
+from broker.decide.memory_builds import BUILDS, PAIRS, Numerics, build_of
 from broker.decide.memory_held import STATES, divided
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Loss, Played, Step
+from broker.decide.memory_tape import CATEGORIES as CATEGORIES
 from broker.domain.offer import GIB, ModelShape
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
@@ -37,13 +38,13 @@ what it had cached for activations."""
 
 MEASURED = frozenset({"llama", "mistral"})
 """Families with published A100 peaks to compare with."""
-TRACED = frozenset(BUILDS)
+TRACED = frozenset(BUILDS) | frozenset(PAIRS)
 """Families whose closed form was compared with the tracer."""
 MISJUDGED = frozenset({"gpt_bigcode"})
 """Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
 TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
 ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
-Tier = Literal["measured", "traced", "unchecked"]
+Tier = Literal["measured", "traced", "table", "unchecked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,8 @@ class Ask:
     optimizer: str = "adamw_fused"
     precision: Precision = "bf16-autocast"
     length: int = 2048
+    target: int | None = None
+    """Tokens that an encoder-decoder writes in each row; None: as many as it reads."""
     rows: int = 1
     accumulated: bool = False
     gpus: int = 1
@@ -119,10 +122,11 @@ def adapted_modules(
     return frozenset(role for role, name in names.items() if name in targets), missing
 
 
-def check(shape: ModelShape, ask: Ask) -> None:
+def check_numbers(ask: Ask) -> None:
     """Raises Unanswerable."""
     sizes = (
         ("--seq", ask.length, 10**9),
+        ("--target-seq", 1 if ask.target is None else ask.target, 10**9),
         ("--micro-batch", ask.rows, 10**6),
         ("--gpus", ask.gpus, 10**6),
         ("--nodes", ask.nodes, 10**6),
@@ -135,8 +139,15 @@ def check(shape: ModelShape, ask: Ask) -> None:
             raise Unanswerable(f"{name} {value}: must be at most {most}")
     if not 0 <= ask.dropout < 1:
         raise Unanswerable(f"--lora-dropout {ask.dropout:g}: must be from 0 up to below 1")
-    if shape.max_positions is not None and ask.length > shape.max_positions:
-        raise Unanswerable(f"--seq {ask.length}: the model has {shape.max_positions} positions")
+
+
+def check(shape: ModelShape, ask: Ask) -> None:
+    """Raises Unanswerable."""
+    check_numbers(ask)
+    for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
+        if shape.max_positions is not None and length > shape.max_positions:
+            raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions")
+    _check_pair(shape, ask)
     choices = (
         ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
         ("--precision", ask.precision, PRECISIONS), ("--sharding", ask.sharding, SHARDINGS),
@@ -152,6 +163,20 @@ def check(shape: ModelShape, ask: Ask) -> None:
         raise Unanswerable(f"--trainable-parameters {ask.trainable}: must be from 1 to {shape.parameters}")
     if ask.method in ("qlora", "lora8") and ask.precision == "fp32":
         raise Unanswerable(f"--precision fp32: {ask.method} computes in half precision; use bf16 or bf16-autocast")
+
+
+def _check_pair(shape: ModelShape, ask: Ask) -> None:
+    """What only an encoder-decoder has, or what is not known for one. Raises Unanswerable."""
+    if not shape.decoder_layers:
+        if ask.target is not None:
+            raise Unanswerable(f"--target-seq {ask.target}: {shape.family} is no encoder-decoder; give --seq")
+        return
+    if ask.sharding not in ("none", "ddp"):
+        raise Unanswerable(f"--sharding {ask.sharding}: not known for {shape.family}; use none or ddp")
+    if ask.transformers is not None:
+        raise Unanswerable(f"--stack transformers={ask.transformers}: not known for {shape.family}; leave it out")
+    if ask.attention == "flash" and shape.buckets:
+        raise Unanswerable(f"--attention flash: {shape.family} adds positions to its scores; use sdpa or eager")
 
 
 def _check_devices(shape: ModelShape, ask: Ask) -> None:
@@ -241,7 +266,9 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
         return tier, f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
     if ask.method == "adapter":
         return tier, f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
-    if ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8" or ask.attention == "eager":
+    pair = shape.decoder_layers > 0  # whose written-out attention was traced, and whose quantised base was not
+    formula = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
+    if formula or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
         return tier, f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: by formula, not traced", 0.10
     half = ask.precision in ("bf16", "fp16") or ask.method == "qlora"
     if family == "mixtral" and half and ask.transformers is not None:
@@ -272,6 +299,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         numerics=how,
         rows=ask.rows,
         length=ask.length,
+        target=(ask.target or ask.length) if shape.decoder_layers else 0,
         checkpointing=ask.checkpointing,
         reentrant=ask.transformers is not None and ask.transformers.startswith("4."),  # its default, not the trainer's
         accumulated=ask.accumulated,
@@ -285,19 +313,20 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         offload=ask.offload and shards > 1,
     )
     played = play(part, step)
-    tier, evidence, margin = _evidence(shape, ask)
     notes = tuple(f"LoRA target {name} matches no module of {shape.family}, and is left out" for name in missing)
-    return _made(shape, played, step, tier, evidence, margin, notes)
+    return made(shape.parameters, played, _evidence(shape, ask), notes, several=shards * replicas > 1)
 
 
-def _made(
-    shape: ModelShape, played: Played, step: Step, tier: Tier, evidence: str, margin: float, notes: tuple[str, ...]
+def made(
+    parameters: int, played: Played, evidence: tuple[Tier, str, float], notes: tuple[str, ...], *, several: bool = False
 ) -> Estimate:
+    """With what torch and the allocator take besides. `evidence`: tier, words, margin; `several`: devices."""
+    tier, words, margin = evidence
     by = {str(c): size for c, size in played.segments[played.worst].items()}
     by.setdefault("communication", 0)
     by["temporary"] += CUBLAS_WORKSPACE
     peak = sum(by.values())
-    share = FRAGMENTS_MANY if step.shards * step.replicas > 1 else FRAGMENTS_ONE
+    share = FRAGMENTS_MANY if several else FRAGMENTS_ONE
     fragments = int(share * (peak - by["weights"] - by["optimizer"]))
     context = CONTEXT + fragments
     return Estimate(
@@ -307,10 +336,10 @@ def _made(
         device_used=peak + context,
         context=context,
         tier=tier,
-        evidence=evidence,
+        evidence=words,
         margin=margin,
         device_margin=margin + (SHOWN_MANY if share == FRAGMENTS_MANY else SHOWN_ONE),
         notes=notes,
-        parameters=shape.parameters,
+        parameters=parameters,
         trainable=played.trained,
     )

@@ -1,8 +1,8 @@
 """How the layers of each family are put together, and how their weights are held."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from broker.domain.offer import ModelShape
 
@@ -35,6 +35,8 @@ class Build:
     """Norms stand behind each residual connection (BERT), not before attention and MLP."""
     named: bool = False
     """What goes into the last matrix of attention and MLP has a name in Python until the norm behind it is done."""
+    kept: frozenset[str] = frozenset()
+    """Matrices that are not quantised with the others."""
     drops: bool = True
     """Attention's output is dropped out, where anything is."""
     broadcast: bool = False
@@ -83,11 +85,39 @@ BUILDS: Mapping[str, Build] = {
     "vit": Build(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
 }
+CROSS = "cross "
+"""Begins what the matrices of a decoder do that look at what the encoder made."""
+ATTEND = {"q": "q", "k": "k", "v": "v", "o": "o"}
+PROJECT = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+
+
+def _pair(attention: Mapping[str, str], mlp: Mapping[str, str], **more: Any) -> Build:
+    """Of an encoder-decoder: its decoder attends twice."""
+    twice = {**attention, **{CROSS + role: name for role, name in attention.items()}}
+    return Build(names={**twice, **mlp}, rotary=False, **more)
+
+
+T5_GATED = _pair(ATTEND, {"gate": "wi_0", "up": "wi_1", "down": "wo"}, kept=frozenset({"down"}))
+PAIRS: Mapping[str, Build] = {
+    "t5": _pair(ATTEND, {"fc": "wi", "proj": "wo"}, kept=frozenset({"proj"})),
+    "bart": _pair(PROJECT, {"fc": "fc1", "proj": "fc2"}, norm="layer", behind=True),
+}
+"""Encoder-decoders."""
 
 
 def build_of(shape: ModelShape) -> Build:
     """The family's; an unknown family is taken for a llama, which its evidence says."""
+    if shape.family in PAIRS:
+        return T5_GATED if shape.family == "t5" and shape.gated_mlp else PAIRS[shape.family]
     return BUILDS.get(shape.family, LLAMA)
+
+
+def stacks(shape: ModelShape) -> tuple[ModelShape, ...]:
+    """The model's stacks of layers in the order of their work: one, or the encoder and the decoder."""
+    if not shape.decoder_layers:
+        return (shape,)
+    decoder = replace(shape, layers=shape.decoder_layers, intermediate=shape.decoder_intermediate)
+    return replace(shape, decoder_layers=0), decoder
 
 
 def copies(shape: ModelShape, role: str) -> int:
@@ -107,7 +137,8 @@ def linears(shape: ModelShape) -> dict[str, tuple[int, int]]:
         "q": (h, q), "k": (h, kv), "v": (h, kv), "qkv": (h, q + 2 * kv), "o": (q, h),
         "gate": (h, i), "up": (h, i), "gate_up": (h, 2 * i), "down": (i, h), "fc": (h, i), "proj": (i, h),
     }  # fmt: skip
-    return {role: sizes[role] for role in build_of(shape).names}
+    roles = {role: role.removeprefix(CROSS) for role in build_of(shape).names}
+    return {role: sizes[own] for role, own in roles.items() if role == own or shape.decoder_layers}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears
+from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears, stacks
 from broker.domain.offer import ModelShape
 
 STATES: Mapping[str, float] = {
@@ -18,21 +18,28 @@ STATES: Mapping[str, float] = {
 
 def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
     """Of LoRA's two matrices beside every adapted linear module."""
-    return (
-        shape.layers
-        * rank
-        * sum(sum(size) * copies(shape, role) for role, size in linears(shape).items() if role in adapted)
+    return rank * sum(
+        stack.layers * sum(size) * copies(stack, role)
+        for stack in stacks(shape)
+        for role, size in linears(stack).items()
+        if role in adapted
     )
 
 
 def base_bytes(shape: ModelShape, n: Numerics) -> int:
     """Of the base model's weights as they are held."""
-    matrices = shape.layers * layer_matrices(shape)
-    norms = (shape.layers * build_of(shape).norms + 1) * shape.hidden
+    build, parts = build_of(shape), stacks(shape)
+    matrices = sum(s.layers * (layer_matrices(s) - (_kept(s) if n.bits else 0)) for s in parts)
+    norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
     rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
         return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4
     return rest + matrices * (1 if n.bits == 8 else n.weight)
+
+
+def _kept(stack: ModelShape) -> int:
+    """Weights of a layer's matrices that are not quantised with the others."""
+    return sum(i * o for role, (i, o) in linears(stack).items() if role in build_of(stack).kept)
 
 
 def layer_bytes(shape: ModelShape, n: Numerics) -> int:

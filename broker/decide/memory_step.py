@@ -29,6 +29,8 @@ class Step:
     rows: int
     length: int
     checkpointing: bool
+    target: int = 0
+    """Tokens that an encoder-decoder writes in each row."""
     reentrant: bool = False
     """The way of checkpointing that computes a layer again before anything of its backward pass."""
     accumulated: bool = False
@@ -96,6 +98,8 @@ class Player:
         self.back: dict[int, Bytes] = {}
         """What each played layer between leaves behind, on its way forward and back."""
         self.probed: dict[bool, tuple[int, int]] = {}
+        self.word = ""
+        """Of several stacks the one that is played, with a blank behind."""
 
     def play(self) -> Played:
         tape = self.tape
@@ -136,8 +140,9 @@ class Player:
 
     def _between(self, way: str, played: int, worst: Bytes) -> Iterator[tuple[str, Bytes]]:
         """Of the layers that a played one stands for, those before which the most and the fewest others have run."""
-        left = self.forth if way == "forward" else self.back
-        for place, ahead in self.depth.extremes(played, forward=way == "forward"):
+        forward = way.startswith("forward")
+        left = self.forth if forward else self.back
+        for place, ahead in self.depth.extremes(played, forward=forward):
             by = {c: worst[c] + sum(left[other][c] * n for other, n in ahead.items()) for c in CATEGORIES}
             yield f"{way} {place} layer", by
 
@@ -202,7 +207,7 @@ class Player:
 
     def _forward(self, number: int, x: Tensor) -> Tensor:
         tape = self.tape
-        tape.enter(f"forward {number}", "activations")
+        tape.enter(f"forward {self.word}{number}", "activations")
         before = dict(tape.live)
         layer = self._layer(number)
         self.layers.append(layer)
@@ -284,7 +289,7 @@ class Player:
 
     def _backward(self, number: int) -> None:
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
-        tape.enter(f"backward {number}", "temporary")
+        tape.enter(f"backward {self.word}{number}", "temporary")
         before = dict(tape.live)
         if step.checkpointing:
             out = self.leaving
@@ -322,15 +327,18 @@ class Player:
         if masked not in self.probed:
             tape = Tape()
             tape.enter("ahead", "temporary")
-            n, x = self.step.numerics, self.inputs[0]
-            layer = Layer(tape, self.shape, n, self.step.rows, self.step.length, masked=masked)
-            y = layer(tape.new(x.count, x.width, grad=True))
+            x = self.inputs[0]
+            y = self._alone(tape, masked)(tape.new(x.count, x.width, grad=True))
             y.gradient = tape.new(y.count, y.width)
             tape.drop(y)
             before = tape.total
             tape.backward_until_saved()
             self.probed[masked] = max(0, tape.total - before), tape.last_saving
         return self.probed[masked]
+
+    def _alone(self, tape: Tape, masked: bool) -> Layer:
+        """A layer between the first and the last, on a tape of its own."""
+        return Layer(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
 
     def _settle(self) -> None:
         """FSDP: a layer's whole gradients are summed over the devices, and only the own shard stays."""

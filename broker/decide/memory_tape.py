@@ -211,7 +211,7 @@ class Tape:
             self._accumulate(t, gradient)
 
     def _towards(self, t: Tensor, gradient: Tensor, node: _Node) -> Tensor:
-        if node.passes and t.width == gradient.width:
+        if node.passes and (t.width, t.count) == (gradient.width, gradient.count):
             gradient.hold()
             return gradient
         made = self.new(t.count, t.width)

@@ -217,6 +217,15 @@ class ModelShape:
     """Rows of the embeddings that are added to those of the words."""
     pixels: int = 0
     """Numbers of one image; its patches are the tokens, `max_positions` of them, always."""
+    decoder_layers: int = 0
+    """Of an encoder-decoder, whose other fields are then its encoder's; 0: one stack."""
+    decoder_intermediate: int = 0
+    inner_dropout: bool = False
+    """Of an encoder-decoder: what goes into the MLP's last matrix is dropped out too."""
+    attention_dropout: bool = False
+    """Attention's weights are, which only written-out attention keeps a mask of."""
+    buckets: int = 0
+    """Relative positions that T5's attention tells apart; 0: its positions are embedded."""
     bundled: bool = False
     """The config is that of the bundled catalogue: the Hub was not asked, or did not answer."""
 

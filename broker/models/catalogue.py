@@ -44,9 +44,15 @@ def _published(name: str, rows: Mapping[str, dict[str, Any]]) -> Published:
     return replace(found, config=config, source=found.source.replace(base, name))
 
 
+MOVED = ("FacebookAI", "distilbert", "google-bert", "google-t5", "openai-community")
+"""Owners that the Hub gave to models that had none; it still knows these by their old names."""
+
+
 def find(hub_id: str) -> Published | None:
-    """The model of that exact Hub id; None when the catalogue lacks it."""
-    return _entries().get(hub_id)
+    """The model of that exact Hub id, or old name such as t5-small; None when the catalogue lacks it."""
+    every = _entries()
+    ids = [hub_id] if "/" in hub_id else [f"{owner}/{hub_id}" for owner in MOVED]
+    return next((every[name] for name in ids if name in every), None)
 
 
 def names() -> tuple[str, ...]:

@@ -51,6 +51,14 @@ DEFAULTS: Mapping[str, Fields] = {
         "n_layers": 6, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "vocab_size": 30522,
         "max_position_embeddings": 512,
     },
+    "t5": {
+        "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "vocab_size": 32128,
+    },
+    "bart": {
+        "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096, "encoder_attention_heads": 16, "vocab_size": 50265,
+        "max_position_embeddings": 1024,
+    },
     "vit": {
         "num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
         "image_size": 224, "patch_size": 16,

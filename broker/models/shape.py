@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.decide.memory_builds import BUILDS
+from broker.decide.memory_builds import BUILDS, PAIRS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape
 from broker.models import count
 from broker.models.checked import ACTIVATION_KEYS, EXPERTS, check
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS, encoder_shape
+from broker.models.pairs import pair_shape
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -33,6 +34,18 @@ def headed_shape(name: str, config: Mapping[str, Any], task: str | None = None) 
     try:
         check(config)
         return encoder_shape(name, config, task or "text_classification")
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
+
+
+def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape of an encoder-decoder that is estimated; None for any other model. Raises InvalidInput."""
+    config, _ = filled(config)
+    if config.get("model_type") not in PAIRS:
+        return None
+    try:
+        check(config)
+        return pair_shape(name, config)
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}") from None
 

@@ -10,8 +10,10 @@ pytest.importorskip("torch")
 from accelerate.state import AcceleratorState
 
 from benchmarks.memory_forms import WINDOWS, cases, compared
+from benchmarks.memory_tables import traced as lines_of
 from broker.decide.estimate import CUBLAS_WORKSPACE
-from broker.decide.memory_builds import BUILDS
+from broker.decide.memory_builds import BUILDS, PAIRS
+from broker.models import catalogue
 from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
 from broker.sizing import estimate
@@ -112,6 +114,22 @@ def test_encoders_of_odd_shapes_are_played_within_their_margin(family: str) -> N
     for config, ask in cases(2, seed=6, only=(family,)):
         traced, estimated, _, _ = compared(config, ask)
         assert estimated == pytest.approx(traced, rel=0.05), (config, ask)
+
+
+@pytest.mark.parametrize("family", sorted(PAIRS))
+def test_encoder_decoders_of_odd_shapes_are_played_within_two_percent(family: str) -> None:
+    for config, ask in cases(2, seed=9, only=(family,)):
+        traced, estimated, _, _ = compared(config, ask)
+        assert estimated == pytest.approx(traced, rel=0.02), (config, ask)
+
+
+def test_a_table_equals_a_trace_of_other_sizes() -> None:
+    found = catalogue.find("openai/whisper-base")
+    assert found is not None
+    there = lines_of(found.config, "full bf16-autocast gradient-checkpointing", rows=3, size=200, rank=16)
+    form = estimate("openai/whisper-base", method="full", target_seq=200, micro_batch=3, gradient_checkpointing=True)
+    worst = max(sum(by.values()) for by in there.values())
+    assert form["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(worst, rel=0.02)
 
 
 def test_exact_runs_the_tracer_and_agrees() -> None:

@@ -39,3 +39,33 @@ def test_few_layers_of_both_stacks_tell_the_peak_of_any_depth(config: dict[str, 
     whole = {name: sum(by.values()) for name, by in trace(config, (6, 5), ask).items()}
     AcceleratorState._reset_state(True)
     assert extrapolate(config, ask).peak_allocated_bytes == max(whole.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (T5, ["--method", "full", "--precision", "fp32"]),
+        (T5 | {"feed_forward_proj": "gated-gelu"}, ["--method", "lora", "--gradient-checkpointing"]),
+        (BART | {"model_type": "bart"}, ["--method", "full", "--gradient-checkpointing"]),
+        (BART | {"model_type": "bart"}, ["--method", "lora", "--attention", "eager"]),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else given["model_type"],
+)
+def test_the_trace_of_two_stacks_is_what_torch_allocates(config: dict[str, Any], words: list[str]) -> None:
+    words = ["--config", "x", "--seq", "48", "--target-seq", "32", "--device", "cpu", *words]
+    ask = memtrace._ask(memtrace._arguments().parse_args(words), config["model_type"])
+    traced = trace(config, (3, 3), ask)
+    AcceleratorState._reset_state(True)
+    real = trace(config, (3, 3), ask, real=True)
+    for name, by in real.items():
+        assert sum(traced[name].values()) == pytest.approx(sum(by.values()), rel=0.01), name
+
+
+def test_a_head_that_the_checkpoint_has_besides_is_no_table_of_words() -> None:
+    words = ["--config", "x", "--method", "full", "--seq", "16"]
+    ask = memtrace._ask(memtrace._arguments().parse_args(words), "t5")
+    tied = trace(T5, (1, 1), ask)
+    AcceleratorState._reset_state(True)
+    untied = trace(T5 | {"tie_word_embeddings": False}, (1, 1), ask)
+    more = untied["optimizer"]["weights"] - tied["optimizer"]["weights"]
+    assert more == 4 * 500 * 64

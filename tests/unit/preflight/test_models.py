@@ -199,7 +199,8 @@ async def test_a_silent_hub_leaves_the_catalogue_and_it_says_so() -> None:
         await resolve("owner/new", hub=nobody)
 
 
-BART = {"model_type": "bart", "is_encoder_decoder": True}
+WRITES = {"is_encoder_decoder": True}
+BART = {"model_type": "bart", **WRITES}
 WORDS = {"label": "y", "prompt": "{x}"}
 PAIR = {"chosen": "{x}", "rejected": "{y}"}
 
@@ -215,6 +216,7 @@ PAIR = {"chosen": "{x}", "rejected": "{y}"}
         ("causal_lm", {"completion": "{x}"}, {"model_type": "mixtral"}, ("mixtral", "tokens", 0)),
         ("causal_lm", {"completion": "{x}"}, {"text_config": LLAMA, "model_type": "two"}, ("llama", "tokens", 0)),
         ("dpo", PAIR, {"model_type": "llama"}, ("llama", "tokens", 0)),
+        ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, {"model_type": "t5", **WRITES}, ("t5", "tokens", 0)),
     ],
 )
 async def test_the_task_decides_what_stands_on_the_model(
