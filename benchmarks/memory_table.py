@@ -56,6 +56,10 @@ TRACED: Mapping[str, Mapping[str, Any] | None] = {
 }  # fmt: skip
 
 
+FMS: Mapping[str, str] = {"fms_a100_80gb.csv": "4.48.1", "fms_a100_80gb_4_45.csv": "4.45.2"}
+"""fms-acceleration's files, and the transformers of each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compared:
     """One row; bytes. `what` is what was measured."""
@@ -85,7 +89,7 @@ class Refused:
     reason: str
 
 
-def _rows(name: str) -> Iterator[dict[str, str]]:
+def rows_of(name: str) -> Iterator[dict[str, str]]:
     with (DATA / name).open() as file:
         yield from csv.DictReader(line for line in file if not line.startswith("#"))
 
@@ -96,30 +100,35 @@ def _precision(plugin: str, quantised: bool, gpus: int) -> str:
     return "bf16-autocast" if plugin == "baseline-peft-bnb" or (quantised and gpus > 1) else "bf16"
 
 
+def fms_estimate(row: Mapping[str, str], version: str) -> dict[str, Any]:
+    """What is estimated for a row of fms-acceleration."""
+    gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
+    bundled = row["model_name_or_path"].startswith("mistralai/")
+    return estimate(
+        row["model_name_or_path"] if bundled else None,
+        config=None if bundled else LLAMA_2_70B,
+        method="qlora" if quantised else "lora" if row["peft_method"] else "full",
+        optimizer="adamw_foreach",
+        precision=_precision(row["framework_config"], quantised, gpus),
+        seq=4096,
+        micro_batch=int(row["per_device_train_batch_size"]),
+        gpus=gpus,
+        sharding="fsdp" if gpus > 1 else "none",
+        gradient_checkpointing=True,
+        lora_r=16,
+        lora_targets=row["target_modules"].replace(" ", ",") or "all-linear",
+        lora_dropout=0.1,
+        attention="flash",
+        stack=f"transformers={version}",
+    )
+
+
 def fms(file: str, version: str) -> Iterator[Compared]:
     """fms-acceleration: peak allocated on A100, and what nvidia-smi showed."""
-    for row in _rows(file):
-        gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
-        bundled = row["model_name_or_path"].startswith("mistralai/")
-        found = estimate(
-            row["model_name_or_path"] if bundled else None,
-            config=None if bundled else LLAMA_2_70B,
-            method="qlora" if quantised else "lora" if row["peft_method"] else "full",
-            optimizer="adamw_foreach",
-            precision=_precision(row["framework_config"], quantised, gpus),
-            seq=4096,
-            micro_batch=int(row["per_device_train_batch_size"]),
-            gpus=gpus,
-            sharding="fsdp" if gpus > 1 else "none",
-            gradient_checkpointing=True,
-            lora_r=16,
-            lora_targets=row["target_modules"].replace(" ", ",") or "all-linear",
-            lora_dropout=0.1,
-            attention="flash",
-            stack=f"transformers={version}",
-        )
+    for row in rows_of(file):
+        found = fms_estimate(row, version)
         name = f"{row['model_name_or_path'].split('/')[-1]} {row['framework_config']} {row['peft_method'] or 'full'}"
-        name += f" batch {row['per_device_train_batch_size']}, {gpus} GPU"
+        name += f" batch {row['per_device_train_batch_size']}, {row['num_gpus']} GPU"
         name = name if version == "4.48.1" else f"{version} {name}"
         allocated = int(row["mem_peak_torch_mem_alloc_in_bytes"])
         shown = int(row["mem_nvidia_mem_reserved"]) * 2**20
@@ -134,7 +143,7 @@ def fms(file: str, version: str) -> Iterator[Compared]:
 
 def peft() -> Iterator[Compared | Refused]:
     """peft's method comparison: the most that the allocator reserved on an L40S, without the context."""
-    for row in _rows("peft_method_comparison.csv"):
+    for row in rows_of("peft_method_comparison.csv"):
         name = Path(row["file"]).stem
         if not row["model"].endswith("Llama-3.2-3B"):
             yield Refused(source="peft", name=name, reason=f"{row['model']} is no decoder")
@@ -207,8 +216,7 @@ def main() -> None:
     parser.add_argument("--no-trace", action="store_true", help="leave out the comparison with the tracer")
     args = parser.parse_args()
     found: list[Compared | Refused] = [
-        *fms("fms_a100_80gb.csv", "4.48.1"),
-        *fms("fms_a100_80gb_4_45.csv", "4.45.2"),
+        *(row for file, version in FMS.items() for row in fms(file, version)),
         *peft(),
     ]
     if not args.no_trace:

@@ -10,6 +10,7 @@ from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
 from broker.decide.memory_builds import build_of
 from broker.decide.scaling import A_MACHINE, Load, Point, counts_of, scaling
+from broker.decide.workload import optimizer_of
 from broker.domain.offer import ModelShape
 from broker.sizing import BadAsk, config_of, hardware_of, model_shape
 from trainer.contract.train import TrainConfig
@@ -56,14 +57,17 @@ def of_spec(
     usd_per_gpu_hour: float | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`. Raises BadAsk."""
-    lora = train.method if train.method.kind == "lora" else None
-    targets = ("all-linear",) if lora is None or lora.targets == "all-linear" else _attention(shape)
+    lora = train.adapters
+    if lora and lora.dora:
+        raise BadAsk("--what-if: DoRA is not estimated; leave train.method.dora out")
     ask = sizes.Ask(
-        method=train.method.kind,
+        method="lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
+        optimizer=optimizer_of(train),
+        attention="sdpa" if train.attention == "auto" else train.attention,
         precision={"fp16": "fp16-autocast", "fp32": "fp32"}.get(train.precision, "bf16-autocast"),  # type: ignore[arg-type]
         length=train.max_length,
         rank=lora.r if lora else 1,
-        targets=targets,
+        targets=_targets(train, shape),
         dropout=lora.dropout if lora else 0.0,
     )
     load = Load(
@@ -75,7 +79,11 @@ def of_spec(
     return table(shape.name, shape, ask, hardware, _counts(said), load)
 
 
-def _attention(shape: ModelShape) -> tuple[str, ...]:
+def _targets(train: TrainConfig, shape: ModelShape) -> tuple[str, ...]:
+    if train.adapters is None or train.adapters.targets == "all-linear":
+        return ("all-linear",)
+    if train.adapters.targets != "attention":
+        return tuple(name.rsplit(".", 1)[-1] for name in train.adapters.targets)
     return tuple(name for role, name in build_of(shape).names.items() if role in sizes.ATTENTION_ROLES)
 
 

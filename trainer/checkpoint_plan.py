@@ -73,6 +73,8 @@ class Progress(Document):
     made_on: str = ""
     """Processes, device and versions: where they differ, going on is exact in the data but not to the last bit."""
     scaler: dict[str, Any] | None = None
+    base: str = ""
+    """The weights that the adapters belong to, which are in no checkpoint; empty where all weights are in it."""
     heldout_loss_before: float | None = None
     metrics_before: dict[str, float] = Field(default_factory=dict)
     """The task's own, measured with the loss before the first step."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from trainer import parallel, snapshot
+from trainer import optimizers, parallel, snapshot
+from trainer.base_weights import Base
 from trainer.checkpoint_plan import METRICS, BadFormat, Progress
 from trainer.faults import Fault
 from trainer.ipc import RunFolder, WorkerJob
@@ -42,6 +43,7 @@ class Keeper:
         self._model, self._parameters, self._optimizer = model, parameters, optimizer
         self._selection, self._report = selection, report
         self.snapshots = snapshot.Snapshots(run, arrangement.writer())
+        self._base = Base(job.train)
         self._metrics = run.root / METRICS
         self.journal = Journal(self._metrics)
         self._began = time.monotonic()
@@ -79,12 +81,13 @@ class Keeper:
             update={
                 "made_on": self._parallel.told(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
+                "base": self._base.name(),
             }
         )
         grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
         held = {
             "model": parallel.held(self._parameters),
-            "optimizer": parallel.held(snapshot.optimizer_tensors(self._optimizer.optimizer, self._parameters)),
+            "optimizer": parallel.held(optimizers.tensors(self._optimizer.optimizer, self._parameters)),
             "gradients": parallel.held(grown),
             "best": self._selection.held(self._parameters),
         }
@@ -143,6 +146,7 @@ class Keeper:
 
     def _put_back(self, stored: Stored, micro_rows: int) -> Progress:
         """Raises KeyError, ValueError when the tensors are not those of this job."""
+        self._base.check(stored.progress.base)
         self._parallel.settle(self._model)
         parallel.load_model(self._parameters, stored)
         self._selection.restore(stored, self._parameters)

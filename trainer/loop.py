@@ -13,9 +13,22 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import card, devices, evaluate, guard, model, order, parallel, results, schedule, selection, tasks
+from trainer import (
+    card,
+    devices,
+    evaluate,
+    guard,
+    model,
+    optimizers,
+    order,
+    parallel,
+    results,
+    schedule,
+    selection,
+    switches,
+    tasks,
+)
 from trainer.checkpoint_plan import METRICS, Progress
-from trainer.contract.train import LoraConfig
 from trainer.faults import Drained, UserFault
 from trainer.ipc import RunFolder, WorkerJob
 from trainer.keeper import Keeper
@@ -39,6 +52,7 @@ class Loop:
         mixed = "no" if self._precision == "fp32" else self._precision
         self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
         self._parallel = parallel.of(job.parallelism, self._accelerator, self._precision)
+        self._parallel.takes(config)
         self._world, self._rank = self._parallel.world, self._parallel.rank
         self._report = Reporter(run, self._accelerator)
         self._report.say(devices.check(self._device))
@@ -52,8 +66,13 @@ class Loop:
         self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
         self._parameters = model.trainable(self._bare)
-        optimizer = model.optimizer_of(self._parameters, config.optim)
-        self._task.check(self._bare, self._device)
+        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
+        if config.tf32:
+            switches.tf32(self._device)
+        if config.compile:
+            switches.compiled(parallel.layers(self._bare), self._device)
+        with self._as_trained():
+            self._task.check(self._bare, self._device)
         self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
         self._selection = selection.Selection(config.selection)
         self._keeper = Keeper(
@@ -74,7 +93,7 @@ class Loop:
     def _report_start(self, dropped: int) -> None:
         count = sum(p.numel() for p in self._parameters.values())
         self._report.say(
-            f"{self._config.model}: {count:,} of {sum(p.numel() for p in self._bare.parameters()):,} weights are "
+            f"{self._config.model}: {count:,} of {sum(map(model.size, self._bare.parameters())):,} weights are "
             f"trained, {self._precision} on {self._parallel.told()}; {len(self._train)} rows, "
             f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
         )
@@ -125,8 +144,8 @@ class Loop:
                 update={"heldout_loss_before": loss, "metrics_before": dict(metrics)}
             )
             self._set(heldout_loss_before=loss)
-        if self._config.samples.prompts and not isinstance(self._config.method, LoraConfig):
-            written = self._task.write(self._bare, self._device)
+        if self._config.samples.prompts and self._config.adapters is None:
+            written = self._written()
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 
     def _batches(self) -> tuple[list[list[Any]], int]:
@@ -319,7 +338,7 @@ class Loop:
         if metrics:
             scores |= {"metrics_before": self._progress.metrics_before, "metrics_after": dict(metrics)}
         self._set(phase="saving", message="saving the results")
-        lora = isinstance(self._config.method, LoraConfig)
+        lora = self._config.adapters is not None
         whole = self._parallel.whole(self._bare, self._parameters if lora else None)
 
         def write() -> None:
@@ -344,14 +363,22 @@ class Loop:
         """All processes write them where none has all of the model."""
         if not self._config.samples.prompts or not (self._accelerator.is_main_process or self._parallel.divided):
             return []
-        tuned = self._task.write(self._bare, self._device)
+        tuned = self._written()
         if self._progress.base_samples is not None:
             base = list(self._progress.base_samples)
         else:
             with evaluate.without_adapter(self._bare):
-                base = self._task.write(self._bare, self._device)
+                base = self._written()
         prompts = self._config.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
+
+    def _written(self) -> list[str]:
+        with self._as_trained():
+            return self._task.write(self._bare, self._device)
+
+    def _as_trained(self) -> contextlib.AbstractContextManager[Any]:
+        """Around what calls parts of the model by themselves: over a quantised base norms are wider than the head."""
+        return self._accelerator.autocast() if self._config.quantised else contextlib.nullcontext()
 
     def _restore(self) -> None:
         """Goes on where the checkpoint ends, or from the beginning."""

@@ -16,6 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import lean
+
+if __name__ == "__main__":  # before the libraries
+    lean.shut_out()
+
 import accelerate
 import peft
 import torch
@@ -23,7 +28,7 @@ import transformers
 from transformers import AutoConfig
 
 from trainer import model as models
-from trainer import parallel
+from trainer import optimizers, parallel
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.checkpoint_plan import Progress
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
@@ -88,7 +93,7 @@ class _Probe(Loop):
         cuda = next(model.parameters()).device.type == "cuda"
         self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
         self._parameters = models.trainable(model)
-        optimizer = models.optimizer_of(self._parameters, config.optim)
+        optimizer = optimizers.of(self._parameters, config.optim)
         if ask.foreach:
             for group in optimizer.param_groups:
                 group.update(fused=None, foreach=True)
@@ -200,7 +205,7 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any
     fields = with_depths(config, depths)
     family = str(fields.pop("model_type", None))
     half = torch.float32 if ask.train.precision == "fp32" else torch.bfloat16
-    kept = half if isinstance(ask.train.method, LoraConfig) or ask.pure else torch.float32
+    kept = half if ask.train.adapters is not None or ask.pure else torch.float32
     with torch.device(device):
         built = AutoConfig.for_model(family, **fields)
         model = getattr(transformers, task.architecture).from_config(built, dtype=kept)

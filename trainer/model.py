@@ -1,12 +1,14 @@
 """The model to tune: loaded, wrapped, and its tensors named for the checkpoint."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainer.contract.train import LoraConfig, OptimConfig, TrainConfig
+from trainer import switches
+from trainer.contract.train import LowRank, QloraConfig, TrainConfig
 from trainer.faults import UserFault
 
 ATTENTION = frozenset(
@@ -31,8 +33,13 @@ ATTENTION = frozenset(
     }
 )
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says of every product what its input is cast to
+UNQUANTISED = r"(.*\.)?(classifier|pre_classifier|score|pooler|sequence_summary)(\.|$)"
+"""Modules of a model for classes or a number that may be new, and are trained whole then."""
 HEADS = "classifier.", "score."
 """Begin what lies within the modules that peft itself trains and saves whole for a classification."""
+WITH_TOKENS = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
+"""What has no other head than its output embeddings."""
 KINDS = {
     "causal_lm": "causal-LM",
     "text_classification": "text-model",
@@ -102,8 +109,12 @@ def load(
     import transformers
 
     kept = torch.float32
-    if isinstance(config.method, LoraConfig):
+    if config.adapters is not None:
         kept = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    if config.quantised is not None:
+        options["quantization_config"] = _quantisation(config.quantised, kept, architecture)
+    if config.attention != "auto":
+        options["attn_implementation"] = switches.attention(config.attention)
     if hollow:
         options["device_map"] = {"": "meta"}
     try:
@@ -113,8 +124,40 @@ def load(
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
     model.config.use_cache = False
+    if config.quantised is not None:
+        _prepare(model)
     new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     return model, sorted({key.rsplit(".", 1)[0] for key in new})
+
+
+def _quantisation(method: QloraConfig, compute: torch.dtype, architecture: str) -> Any:
+    """Of all linear modules but heads."""
+    from transformers import BitsAndBytesConfig
+
+    left = None if architecture in WITH_TOKENS else [UNQUANTISED]
+    if method.bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=left)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+        llm_int8_skip_modules=left,
+    )
+
+
+def _prepare(model: Any) -> None:
+    """Norms to float32, as QLoRA's own code has them; embeddings and head stay in half precision, as there.
+
+    bitsandbytes may not repack the base for evaluations on a CPU: that rounds its scales, for good. Raises UserFault.
+    """
+    if any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters()):
+        raise UserFault("train.method.kind: qlora quantises linear modules, and a mixture's experts are none; use lora")
+    for module in model.modules():
+        if "norm" in type(module).__name__.lower():
+            module.float()
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
@@ -138,14 +181,16 @@ def wrap(
     `fresh`: modules whose weights no checkpoint gave. They are trained and saved whole, also by a LoRA.
     `targets`: names of modules, in place of the config's choice.
     """
-    if isinstance(config.method, LoraConfig):
-        model = _with_adapters(model, config, config.method, adapters, fresh, targets)
+    if config.adapters is not None:
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+        model = _with_adapters(model, config, config.adapters, adapters, fresh, targets)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
     if config.recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if isinstance(config.method, LoraConfig):
+        if config.adapters is not None:
             model.enable_input_require_grads()
     return model
 
@@ -153,24 +198,20 @@ def wrap(
 def _with_adapters(
     model: Any,
     config: TrainConfig,
-    method: LoraConfig,
+    method: LowRank,
     adapters: str | None,
     fresh: Sequence[str],
     targets: Sequence[str],
 ) -> Any:
     import peft
 
-    chosen: str | list[str] = list(targets) or "all-linear"
-    if method.targets == "attention" and not targets:
-        names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-        chosen = sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
-        if not chosen:
-            raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
     lora = peft.LoraConfig(
         r=method.r,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
-        target_modules=chosen,
+        use_rslora=method.rslora,
+        use_dora=method.dora,
+        target_modules=list(targets) or chosen(model, method),
         task_type=adapters,
         modules_to_save=[name for name in fresh if adapters is None or not name.startswith(HEADS)] or None,
     )
@@ -182,19 +223,38 @@ def _with_adapters(
     return wrapped
 
 
+def chosen(model: Any, method: LowRank) -> str | list[str]:
+    """Names of the modules that get adapters, as peft takes them. Raises UserFault where one matches no module."""
+    if method.targets == "all-linear":
+        return "all-linear"
+    if method.targets == "attention":
+        names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+        if not names:
+            raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
+        return sorted(names - {"dense"} if "query" in names else names)  # of an encoder it is the MLP's as well
+    there = [name for name, module in model.named_modules() if _adaptable(module)]
+    for wanted in method.targets:
+        if not any(name == wanted or name.endswith(f".{wanted}") for name in there):
+            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in there}))
+            raise UserFault(f"train.method.targets: {wanted!r} matches no linear module of this model; it has {known}")
+    return list(method.targets)
+
+
+def _adaptable(module: Any) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, (torch.nn.Linear, Conv1D))
+
+
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
     """What a checkpoint holds, by name: the adapters of a LoRA, every weight (tied ones once) of a full fine-tune."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def optimizer_of(parameters: dict[str, torch.nn.Parameter], optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov, Hutter 2019); vectors (norms, biases) are not decayed."""
-    groups = [
-        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    kept = [g for g in groups if g["params"]]
-    return torch.optim.AdamW(kept, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True)
+def size(parameter: torch.nn.Parameter) -> int:
+    """How many weights it is; a byte of a 4-bit base holds two."""
+    packed = getattr(parameter, "quant_state", None)
+    return parameter.numel() if packed is None else int(packed.shape.numel())
 
 
 def save_adapter(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:

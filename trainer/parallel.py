@@ -25,8 +25,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from trainer import optimizers
 from trainer.checkpoint_plan import Plan, Progress, Window
 from trainer.contract.rendezvous import Parallelism
+from trainer.contract.train import TrainConfig
 from trainer.faults import Fault, UserFault
 from trainer.ipc import Part
 from trainer.snapshot import Held, Local, Stored, Writer, joined, parts
@@ -69,6 +71,9 @@ class Copies:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.world, self.rank = accelerator.num_processes, accelerator.process_index
+
+    def takes(self, config: TrainConfig) -> None:
+        """Raises UserFault for what cannot be trained so."""
 
     def told(self) -> str:
         """The processes, what they run on, and how, for people; numbers differ where it does."""
@@ -138,6 +143,10 @@ class Shares(Copies):
         self._mesh: DeviceMesh = mesh if shape[0] > 1 else mesh["shares"]
         self._nonce = _told(secrets.token_hex(4))
 
+    def takes(self, config: TrainConfig) -> None:
+        if config.quantised is not None:
+            raise UserFault("train.method.kind: qlora's base cannot be divided by FSDP; use lora, or a plan with DDP")
+
     def build(self, make: Callable[[bool], Any]) -> Any:
         """The first process alone reads the weights, into host memory, and hands out the shares."""
         model = make(self.rank > 0)
@@ -147,7 +156,7 @@ class Shares(Copies):
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
         policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
         offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._how.offload else OffloadPolicy()
-        for layer in _layers(bare):
+        for layer in layers(bare):
             fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
         fully_shard(bare, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
         if hasattr(bare, "generate"):
@@ -264,14 +273,15 @@ def load_optimizer(optimizer: Any, parameters: Mapping[str, torch.Tensor], store
     """Puts the moments back; torch itself moves each tensor to where it belongs. Raises KeyError, ValueError."""
     by_id = {id(p): name for name, p in parameters.items()}
     number_of = {by_id[id(p)]: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    state: dict[int, dict[str, torch.Tensor | int]] = {}
     for key in stored.names("optimizer"):
         name, kind = key.rsplit("/", 1)
         parameter = parameters[name]
+        value: torch.Tensor | int
         if stored.shape("optimizer", key) == tuple(parameter.shape):
             value = like(parameter, stored.read("optimizer", key, window(parameter)))
         else:
-            value = stored.read("optimizer", key)
+            value = optimizers.state(stored.read("optimizer", key))
         state.setdefault(number_of[name], {})[kind] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
@@ -287,13 +297,13 @@ def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def _layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """What is repeated: the items of the outermost lists of modules."""
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList):
             yield from (item for item in child if next(item.parameters(), None) is not None)
         else:
-            yield from _layers(child)
+            yield from layers(child)
 
 
 def _fill(model: torch.nn.Module) -> None:

@@ -19,7 +19,7 @@ from trainer import order, reach, schedule, tasks
 from trainer.contract import cells
 from trainer.contract.data import DataError, fill, identity
 from trainer.contract.rendezvous import ExitCode
-from trainer.contract.train import TrainConfig, model_files
+from trainer.contract.train import LowRank, TrainConfig, model_files
 from trainer.faults import Fault, UserFault
 from trainer.standalone import BadConfig, local_data, read_config
 from trainer.tasks.base import Task
@@ -169,6 +169,8 @@ def _check(spec: Path, report: Report) -> None:
         )
     if report.lengths:
         _fits(train, int(report.lengths["max"]))
+    if train.adapters is not None:
+        _check_targets(train, task, train.adapters)
 
 
 def _fill(report: Report, task: Task[Any], look: _Look) -> None:
@@ -221,6 +223,19 @@ def _fits(train: TrainConfig, longest: int) -> None:
         raise UserFault(
             f"train.max_length: rows reach {trained} tokens, {train.model!r} has {positions} positions; lower it"
         )
+
+
+def _check_targets(train: TrainConfig, task: Task[Any], adapters: LowRank) -> None:
+    """Raises UserFault for adapters of modules that the model does not have; it is built without weights."""
+    import torch
+    import transformers
+
+    from trainer import model
+
+    config = transformers.AutoConfig.from_pretrained(train.model)
+    with torch.device("meta"):
+        hollow = getattr(transformers, task.architecture).from_config(config)
+    model.chosen(hollow, adapters)
 
 
 def table(report: Report) -> str:

@@ -318,10 +318,5 @@ class Snapshots:
             mark.unlink()
 
 
-def optimizer_tensors(optimizer: Any, names: Mapping[str, torch.nn.Parameter]) -> Tensors:
-    """The moments and step counts as `<parameter>/<kind>`."""
-    return {f"{name}/{kind}": value for name, p in names.items() for kind, value in optimizer.state.get(p, {}).items()}
-
-
 def _to_host(tensors: Mapping[str, Local]) -> Tensors:
     return {n: t.tensor.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items() if t.tensor.numel()}

@@ -27,13 +27,13 @@ CONTEXT = GIB // 2
 """A process's CUDA context with its loaded kernels [assumed]."""
 CUBLAS_WORKSPACE = 2 * 8_519_680
 """Of the forward and the backward thread: 8.125 MiB each, torch's default below Hopper; counted as allocated."""
-FRAGMENTS_ONE, FRAGMENTS_MANY = 0.28, 0.5
-"""What the caching allocator holds besides, as a share of all that comes and goes within a step. Medians of the nine
-one-GPU rows (0.12 to 0.37) and the ten two-GPU rows (0.27 to 2.7) of fms-acceleration's a100_80gb.csv."""
-SHOWN_ONE, SHOWN_MANY = 0.04, 0.25
-"""How much wider the margin of nvidia-smi's figure is: the worst of eighteen rows was 5.6 % low on one GPU, and of
-twenty rows 21.7 % on two, where the allocator could not use again for the optimizer what it had cached
-for activations."""
+FRAGMENTS_ONE, FRAGMENTS_MANY = 0.28, 0.42
+"""What the caching allocator holds besides, as a share of all that comes and goes within a step. Medians of the 22
+one-GPU rows (0.11 to 0.37) and the 26 two-GPU rows (0.22 to 1.3) of fms-acceleration (`benchmarks.shown_table`)."""
+SHOWN_ONE, SHOWN_MANY = 0.07, 0.29
+"""How much wider the margin of nvidia-smi's figure is: the worst row, predicted by the shares of other models and
+methods, was short by 9.5 % on one GPU and by 33 % on two, where the allocator could not use again for the optimizer
+what it had cached for activations."""
 
 MEASURED = frozenset({"llama", "mistral"})
 """Families with published A100 peaks to compare with."""

@@ -44,7 +44,9 @@ def like(workload: Workload) -> Like:
 
 def _base(workload: Workload) -> Kind:
     shape = workload.shape and replace(workload.shape, name="", bundled=False)
-    return shape, workload.method, workload.lora_r, workload.lora_targets, workload.precision, workload.sequences
+    lora = workload.lora_r, workload.lora_targets
+    how = workload.optimizer, workload.attention
+    return shape, workload.method, *lora, workload.precision, workload.sequences, *how
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,6 +1,8 @@
 """Memory that a job of gpubroker's own trainer needs on one device; the peak is played by `memory_step`."""
 
-from broker.decide.estimate import ATTENTION_ROLES, adapted_modules, evidence_of
+from typing import Literal
+
+from broker.decide.estimate import ATTENTION_ROLES, TRACED_OPTIMIZERS, adapted_modules, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
@@ -10,15 +12,21 @@ GPU_CONTEXT = GIB * 3 // 4
 """CUDA context and cuBLAS workspaces."""
 CPU_CONTEXT = GIB
 """Python with torch, transformers and peft, resident."""
+UNTRACED_MARGIN = 0.10
+"""At the least, where formulas stand for kernels that nobody traced, as `estimate` has it."""
 
 
 def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     """What the modules do that get an adapter."""
     names = build_of(shape).names
-    if workload.method != "lora":
+    if workload.method == "full":
         return frozenset()
+    every = adapted_modules(shape, ("all-linear",))[0]
     if workload.lora_targets == "all-linear":
-        return adapted_modules(shape, ("all-linear",))[0]
+        return every
+    if workload.lora_targets != "attention":
+        wanted = {name.rsplit(".", 1)[-1] for name in workload.lora_targets.split(",")}
+        return frozenset(role for role in every if names[role] in wanted)
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 
@@ -27,6 +35,28 @@ def target_inputs(shape: ModelShape, targets: str) -> int:
     """Sum of the input widths of one layer's LoRA targets."""
     every = targets == "all-linear"
     return sum(inputs for role, (inputs, _) in linears(shape).items() if every or role in ATTENTION_ROLES)
+
+
+def bits_of(workload: Workload) -> Literal[0, 4, 8]:
+    """Of a weight of the base's linear modules; 0: not quantised."""
+    return 4 if workload.method == "qlora" else 8 if workload.method == "lora8" else 0
+
+
+def divides(workload: Workload) -> bool:
+    """Whether FSDP can divide it: no quantised base, and no optimizer whose states are of other shapes."""
+    return not bits_of(workload) and workload.optimizer not in ("adamw_8bit", "adafactor")
+
+
+def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[str, float]:
+    """(words, margin) of its memory."""
+    _, words, margin = evidence_of(shape, several=several)
+    untraced: list[str] = []
+    untraced += [workload.method] if bits_of(workload) else []
+    untraced += [workload.optimizer] if workload.optimizer not in TRACED_OPTIMIZERS else []
+    untraced += [workload.attention] if workload.attention == "eager" else []
+    if not untraced or margin > UNTRACED_MARGIN:
+        return words, margin
+    return f"{shape.family} with {', '.join(untraced)}: by formula, not traced", UNTRACED_MARGIN
 
 
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
@@ -40,6 +70,9 @@ def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool)
         compute=2 if half else 4,
         full=full,
         autocast=half,
+        bits=bits_of(workload),
+        norms_float32=half and bits_of(workload) > 0,
+        attention=workload.attention,
         rank=workload.lora_r,
         adapted=adapted(workload, shape),
         mask=1 if gpu else 0,
@@ -61,11 +94,12 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         length=workload.sequence,
         checkpointing=workload.gradient_checkpointing,
         accumulated=workload.global_batch > workload.micro_batch * devices,
+        optimizer=workload.optimizer,
         replicas=devices,
     )
     played = play(shape, step)
     by = played.segments[played.worst]
-    _, source, margin = evidence_of(shape, several=devices > 1)
+    source, margin = evidence(workload, shape, several=devices > 1)
     return MemoryNeed(
         weights=by["weights"],
         gradients=by["gradients"] + by.get("communication", 0),

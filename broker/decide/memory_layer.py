@@ -72,10 +72,13 @@ class Layer:
         return made
 
     def quantised(self, x: Tensor, count: int, outputs: int) -> Tensor:
-        """bitsandbytes: the matrix is unpacked for each use; the result has the type of the input."""
-        into = self.cast(x, 2)
-        unpacked = count * 2 + (count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens))
-        out = self.tape.op([into], self.tokens * outputs, 2, scratch=unpacked, back=unpacked)
+        """bitsandbytes: the matrix is unpacked for each use; the result has the type of the input. 8 bits are computed
+        with in fp16, whatever that is."""
+        width = 2 if self.numerics.bits == 8 else self.numerics.compute
+        into = self.cast(x, width)
+        beside = count // 64 * 4 if self.numerics.bits == 4 else self.tokens * (x.count // self.tokens)
+        unpacked = count * width + beside
+        out = self.tape.op([into], self.tokens * outputs, width, scratch=unpacked, back=unpacked)
         self.tape.drop(into)
         made = self.cast(out, x.width)
         self.tape.drop(out)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from broker.decide.estimate import evidence_of
 from broker.decide.hardware import Hardware
-from broker.decide.memory import GPU_CONTEXT, memory, numerics_of
+from broker.decide.memory import GPU_CONTEXT, divides, memory, numerics_of
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.decide.roofline import Run
@@ -88,7 +88,8 @@ class Planner:
         without a shape."""
         if workload.shape is None:
             raise ValueError("nothing is known of this workload, so it cannot be planned")
-        self._workload, self._runs, self._shape = workload, runs, workload.shape
+        self._workload, self._shape = workload, workload.shape
+        self._runs = runs if divides(workload) else [way for way in runs if way not in ("fsdp", "hybrid")]
         self._corrected = corrected
         self._needs: dict[object, MemoryNeed] = {}
         self._best: dict[object, Planned] = {}
@@ -140,6 +141,7 @@ class Planner:
             length=work.sequence,
             checkpointing=work.gradient_checkpointing,
             accumulated=accumulated,
+            optimizer=work.optimizer,
             shards=shards,
             masters=masters,
         )

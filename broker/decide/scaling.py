@@ -21,7 +21,7 @@ from trainer.contract.train import PARALLELISMS
 
 A_MACHINE = 8
 """GPUs."""
-RUNNABLE_METHODS = frozenset({"full", "lora"})
+RUNNABLE_METHODS = frozenset({"full", "lora", "qlora"})
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
 

@@ -55,6 +55,8 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     """(factor, evidence): tokens/s lie between the estimate over the factor and times it; see `calibration`."""
     if not hardware.gpu:
         return SPREAD_CPU, "one core's rate, by one measurement on two cores"
+    if run.numerics.bits == 8:
+        return SPREAD_CPU, "no run on an 8-bit base was measured, and its kernels are not counted: a factor of two"
     fitted, several = hardware.name in FITTED.matmul, run.sharding in ("ddp", "hybrid")
     if run.shape.labels:
         what = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
@@ -96,6 +98,7 @@ def run_of(
         trained=trained_parameters(shape, numerics),
         micro_batches=workload.global_batch / devices / workload.micro_batch,
         recompute="early" if workload.gradient_checkpointing else "none",
+        optimizer=workload.optimizer,
         reference=workload.reference,
         devices=devices,
         nodes=min(nodes, devices),

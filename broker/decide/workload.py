@@ -1,12 +1,16 @@
 """From what a person asks for to what the estimators need: steps, tokens per row, rows evaluated."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from broker.domain.offer import ModelShape, Workload
 from broker.domain.spec import JobSpec
+from trainer.contract.train import LowRank, OptimizerName, TrainConfig
 
 BYTES_A_TOKEN = 4
+OPTIMIZERS: Mapping[OptimizerName, str] = {"adamw": "adamw_fused"}
+"""The estimators' names of the trainer's optimizers, where they differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +45,13 @@ def steps_of(spec: JobSpec, rows: int) -> int:
 def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
     """The whole job. A script has neither shape nor rows; nothing is known about it but its checkpoint interval.
 
-    A task without a shape is one that is not estimated.
+    A task without a shape is one that is not estimated, as is DoRA, whose memory nobody has worked out.
     """
     train = spec.train
     if train is None or rows is None:
         return Workload(shape=None, method="script", checkpoint_every_s=spec.checkpoint.most_s)
-    lora = train.method if train.method.kind == "lora" else None
+    lora = train.adapters
+    blank = "DoRA" if lora and lora.dora else "" if shape else f"task {train.task} of such a model"
     steps = steps_of(spec, rows.count)
     longest = train.max_length if train.packing else min(rows.tokens_longest, train.max_length)
     mean = min(rows.tokens_mean, longest)
@@ -55,14 +60,16 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         mean = float(longest)
     between = (steps - 1) // train.eval_every_steps if train.eval_every_steps else 0
     return Workload(
-        shape=shape,
-        unestimated="" if shape else f"task {train.task} of such a model",
+        shape=None if blank else shape,
+        unestimated=blank,
         task=train.task,
         sequences=rows.sequences,
         reference=train.task == "dpo",
-        method=train.method.kind,
+        method="lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
         lora_r=lora.r if lora else 0,
-        lora_targets=lora.targets if lora else "all-linear",
+        lora_targets=targets_of(lora) if lora else "all-linear",
+        optimizer=optimizer_of(train),
+        attention="sdpa" if train.attention == "auto" else train.attention,
         precision=train.precision,
         gradient_checkpointing=train.recomputes,
         free_checkpointing=train.gradient_checkpointing == "auto",
@@ -78,6 +85,16 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         checkpoint_every_s=spec.checkpoint.most_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )
+
+
+def optimizer_of(train: TrainConfig) -> str:
+    """As the estimators name it."""
+    return OPTIMIZERS.get(train.optim.name, train.optim.name)
+
+
+def targets_of(lora: LowRank) -> str:
+    """A word, or names with commas between."""
+    return lora.targets if isinstance(lora.targets, str) else ",".join(lora.targets)
 
 
 def remaining(work: Workload, done: int) -> Workload:

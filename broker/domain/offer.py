@@ -234,9 +234,13 @@ class Workload:
     """Of each row, that go through the model: dpo compares two."""
     reference: bool = False
     """The model under its adapters looks at all of them too, without gradients."""
-    method: Literal["full", "lora", "script"]
+    method: Literal["full", "lora", "qlora", "lora8", "script"]
+    """`qlora`: LoRA over a base of 4 bits, `lora8` over one of 8."""
     lora_r: int = 0
     lora_targets: str = "all-linear"
+    """`all-linear`, `attention`, or names of modules with commas between."""
+    optimizer: str = "adamw_fused"
+    attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     precision: str = "auto"
     gradient_checkpointing: bool = False
     micro_batch: int = 1

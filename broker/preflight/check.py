@@ -3,12 +3,17 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from broker.decide.estimate import TRACED
+from broker.decide.memory_builds import names_of
 from broker.decide.workload import workload
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.offer import ModelShape, Workload
 from broker.domain.spec import JobSpec
 from broker.preflight.data import DataReport, DataSummary, check, rows_of
-from trainer.contract.train import TrainConfig
+from trainer.contract.train import LowRank, TrainConfig
+
+HEADS = ("lm_head", "embed_out")
+"""Of the model, beside the modules of its layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +39,24 @@ async def preflight(
         raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
     report = check(train, summary)
     shape = await resolve(train)
+    if shape is not None and train.adapters is not None:
+        _check_targets(train.adapters, shape)
+    if shape is not None and shape.experts and train.quantised is not None:
+        message = f"qlora quantises linear modules, and the experts of {shape.name} are none; use lora"
+        raise InvalidInput(Problem(field="train.method.kind", message=message))
     work = workload(spec, shape, rows_of(train, summary))
     if shape is not None and shape.max_positions is not None and work.sequence > shape.max_positions:
         message = f"rows reach {work.sequence} tokens, {shape.name} has {shape.max_positions} positions; lower it"
         raise InvalidInput(Problem(field="train.max_length", message=message))
     return Preflight(workload=work, report=report)
+
+
+def _check_targets(lora: LowRank, shape: ModelShape) -> None:
+    """Names that match no module, of an architecture whose modules are known. Raises InvalidInput."""
+    if isinstance(lora.targets, str) or shape.family not in TRACED:
+        return
+    known = names_of(shape)
+    for target in lora.targets:
+        if target.rsplit(".", 1)[-1] not in (*known, *HEADS):
+            message = f"{target!r} matches no linear module of {shape.name}; it has {', '.join(known)}"
+            raise InvalidInput(Problem(field="train.method.targets", message=message))

@@ -21,6 +21,7 @@ from broker.api import costs, files, jobs, models, models_plans, models_policies
 from broker.api.grpc import artifacts, inputs
 from broker.api.grpc.artifacts import Artifacts
 from broker.api.grpc.budgets import Budgets
+from broker.api.grpc.codec import NAMED, fill, parse
 from broker.api.grpc.doorkeeper import MARK
 from broker.api.grpc.jobs import Jobs
 from broker.api.grpc.market import Offers, Providers, Quotes
@@ -123,7 +124,8 @@ def test_what_http_can_do_with_jobs_and_offers_grpc_can_do_with_the_same_scope()
 def differences(message: Any, model: type[BaseModel], extra: frozenset[str] = frozenset()) -> Iterator[str]:
     unions = {o.name: o for o in message.oneofs if not o.name.startswith("_")}
     in_union = {f.name for o in unions.values() for f in o.fields}
-    theirs = ({f.name for f in message.fields} - in_union) | set(unions)
+    named = {f.name + NAMED for f in message.fields if f.enum_type is not None}
+    theirs = ({f.name for f in message.fields} - in_union - named) | set(unions)
     ours = {name for name, info in model.model_fields.items() if not _is_kind(name, info)}
     for name in sorted(ours - theirs):
         yield f"{message.name} lacks {name}"
@@ -176,7 +178,7 @@ def _type(field: Any, info: FieldInfo) -> Iterator[str]:
         return
     expected = {_scalar(part) for part in _flat(info.annotation) if part is not type(None) and not _literal(part)}
     if words and not expected:
-        expected = {"string"}
+        expected = {_scalar(type(word)) for word in words}
     found = _found(field)
     if expected != {found}:
         yield f"is {found}, the model has {sorted(map(str, expected))}"
@@ -253,3 +255,11 @@ def _reach(message: Any, reached: set[str]) -> None:
     for inner in (f.message_type for f in message.fields if f.message_type is not None and not _is_map(f)):
         if inner.file.package == message.file.package:
             _reach(inner, reached)
+
+
+@pytest.mark.parametrize("targets", ["attention", ["q_proj", "v_proj"]])
+def test_a_word_or_names_in_its_place_come_back_as_they_were(targets: Any) -> None:
+    method = {"kind": "qlora", "bits": 8, "targets": targets}
+    train = {"model": "m/m", "data": {"path": "a.csv", "completion": "{x}"}, "method": method}
+    spec = JobSpec.model_validate({"name": "a", "cap_usd": "1", "train": train})
+    assert parse(fill(spec_pb2.JobSpec(), spec), JobSpec) == spec

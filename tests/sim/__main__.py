@@ -20,10 +20,12 @@ if os.environ.get("PYTHONHASHSEED") != "0":
 
 from tests.sim import many
 from tests.sim.hunting import mutants
-from tests.sim.outcome import Outcome, summary
+from tests.sim.outcome import Outcome, never_struck, summary
 from tests.sim.run import quiet, simulate
 
 PROGRESS_S = 10.0
+MANY = 1_000
+"""In so many lifetimes every kind of fault has to strike."""
 SPACE = 10_000
 """A commit's seeds begin at one of these, and are as many."""
 
@@ -42,12 +44,17 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
             break
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            print(f"seed {one.outcome.seed}: {json.dumps(summary(done, told - begun))}", flush=True)
+            so_far = summary(done, told - begun) | {"faults": ""}
+            print(f"seed {one.outcome.seed}: {json.dumps(so_far)}", flush=True)
     short = lifetimes is not None and lived < lifetimes
     if short:
         print(f"{len(seeds)} seeds have {lived} lifetimes, {lifetimes} were asked for; give more seeds")
-    print(json.dumps(summary(done, time.monotonic() - begun)))
-    return 1 if short or any(outcome.violation for outcome in done) else 0
+    told_last = summary(done, time.monotonic() - begun)
+    idle = never_struck(told_last) if lived >= MANY else []
+    if idle:
+        print(f"{', '.join(idle)}: drawn, and no job was struck; see faults.py")
+    print(json.dumps(told_last))
+    return 1 if short or idle or any(outcome.violation for outcome in done) else 0
 
 
 def replay(seed: int, *, hints: bool) -> int:

@@ -25,6 +25,8 @@ class Objects:
 
     def __init__(self) -> None:
         self.data: dict[str, tuple[bytes, int]] = {}
+        self.modified: dict[str, float] = {}
+        """When each was last written, by the store's own clock, in virtual seconds."""
         self.writes = 0
         self._keys: list[str] = []
         """In order."""
@@ -34,11 +36,12 @@ class Objects:
         first = bisect_left(self._keys, prefix)
         return self._keys[first : bisect_left(self._keys, prefix + LAST, first)]
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, now: float) -> None:
         if key not in self.data:
             insort(self._keys, key)
         self.writes += 1
         self.data[key] = (data, self.writes)
+        self.modified[key] = now
 
     def delete(self, key: str) -> None:
         if self.data.pop(key, None) is not None:
@@ -46,7 +49,8 @@ class Objects:
 
 
 class BlobDoor:
-    """`ports.Blobs` of one broker, or with `broker` None of the machines."""
+    """`ports.Blobs` of one broker, or with `broker` None of the machines. What a listing knows of an object's date no
+    port tells; a mutant asks `modified`."""
 
     local = True
     scopes = False
@@ -61,7 +65,7 @@ class BlobDoor:
         if if_absent and key in self._objects.data:
             raise AlreadyExists(f"{key} exists already")
         self._world.watch.before_put(key, data, by_broker=self._broker is not None)
-        self._objects.put(key, data)
+        self._objects.put(key, data, self._world.loop.time())
         self._lose()
         return str(self._objects.writes)
 
@@ -75,9 +79,12 @@ class BlobDoor:
         found = [(key, *self._objects.data[key]) for key in self._objects.below(prefix)]
         return [BlobInfo(key=key, bytes=len(data), etag=str(number)) for key, data, number in found]
 
+    def modified(self, key: str) -> float:
+        return self._objects.modified[key]
+
     async def delete(self, key: str) -> None:
         await self._reach()
-        self._world.watch.before_delete(key)
+        self._world.watch.keeping.before_delete(key, by_broker=self._broker is not None)
         self._objects.delete(key)
         self._lose()
 

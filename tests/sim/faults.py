@@ -4,7 +4,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from broker.domain.ids import JobId
 from providers.seeded import rng, unit
+from tests.sim.strikes import Strikes
 
 CALM_S = 1500.0
 """After this no fault begins; by then all are over."""
@@ -30,16 +32,19 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.429": (0.1, 0.6),
     "cloud.5xx": (0.1, 0.6),
     "cloud.lost_reply": (0.1, 0.7),
-    "cloud.duplicate": (0.1, 0.6),
+    "cloud.duplicate": (0.4, 1.0),
     "cloud.slow": (0.1, 0.6),
     "cloud.slow_create": (0.3, 1.0),
     "cloud.no_capacity": (0.3, 1.0),
     "cloud.down": (1.0, 1.0),
-    "cloud.wrong_machine": (0.2, 0.8),
+    "cloud.wrong_machine": (0.4, 0.9),
     "cloud.list_omits": (0.2, 0.8),
     "cloud.prices": (0.5, 3.0),
     "cloud.deaf": (0.5, 1.0),
+    "cloud.short_life": (0.3, 0.9),
     "launcher.unknown": (1.0, 1.0),
+    "kill.launching": (0.2, 0.7),
+    "machine.torn_save": (0.1, 0.5),
     "store.down": (1.0, 1.0),
     "store.error": (0.05, 0.4),
     "store.unknown_commit": (0.05, 0.4),
@@ -48,25 +53,40 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "blobs.down_for_all": (1.0, 1.0),
 }
 """Kinds that last, with the share of calls that they hit."""
+WITH: Mapping[str, Sequence[tuple[str, float]]] = {
+    "cloud.deaf": (("people.stop_launch", 0.5), ("cloud.slow_create", 0.7)),
+    "launcher.unknown": (("cloud.lost_reply", 0.5),),
+    "cloud.short_life": (("cloud.lost_reply", 0.3),),
+}
+"""What makes a kind strike that would else seldom meet what it breaks, and with which share."""
+RARE = (
+    "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.short_life", "cloud.wrong_machine", "kill.launching",
+    "launcher.unknown", "machine.torn_save",
+)  # fmt: skip
+"""They strike a create, a save or a destroy only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
-"""Kinds that no seed draws, for plans that aim: people stop a job as its machine is launched, or comes to stand."""
+"""Drawn beside others, or not at all, and for plans that aim: people stop a job as its machine is launched, or comes to
+stand."""
 INSTANTS = (
     "kill", "kill", "kill", "freeze", "freeze", "clock", "preempt", "preempt", "preempt_with_notice", "lose_node",
     "silence", "zombie_trainer", "stop", "stop", "raise_cap",
-    "late_machine", "late_machine",
+    "late_machine", "late_machine", "rot",
 )  # fmt: skip
 OF_JOBS = (
     "preempt", "preempt", "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop",
-    "raise_cap", "late_machine",
+    "raise_cap", "late_machine", "rot",
 )  # fmt: skip
 """One of these is drawn for each job, beside what befalls the house."""
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
-    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "late_machine", "clock", *AIMED,
+    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "machine.torn_save", "rot",
+    "late_machine", "clock", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})
+KINDS = (*SHARES, "people.stop_launch", *dict.fromkeys(INSTANTS))
+"""All that a seed draws."""
 
 
 def jobs_of(seed: int) -> int:
@@ -81,12 +101,12 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
     for _ in range(draw.randint(3, 14)):
         at = draw.uniform(0, CALM_S * 0.7)
         if draw.random() < 0.5:
-            kind = draw.choice(sorted(SHARES))
+            kind = draw.choice((*sorted(SHARES), *RARE, *RARE, *RARE))
             low, high = SHARES[kind]
             length_s = min(draw.choice((20, 60, 200, 500)) * draw.uniform(0.5, 1.5), CALM_S - at)
-            found.append(
-                Fault(kind=kind, at=at, for_s=length_s, share=draw.uniform(low, high), target=draw.randrange(3))
-            )
+            drawn = [(kind, draw.uniform(low, high)), *WITH.get(kind, ())]
+            target = draw.randrange(3)
+            found += [Fault(kind=one, at=at, for_s=length_s, share=share, target=target) for one, share in drawn]
         else:
             found.append(_instant(draw, INSTANTS, at))
     return tuple(sorted(found, key=lambda fault: fault.at))
@@ -105,12 +125,19 @@ class Weather:
     """The faults that last at this moment. A draw for one purpose does not depend on draws for others."""
 
     seed: int
+    strikes: Strikes
     now: Mapping[str, list[Fault]] = field(default_factory=lambda: {kind: [] for kind in (*SHARES, *AIMED)})
     _draws: dict[str, int] = field(default_factory=dict)
 
-    def hits(self, kind: str, broker: int | None = None) -> bool:
-        if not self.now[kind]:
-            return False
+    def hits(self, kind: str, broker: int | None = None, *, job: JobId | None = None) -> bool:
+        """Whether it strikes this call. `job`: whose alone it is; None: the whole house's."""
+        struck = bool(self.now[kind]) and self.lasts(kind, broker)
+        if struck:
+            self.strikes.note(kind, job)
+        return struck
+
+    def lasts(self, kind: str, broker: int | None = None) -> bool:
+        """The same, where nobody is struck by the question."""
         active = [f for f in self.now[kind] if broker is None or kind not in OF_BROKERS or f.target % 3 == broker]
         if not active:
             return False
@@ -140,3 +167,8 @@ def disturbed_s(plan: Sequence[Fault], since: float, until: float) -> float:
         if ends > begins:
             total, reached = total + ends - begins, ends
     return total
+
+
+def lasted_s(plan: Sequence[Fault], kind: str, since: float, until: float) -> float:
+    """Seconds of a span in which faults of a kind lasted; each counts for half a minute more."""
+    return sum(max(0.0, min(one.at + one.for_s + 30.0, until) - max(one.at, since)) for one in plan if one.kind == kind)

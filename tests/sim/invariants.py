@@ -3,56 +3,54 @@
 The numbers are those of "Invariants" in docs/architecture.md.
 
 1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
-4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled · 5 no_job_lost, legal_step, success_is_real ·
-6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard ·
-10 own_checkpoint, good_checkpoint_kept · 11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced ·
-14 lease_needs_database · liveness: drains
+4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled, budget_holds · 5 no_job_lost, legal_step,
+success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard ·
+9 resume_is_exact · 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept · 11 no_secret ·
+12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database, broker_gone_stops · liveness: drains
 
-Beside them: foreign_untouched, no_false_death, who_writes_what, no_internal_error.
+Beside them: foreign_untouched, orphan_grace, no_false_death, who_writes_what, no_internal_error.
+
+What is about how long a thing takes is looked at every ten virtual seconds: no_leak, live_state_ends, signal_is_heard,
+broker_gone_stops, and other_team_unseen, whose answer changes with submissions only. `drains` is the end itself.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from broker.decide.lifecycle import ATTEMPT_RULES, JOB_RULES
-from broker.decide.recovery import furthest_first, step_of
+from broker.decide.recovery import step_of
 from broker.domain.ids import AttemptId, JobId, attempt_of
-from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind, Reason
+from broker.domain.job import Attempt, AttemptState, Job, JobState, LedgerKind, Reason
 from broker.domain.money import ZERO
-from broker.ports import Change
+from broker.domain.tenancy import Tenant
+from broker.ports import Change, JobFilter
 from providers.body import Machine
 from tests.sim.cloud import Stand
 from tests.sim.faults import disturbed_s
+from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
+from tests.sim.purse import SPENT, Purse
+from tests.sim.rows import Before, Held
 from trainer.contract import keys
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+INVARIANTS = frozenset({
+    "no_leak", "one_live_attempt", "one_machine_set", "intent_first", "create_once", "active_has_attempt",
+    "resume_furthest", "spend_within_cap", "ledger_adds_up", "charged_in_full", "reservation_settled", "budget_holds",
+    "no_job_lost", "legal_step", "success_is_real", "one_job_a_key", "ended_absent", "launcher_at_rest",
+    "live_state_ends", "signal_is_heard", "resume_is_exact", "manifest_last", "torn_never_loaded", "own_checkpoint",
+    "good_checkpoint_kept", "no_secret", "other_team_unseen", "one_lease_holder", "fenced", "lease_needs_database",
+    "broker_gone_stops", "drains", "foreign_untouched", "orphan_grace", "no_false_death", "who_writes_what",
+    "no_internal_error",
+})  # fmt: skip
 CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
 _JOB_NEXT = {(state, to) for (state, _), to in JOB_RULES.items()}
-_SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """A lease as it was given; `until` in virtual seconds of the database's clock."""
-
-    process: str
-    epoch: int
-    until: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Before:
-    """Rows as they were right before a write."""
-
-    jobs: dict[JobId, Job]
-    attempts: dict[AttemptId, Attempt]
+STRANGER = Tenant(team="others", owner="me")
 
 
 class Watch:
@@ -67,8 +65,34 @@ class Watch:
         self._told_since: dict[AttemptId, float] = {}
         self.stands: list[Stand] = []
         self.measures = Measures()
-        self.acknowledged: dict[str, JobId] = {}
+        self.keeping, self.budgets = Keeping(world), Purse(world)
+        self._acknowledged: dict[str, JobId] = {}
         """Jobs that were answered, by their key."""
+
+    # ----------------------------------------------------------------------------------------------------- the people
+
+    def answered(self, key: str, own: JobId) -> bool:
+        """A submission was; False: and broke an invariant."""
+        known, state = self._acknowledged.get(key), self._world.state
+        if known not in (None, own) or own in (i for k, i in self._acknowledged.items() if k != key):
+            self._fail("one_job_a_key", f"{key} made {known}, and now {own}")
+        elif len(state.jobs) > self._world.asked:
+            self._fail("one_job_a_key", f"{self._world.asked} keys made {len(state.jobs)} jobs")
+        self._acknowledged[key] = own
+        self._none_lost()
+        return self._world.violation is None
+
+    def _none_lost(self) -> None:
+        jobs = self._world.state.jobs
+        for key, own in self._acknowledged.items():
+            if own not in jobs:
+                self._fail("no_job_lost", f"{own} of {key} was answered, and is not there")
+
+    async def strangers(self) -> None:
+        """Who is of no team that has jobs sees none."""
+        seen = await self._world.store.as_tenant(STRANGER).jobs(JobFilter())
+        if seen:
+            self._fail("other_team_unseen", f"{len(seen)} jobs of another team")
 
     # ------------------------------------------------------------------------------------------------------- the store
 
@@ -100,6 +124,7 @@ class Watch:
             for change in (change for change, held in zip(args[0], answer, strict=True) if held):
                 self._applied(process, change, before)
         if before is not None:
+            self._none_lost()
             for job_id in before.jobs:
                 self.job_adds_up(job_id)
 
@@ -136,12 +161,20 @@ class Watch:
                 self._world.note(process.id, f"job {to_job.id} {was_job.state} -> {to_job.state} {to_job.reason}")
                 if (was_job.state, to_job.state) not in _JOB_NEXT:
                     self._fail("legal_step", f"job {to_job.id}: {was_job.state} -> {to_job.state}")
+                if to_job.state is JobState.SUCCEEDED:
+                    self._succeeded(to_job.id)
             self._released(was_job.id, change.job[0].epoch)
         if change.admit is not None:
             self._admitted(process, change.admit)
+            self.budgets.hold()
         for event in change.events:
             if CANARY in event.message:
                 self._fail("no_secret", f"event {event.kind}")
+
+    def _succeeded(self, own: JobId) -> None:
+        finals = [self._world.objects.data.get(keys.final(i)) for i in self._world.state.of_job[own]]
+        if not any(found and b'"completed"' in found[0] for found in finals):
+            self._fail("success_is_real", f"{own} succeeded, and no machine said so")
 
     def _stepped(self, process: Process, was: Attempt, to: Attempt) -> None:
         reason = f" ({to.reason})" if to.reason else ""
@@ -156,7 +189,7 @@ class Watch:
         if to.state is AttemptState.TERMINATING and was.state is AttemptState.TRAINING:
             self._death(to, standing)
         if to.state is AttemptState.ENDED:
-            self._furthest[to.job_id] = self._saved(to.job_id)
+            self._furthest[to.job_id] = self.keeping.saved(to.job_id)
             if was.create_sent_at is not None:
                 self._ended(to, standing)
 
@@ -193,11 +226,6 @@ class Watch:
         if found < self._furthest.get(new.job_id, 0):
             self._fail("resume_furthest", f"{new.id} from step {found}, {self._furthest[new.job_id]} was saved")
 
-    def _saved(self, job_id: JobId, but: str = "") -> int:
-        """The furthest step; a trainer that goes on after its end may have saved it twice."""
-        found = furthest_first([key for key in self._world.objects.below(keys.checkpoints(job_id)) if key != but])
-        return step_of(found[0]) if found else 0
-
     def job_adds_up(self, job_id: JobId) -> None:
         state = self._world.state
         job = state.jobs[job_id].value
@@ -219,7 +247,7 @@ class Watch:
         ledger = self._world.state.ledger[job_id]
         counted, spent, late = self._ledgers.get(job_id, (0, ZERO, ZERO))
         for entry in ledger[counted:]:
-            spent += entry.usd if entry.kind in _SPENT else ZERO
+            spent += entry.usd if entry.kind in SPENT else ZERO
             late += entry.usd if entry.kind is LedgerKind.ADJUSTMENT else ZERO
         self._ledgers[job_id] = (len(ledger), spent, late)
         return spent, late
@@ -246,9 +274,7 @@ class Watch:
             self._fail("intent_first", f"{machine.name} was created, and no row tells of it")
             return
         attempt = row.value
-        price = attempt.line.offer.usd_per_hour
-        stand = Stand(name=machine.name, attempt=found, usd_per_hour=price, born=self._world.loop.time())
-        self.stands.append(stand)
+        self.billed(machine.name)
         others = [self._world.state.attempts[i].value.name for i in self._world.state.of_job[attempt.job_id]]
         if machine.name in self._world.late:
             return
@@ -259,6 +285,25 @@ class Watch:
         ]
         if both:
             self._fail("one_machine_set", f"{machine.name} was created beside {both[0]} of the same job")
+
+    def billed(self, machine_id: str) -> None:
+        """From here on, for one machine of an attempt."""
+        own = attempt_of_machine(machine_id)
+        price = self._world.state.attempts[own].value.line.offer.usd_per_hour
+        self.stands.append(Stand(id=machine_id, attempt=own, usd_per_hour=price, born=self._world.loop.time()))
+
+    def swept(self, machine_id: str) -> None:
+        """The sweep destroys what has been an orphan for as long as listings may lag."""
+        if machine_id not in self._world.cloud.standing():
+            return
+        own = attempt_of_machine(machine_id)
+        row = self._world.state.attempts.get(own)
+        if row is None or row.value.live:
+            return
+        born = max((one.born for one in self.stands if one.id == machine_id), default=0.0)
+        age_s = self._world.loop.time() - max(born, self._entered[own])
+        if age_s < self._world.cloud.caps.list_lag_s:
+            self._fail("orphan_grace", f"{machine_id} was swept, an orphan for {age_s:.1f} s")
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()
@@ -272,15 +317,15 @@ class Watch:
         if row is not None and row.value.state not in (AttemptState.TERMINATING, AttemptState.ENDED):
             self.measures.lost(own, at)
 
-    def died(self, name: str, at: float) -> None:
-        self.measures.gone(name, at)
+    def died(self, machine_id: str, at: float) -> None:
+        self.measures.gone(machine_id, at)
         for stand in self.stands:
-            if stand.name == name and stand.ended is None:
+            if stand.id == machine_id and stand.ended is None:
                 stand.ended = at
 
     def able(self) -> None:
         """Something has changed of who could see a death or destroy a machine."""
-        world, down = self._world, self._world.weather.hits
+        world, down = self._world, self._world.weather.lasts
         running = [s.number for s in world.slots if not (s.process.dead or s.process.frozen)]
         act = not down("cloud.down") and not all(down("store.down", number) for number in running)
         see = act and not down("blobs.down_for_all")
@@ -293,24 +338,19 @@ class Watch:
             self._fail("no_secret", key)
         if key == keys.BROKER_LEASE:
             self._world.touched_lease()
+        if not by_broker and key.endswith("/" + keys.MANIFEST):
+            self.keeping.before_manifest(key, data)
         if by_broker and (key.startswith(("checkpoints/", keys.BEATS)) or key.endswith("final.json")):
             self._fail("who_writes_what", f"a broker wrote {key}")
         if key.endswith("spec.json") and key in self._world.objects.data:
             self._fail("who_writes_what", f"{key} was written twice")
-
-    def before_delete(self, key: str) -> None:
-        if not key.startswith("checkpoints/") or not key.endswith(keys.MANIFEST):
-            return
-        job_id = JobId(key.split("/")[1])
-        rests = self._world.state.jobs[job_id].value.state in RESTING_JOB_STATES
-        if not rests or step_of(key) > self._saved(job_id, but=key):
-            self._fail("good_checkpoint_kept", f"{key} was deleted")
 
     # --------------------------------------------------------------------------------------------- now and then, at end
 
     def tick(self) -> None:
         """What takes too long, disturbances not counted."""
         world, now = self._world, self._world.loop.time()
+        self.keeping.tick()
         lag_s, sweep_s = world.cloud.caps.list_lag_s, world.rhythm.sweep_s
         standing = world.cloud.standing()
         self._orphan_since = {i: at for i, at in self._orphan_since.items() if i in standing}
@@ -343,19 +383,6 @@ class Watch:
     def _calm(self, since: float) -> float:
         now = self._world.loop.time()
         return now - since - disturbed_s(self._world.plan, since, now)
-
-    def end(self) -> None:
-        """Everything is over: nobody was lost on the way."""
-        state = self._world.state
-        for key, job_id in self.acknowledged.items():
-            if job_id not in state.jobs:
-                self._fail("no_job_lost", f"{job_id} of {key} is gone")
-            elif state.jobs[job_id].value.state is JobState.SUCCEEDED:
-                finals = [self._world.objects.data.get(keys.final(i)) for i in state.of_job[job_id]]
-                if not any(found and b'"completed"' in found[0] for found in finals):
-                    self._fail("success_is_real", f"{job_id} succeeded, and no machine said so")
-        if len(set(self.acknowledged.values())) != len(self.acknowledged) or len(state.jobs) > self._world.asked:
-            self._fail("one_job_a_key", f"{len(self.acknowledged)} keys made {len(state.jobs)} jobs")
 
     def _fail(self, name: str, message: str) -> None:
         self._world.fail(name, message)

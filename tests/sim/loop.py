@@ -225,8 +225,9 @@ class SimLoop(base_events.BaseEventLoop):
                 self.ran += 1
                 if self.ran > self._most:
                     raise Livelock(f"at {self._now:.3f}: {callback!r}")
+                args, due.args = due.args, ()  # a sleep and its callback would else keep each other for the collector
                 try:
-                    context.run(callback, *due.args)
+                    context.run(callback, *args)
                 except Exception as e:
                     self.call_exception_handler({"exception": e})
         finally:

@@ -1,10 +1,12 @@
 """What became of one house, and of many."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from tests.sim.faults import KINDS
 from tests.sim.measures import percentile
 
 
@@ -28,6 +30,8 @@ class Outcome:
     detects: tuple[float, ...] = ()
     detects_raw: tuple[float, ...] = ()
     """Virtual seconds: see `Measures`."""
+    strikes: Mapping[str, int] = field(default_factory=dict)
+    """Jobs that reached their end, by the kind of fault that truly struck them."""
 
     @property
     def hash(self) -> str:
@@ -51,6 +55,9 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     detects_raw = [age for outcome in done for age in outcome.detects_raw]
     lives = [met for outcome in done for met in outcome.lives]
     lifetimes = sum(outcome.lifetimes for outcome in done)
+    faults = Counter(dict.fromkeys(KINDS, 0))
+    for outcome in done:
+        faults.update(outcome.strikes)
     return {
         "houses": len(done),
         "jobs": sum(len(outcome.states) for outcome in done),
@@ -65,4 +72,10 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "detect_p95_s": round(percentile(detects, 0.95), 1),
         "detect_raw_p95_s": round(percentile(detects_raw, 0.95), 1),
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
+        "faults": {kind: faults[kind] for kind in sorted(faults)},
     }
+
+
+def never_struck(told: Mapping[str, Any]) -> list[str]:
+    """Kinds of faults of a `summary` that found nothing to strike."""
+    return [kind for kind, struck in told["faults"].items() if not struck]

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from broker.domain.errors import GpubrokerError, StoreUnavailable
 from broker.domain.ids import job_id
 from broker.domain.job import Event, Job, JobState
 from broker.domain.offer import Workload
+from broker.domain.policy import Action, Budget, Period, Policy, Threshold
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from providers.seeded import rng
@@ -32,7 +34,8 @@ class People:
     async def submit(self, number: int) -> None:
         world, draw = self._world, rng(self._world.seed, "job", number)
         await asyncio.sleep(draw.uniform(0, 700) if number else 1.0)
-        spec = _spec(draw, number)
+        lost = any(one.kind == "lose_node" and one.target % world.expected == number for one in world.plan)
+        spec = _spec(draw, number, several=lost)
         job = Job(
             id=job_id(draw.randbytes(9)), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
             created_at=EPOCH, cap_usd=spec.cap_usd,
@@ -46,7 +49,8 @@ class People:
                 again = world.weather.draw("impatient") < 0.1
             except StoreUnavailable:
                 await asyncio.sleep(5.0)
-        world.watch.acknowledged[f"key-{number}"] = kept.id
+        if not world.watch.answered(f"key-{number}", kept.id):
+            return
         world.jobs.append(kept.id)
         world.submitted[kept.id] = world.loop.time()
         asked = spec.resources
@@ -60,7 +64,8 @@ class People:
         if not world.jobs:
             return
         own = world.jobs[fault.target % len(world.jobs)]
-        world.struck[own] += 1
+        world.own[own] = world.own.get(own, 0) + 1
+        world.strikes.note(fault.kind, own)
         tenant = world.store.as_tenant(PEOPLE)
         try:
             if fault.kind == "stop":
@@ -68,6 +73,7 @@ class People:
             else:
                 raised = world.state.jobs[own].value.cap_usd + 1
                 await tenant.raise_cap(own, raised, Event(job_id=own, kind="job.cap_raised", message="more"))
+                world.watch.budgets.hold()
         except GpubrokerError as e:
             world.note("people", f"{fault.kind}: {e}")
 
@@ -89,13 +95,31 @@ class People:
                 await world.store.as_tenant(PEOPLE).request_stop(own, stop)
 
 
-def _spec(draw: random.Random, number: int) -> JobSpec:
+def policy_of(seed: int, jobs: int) -> Policy | None:
+    """Of every third house: what all its jobs may hold and spend together. A house lasts for less than a day."""
+    draw = rng(seed, "policy")
+    if draw.random() > 0.15:
+        return None
+    actions = draw.choice(((), (), (Action.STOP_LAUNCHES,), (Action.DRAIN,)))
+    budget = Budget(
+        limit_usd=Decimal(str(round(jobs * draw.uniform(1, 5), 2))), per=Period.WEEK,
+        thresholds=tuple(Threshold(at=Decimal("0.9"), action=action) for action in actions),
+    )  # fmt: skip
+    return Policy(
+        name="house", budgets=(budget,) if draw.random() < 0.7 else (),
+        max_jobs=draw.choice((None, 2, 4)), max_gpus=draw.choice((None, 16, 32, 64)),
+        approval_above_usd=Decimal(1000),
+    )  # fmt: skip
+
+
+def _spec(draw: random.Random, number: int, *, several: bool) -> JobSpec:
     values: dict[str, Any] = {
         "name": f"job-{number}", "cap_usd": draw.choice(("0.1", "0.3", "2", "10")),
         "script": {"code": "upload:" + "0" * 64, "command": ["true"]},
         "checkpoint": {"every_s": draw.choice((20, 60, 300))},
         "resources": {
-            "nodes": draw.choice((1, 1, 1, 2)), "spot": draw.choice(("allowed", "never", "only")),
+            "nodes": max(draw.choice((1, 1, 1, 2)), 2 if several else 1),
+            "spot": draw.choice(("allowed", "never", "only")),
             "accelerators": draw.choice(([], ["h100-sxm"], ["l40s", "rtx4090"])),
         },
     }  # fmt: skip

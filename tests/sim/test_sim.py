@@ -7,6 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from broker.domain.ids import JobId
+from tests.sim import invariants
+from tests.sim.faults import KINDS
+from tests.sim.hunting import CAUGHT
+from tests.sim.invariants import INVARIANTS
+from tests.sim.mutants import MUTANTS
+from tests.sim.outcome import never_struck, summary
+from tests.sim.strikes import Strikes
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,3 +44,21 @@ def test_jobs_end_where_every_hint_is_lost() -> None:
     told = _run("--seeds", "commit", "--lifetimes", "10", "--hints", "dropped")
     assert told["lifetimes"] + told["faultless"] == told["jobs"]
     assert told["violations"] == 0
+
+
+def test_every_invariant_names_a_mutant_and_every_mutant_an_invariant() -> None:
+    caught = json.loads(CAUGHT.read_text())
+    assert set(caught) == {mutant.name for mutant in MUTANTS}
+    assert {one["by"] for one in caught.values()} == INVARIANTS
+    assert [name for name in sorted(INVARIANTS) if name not in (invariants.__doc__ or "")] == []
+
+
+def test_a_fault_that_finds_nothing_to_strike_is_named() -> None:
+    assert set(never_struck(summary([], 1.0))) == set(KINDS)
+
+
+def test_a_fault_counts_for_the_jobs_that_it_struck() -> None:
+    strikes, early, late = Strikes(now=lambda: 5.0), JobId("early"), JobId("late")
+    strikes.note("cloud.429")
+    strikes.note("preempt", late)
+    assert strikes.lifetimes({early: (0.0, 9.0), late: (7.0, 20.0)}) == {"cloud.429": 1, "preempt": 1}

@@ -2,12 +2,10 @@
 store, and people who submit, stop and pay more. Everything follows from the seed and the plan of faults."""
 
 import asyncio
-import contextlib
 import logging
 import random
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,28 +15,30 @@ from typing import Any, cast
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.house_clock import HouseClock
-from broker.domain.errors import NoCapacity
+from broker.controllers.sweep import Sweep
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
-from broker.domain.instance import BootSpec
 from broker.domain.job import RESTING_JOB_STATES, Attempt
-from broker.domain.tenancy import Tenant
 from broker.gate import Gate
 from broker.market.market import Market, MarketRhythm
-from broker.ports import Blobs, JobFilter, Lane, Provider, Store
+from broker.ports import Blobs, Lane, Provider, Store
 from broker.secrets import SecretBox
 from broker.store.memory import MemoryStore
 from providers.body import Machine
 from providers.seeded import rng
 from providers.sim_config import SimulatedConfig
 from tests.sim import people
-from tests.sim.cloud import Body, Cloud, CloudDoor, Launch
+from tests.sim.bodies import Body
+from tests.sim.cloud import SWEEPS, Cloud, CloudDoor, Launch
 from tests.sim.daemon import Errors, daemon
+from tests.sim.disk import trainers
 from tests.sim.doors import BlobDoor, Deaf, Objects, StoreDoor
 from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, jobs_of
-from tests.sim.invariants import CANARY, Watch
+from tests.sim.happenings import Happenings
+from tests.sim.invariants import CANARY, INVARIANTS, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
 from tests.sim.measures import attempt_of_machine
 from tests.sim.outcome import Outcome
+from tests.sim.strikes import Strikes
 from trainer.contract import keys
 from trainer.contract.rendezvous import Limits
 
@@ -71,29 +71,33 @@ class World:
         """`hints`: False drops all that only shortens a wait, the store's and a cloud's notice of an end."""
         self.seed, self.plan, self.hints = seed, plan, hints
         self.loop = SimLoop(seed)
-        self.loop.on_kill = self._kill
+        self.loop.on_kill = self.kill
         random.seed(f"{seed}/global")
         self._pauses = random.Random(f"{seed}/pauses")
         self._draw = rng(seed, "world")
-        self.weather = Weather(seed=seed)
+        self.strikes = Strikes(now=self.loop.time)
+        self.weather = Weather(seed=seed, strikes=self.strikes)
         self.trace: list[str] = []
         self.violation: tuple[str, str] | None = None
         self.launches: list[Launch] = []
         self.objects = Objects()
         self.watch = Watch(self)
         self.people = people.People(self)
+        self.happenings = Happenings(self)
         self.jobs: list[JobId] = []
         self.submitted: dict[JobId, float] = {}
-        self.struck: Counter[JobId] = Counter()
-        """Faults of one job's own: of its machines, or of people who wanted something of it."""
+        self.own: dict[JobId, int] = {}
+        """How many faults were one job's own: of its machines, or of people who wanted something of it."""
         self.blinks = self._draw.choice((0.0, 0.08))
         """Share of machines that a listing leaves out, never twice in a row."""
         self.asked, self.expected = 0, jobs_of(seed)
         self.late: set[InstanceName] = set()
         """Machines of attempts that had ended: their launchers were called dead, and were not."""
         self._pinged: dict[str, float] = {}
+        self.touched_at = 0.0
+        """When the brokers' lease was written last."""
         self._processes: dict[str, Process] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="gb-sim-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="gb-sim-"))
         clock = SimClock(self.loop)
         self.store = MemoryStore(clock)
         self.state = self.store._state
@@ -101,7 +105,7 @@ class World:
             self.state.hints = Deaf(clock.sleep)
         config = self._config()
         self.body = Body(cast(Blobs, BlobDoor(self, None)), clock, config.virtual, seed=seed)
-        self.cloud = Cloud(config, self.body, installation=self.installation, state=self._folder, clock=clock)
+        self.cloud = Cloud(config, self.body, installation=self.installation, state=self.folder, clock=clock)
         self.body.world = self.cloud.world = self
         skewed = self._draw.random() < 0.25
         self.slots = [
@@ -134,6 +138,7 @@ class World:
 
     def fail(self, name: str, message: str) -> None:
         """The first violation ends the run."""
+        assert name in INVARIANTS, name
         if self.violation is None:
             self.violation = (name, message)
             self.note("!", f"{name}: {message}")
@@ -145,7 +150,7 @@ class World:
     def born(self, machine: Machine) -> None:
         self.note("cloud", f"created {machine.name}")
         self.watch.born(machine)
-        if self.weather.hits("people.stop_birth"):
+        if self.weather.hits("people.stop_birth", job=self.job_of(machine.name)):
             self.spawn(self.people.stop(machine.name), "stop")
 
     def destroyed(self, name: InstanceName) -> None:
@@ -153,8 +158,10 @@ class World:
         self.watch.died(name, self.loop.time())
 
     def over(self, name: str) -> None:
+        one = self.body._instances.get(name)
+        if one is None:
+            return  # it was destroyed while it saved
         self.note("cloud", f"over {name}")
-        one = self.body._instances[name]
         at = min(self.loop.time(), one.dies_at)
         self.watch.died(name, at)
         if keys.final(one.attempt) not in self.objects.data and self.body.told_s(one) < 1.0:
@@ -164,7 +171,8 @@ class World:
         self._pinged[process.id] = self.loop.time()
 
     def touched_lease(self) -> None:
-        if self.loop.time() - max(self._pinged.values(), default=-1e9) > 1.0 + self._longest_freeze():
+        self.touched_at = self.loop.time()
+        if self.touched_at - max(self._pinged.values(), default=-1e9) > 1.0 + self._longest_freeze():
             self.fail("lease_needs_database", "the brokers' lease was touched without a transaction right before")
 
     def _longest_freeze(self) -> float:
@@ -172,6 +180,20 @@ class World:
 
     def launching(self, name: str, by: str | None = None) -> bool:
         return any(one.name == name and by in (None, one.launched_by) for one in self.launches)
+
+    def job_of(self, machine_id: str) -> JobId | None:
+        row = self.state.attempts.get(attempt_of_machine(machine_id))
+        return None if row is None else row.value.job_id
+
+    def struck(self, kind: str, machine_id: str) -> None:
+        """What befalls a machine is a fault of the job that it was bought for."""
+        if (own := self.job_of(machine_id)) is not None:
+            self.strikes.note(kind, own)
+            self.own[own] = self.own.get(own, 0) + 1
+
+    def tears(self, machine_id: str) -> bool:
+        """Whether a machine dies in the middle of a save."""
+        return self.weather.hits("machine.torn_save", job=self.job_of(machine_id))
 
     def is_dead(self, process_id: str) -> bool:
         return process_id in self._processes and self._processes[process_id].dead
@@ -205,6 +227,7 @@ class World:
         )  # fmt: skip
         market = Market({"simulated": provider}, clock, MarketRhythm(poll_s=self.rhythm.market_s))
         fleet = Fleet.build(context, BOX, market.offers, [], troubles=market.troubles)
+        _mark_sweeps(fleet)
         self.note(process.id, "starts")
         task = self.loop.create_task(daemon(clock, market, fleet), context=context_of(process))
         task.add_done_callback(lambda done: self._stopped(process, done), context=context_of(None))
@@ -213,7 +236,7 @@ class World:
     def _stopped(self, process: Process, done: asyncio.Task[Any]) -> None:
         self.fail("no_internal_error", f"{process.id} ended: {done!r}")
 
-    def _kill(self, process: Process) -> None:
+    def kill(self, process: Process) -> None:
         process.dead, process.kill_at = True, None
         self.loop.keep_tasks_of(process)
         self.note(process.id, f"killed after {process.steps} steps")
@@ -229,29 +252,33 @@ class World:
         main = self.spawn(self._live(), "world")
         main.add_done_callback(lambda _: self.loop.stop(), context=context_of(None))
         try:
-            self.loop.run_forever()
+            with trainers(self.loop.time):
+                self.loop.run_forever()
             if self.violation is None and main.done() and main.exception() is not None:
                 raise cast(BaseException, main.exception())
         except Livelock as e:
             self.fail("drains", f"without end {e}")
         finally:
             root.removeHandler(handler)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
         measures = self.watch.measures
         return Outcome(
             seed=self.seed, violation=self.violation, trace=tuple(self.trace), steps=self.loop.ran,
             faults=len(self.plan), states=tuple(self.state.jobs[i].value.state.value for i in self.jobs),
-            lives=tuple(map(self._met, filter(self._is_over, self.jobs))),
+            lives=tuple(map(self._met, filter(self.is_over, self.jobs))),
             leak_ages=tuple(measures.leak_ages), leak_ages_raw=tuple(measures.leak_ages_raw),
             detects=tuple(measures.detects), detects_raw=tuple(measures.detects_raw),
+            strikes=self.strikes.lifetimes({i: self._life(i) for i in self.jobs if self.is_over(i)}),
         )  # fmt: skip
 
     async def _live(self) -> None:
         for slot in self.slots:
             self.start(slot)
         for fault in self.plan:
-            self.spawn(self._happen(fault), fault.kind)
+            self.spawn(self.happenings.happen(fault), fault.kind)
         await self.store.as_tenant(people.PEOPLE).put_secret("me", "TOKEN", BOX.seal(CANARY))
+        if (policy := people.policy_of(self.seed, self.expected)) is not None:
+            await self.store.put_policy(policy)
         for number in range(self.expected):
             self.spawn(self.people.submit(number), f"submit {number}")
         self.spawn(self.people.lose_patience(), "patience")
@@ -259,118 +286,35 @@ class World:
         while self.loop.time() < calm_at or not self._over():
             await asyncio.sleep(TICK_S)
             self.watch.tick()
+            await self.watch.strangers()
             if self.loop.time() > CALM_S + TAIL_S + DRAIN_S:
                 left = [f"{i} {self.state.jobs[i].value.state}" for i in self.jobs] + list(self.cloud.standing())
                 self.fail("drains", f"left: {', '.join(left)}")
-        self.watch.end()
-        strangers = await self.store.as_tenant(Tenant(team="others", owner="me")).jobs(JobFilter())
-        if strangers:
-            self.fail("other_team_unseen", f"{len(strangers)} jobs of another team")
 
     def _over(self) -> bool:
         if len(self.jobs) < self.expected:
             return False
-        return all(map(self._is_over, self.jobs)) and not self.live() and not self.cloud.standing()
+        return all(map(self.is_over, self.jobs)) and not self.live() and not self.cloud.standing()
 
-    def _is_over(self, job: JobId) -> bool:
+    def is_over(self, job: JobId) -> bool:
         return self.state.jobs[job].value.state in RESTING_JOB_STATES
+
+    def _life(self, job: JobId) -> tuple[float, float]:
+        ended = self.state.jobs[job].value.finished_at
+        return self.submitted[job], self.loop.time() if ended is None else self.time_of(ended)
 
     def _met(self, job: JobId) -> int:
         """Faults that a job has lived through."""
-        ended = self.state.jobs[job].value.finished_at
-        until = self.loop.time() if ended is None else self.time_of(ended)
-        return at_work(self.plan, self.submitted[job], until) + self.struck[job]
+        return at_work(self.plan, *self._life(job)) + self.own.get(job, 0)
 
-    # --- the faults
 
-    async def _happen(self, fault: Fault) -> None:
-        await asyncio.sleep(fault.at)
-        self.note("fault", str(fault))
-        if fault.kind in self.weather.now:
-            self.weather.now[fault.kind].append(fault)
-            self.watch.able()
-            await asyncio.sleep(fault.for_s)
-            self.weather.now[fault.kind].remove(fault)
-            self.watch.able()
-            return
-        slot = self.slots[fault.target % len(self.slots)]
-        if fault.kind == "late_machine":
-            await self._late_machine(fault)
-        elif fault.kind == "kill":
-            await self._crash(slot, fault)
-        elif fault.kind == "freeze":
-            await self._freeze(slot, fault)
-        elif fault.kind == "clock":
-            slot.skew_s = slot.clock.skew_s = slot.process.skew_s = fault.share
-        elif fault.kind in ("stop", "raise_cap"):
-            await self.people.decide(fault)
-        else:
-            self._machine(fault)
+def _mark_sweeps(fleet: Fleet) -> None:
+    """The cloud is told by whom it is asked to destroy."""
+    (sweep,) = (one for one in fleet.controllers if isinstance(one, Sweep))
+    step = sweep.step
 
-    async def _crash(self, slot: Slot, fault: Fault) -> None:
-        """At one of the next awaits, drawn from the share; at the latest before its place starts again."""
-        process = slot.process
-        if process.dead:
-            return
-        process.kill_at = process.steps + 1 + int(fault.share * 400)
-        await asyncio.sleep(fault.for_s)
-        if not process.dead:
-            self._kill(process)
-        if slot.process is process:
-            self.start(slot)
+    async def marked() -> bool:
+        SWEEPS.set(True)
+        return await step()
 
-    async def _freeze(self, slot: Slot, fault: Fault) -> None:
-        process = slot.process
-        if process.dead or process.frozen:
-            return
-        process.frozen = True
-        self.watch.able()
-        await asyncio.sleep(fault.for_s)
-        self.note(process.id, "goes on")
-        self.loop.thaw(process)
-        self.watch.able()
-
-    async def _late_machine(self, fault: Fault) -> None:
-        """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""
-        ended: list[Attempt] = []
-        while not ended and self.loop.time() < CALM_S:
-            rows = (self.state.attempts[i].value for i in self.state.by_lane[None])
-            ended = [one for one in rows if one.create_sent_at is not None]
-            await asyncio.sleep(TICK_S)
-        if ended:
-            one = ended[fault.target % len(ended)]
-            self.struck[one.job_id] += 1
-            self.late.add(one.name)
-            boot = BootSpec(env={"GPUBROKER_ATTEMPT": one.id})
-            with contextlib.suppress(NoCapacity):
-                await self.cloud.create(one.name, one.line.offer, boot)
-
-    def _machine(self, fault: Fault) -> None:
-        """Something befalls a machine that stands."""
-        standing = sorted(self.body.standing())
-        if not standing:
-            return
-        name = standing[fault.target % len(standing)]
-        if fault.kind != "lose_node":
-            self._strike(name)
-        if fault.kind == "preempt":
-            self.body.preempt(name, 0.0)
-        elif fault.kind == "preempt_with_notice":
-            self.body.preempt(name, fault.for_s, told=self.hints)
-        elif fault.kind == "silence":
-            self.body.silent.add(name)
-        elif fault.kind == "zombie_trainer":
-            self.spawn(self.body.haunt(name, fault.for_s), "zombie")
-        elif fault.kind == "lose_node" and self.cloud.more:
-            lost = sorted(self.cloud.more)[0]
-            self._strike(lost)
-            del self.cloud.more[lost]
-            self.note("cloud", f"lost {lost}")
-            self.watch.measures.gone(lost, self.loop.time())
-            self.watch.lost(attempt_of_machine(lost), self.loop.time())
-
-    def _strike(self, machine_id: str) -> None:
-        """What befalls it is a fault of the job that it was bought for."""
-        row = self.state.attempts.get(attempt_of_machine(machine_id))
-        if row is not None:
-            self.struck[row.value.job_id] += 1
+    sweep.step = marked  # type: ignore[method-assign]

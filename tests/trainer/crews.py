@@ -26,7 +26,7 @@ def _rank(root: Path, variables: dict[str, str], harm: Callable[[int], None] | N
     os.environ.update(variables)
     torch.set_num_threads(1)
     if harm is not None:
-        harm(int(variables["RANK"]))
+        harm(int(variables.get("RANK", "0")))
     sys.exit(main(root))
 
 

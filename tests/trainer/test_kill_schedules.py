@@ -1,9 +1,10 @@
-"""A sample of the kill schedules, others for every commit; `python -m benchmarks.resume_matrix` carries out many."""
+"""A sample of the kill schedules, others and of other kinds for every commit; `benchmarks.resume_matrix` has many."""
 
 import pytest
 
 from tests.crash.scenes import commit
 from tests.trainer.schedules import Matrix
+from tests.trainer.tiny_jobs import KINDS
 
 SCHEDULES = 10
 
@@ -16,6 +17,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
 @pytest.mark.parametrize("number", range(SCHEDULES))
 def test_a_run_that_is_killed_by_schedule_equals_the_undisturbed_one(matrix: Matrix, number: int) -> None:
     kills = matrix.found.kills.total()
-    matrix.carry_out(number, int(commit(), 16))
+    seed = int(commit(), 16)
+    matrix.carry_out(seed % len(KINDS) + number, seed)
     assert matrix.found.broken == []
     assert matrix.found.kills.total() > kills

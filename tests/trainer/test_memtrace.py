@@ -202,3 +202,10 @@ def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path
     told = capsys.readouterr().err
     assert words in told
     assert told.count("\n") == 1
+
+
+def test_a_process_that_shuts_libraries_out_does_without_them() -> None:
+    """transformers and peft import sklearn and bitsandbytes wherever they are, for 2.6 s."""
+    told = "from trainer import lean; lean.shut_out()\ntry: import sklearn\nexcept ImportError: print('absent')"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stdout == "absent\n"

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.trainer import digits, heads
-from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.contract.train import (
+    FullConfig,
+    LoraConfig,
+    OptimConfig,
+    OptimizerName,
+    QloraConfig,
+    SamplesConfig,
+    TrainConfig,
+)
 
 STEPS = 14
 GLOBAL_BATCH = 12
@@ -22,6 +30,12 @@ TEMPLATE = (
     "{% if add_generation_prompt %}w2 {% endif %}"
 )
 LORA, FULL = LoraConfig(r=4, dropout=0.2), FullConfig()
+NF4, INT8 = (QloraConfig(r=4, dropout=0.2, bits=bits) for bits in (4, 8))
+SAID = {"prompt": "{word}", "completion": "{meaning}"}
+
+
+def optim(name: OptimizerName = "adamw") -> OptimConfig:
+    return OptimConfig(name=name, lr=1e-2, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +97,25 @@ KINDS: dict[str, Kind] = {
         model=heads.vit, columns={"image": "image", "label": "label"}, format="tar",
         more={"method": FULL, "task": "image_classification", "samples": SamplesConfig()},
     ),
+    "causal_lm qlora": Kind(model=heads.llama, columns=SAID, more={"method": NF4}),
+    "causal_lm int8": Kind(model=heads.llama, columns=SAID, more={"method": INT8}),
+    "text_classification qlora": Kind(
+        model=heads.bert, columns={"prompt": "{meaning}", "label": "kind"},
+        more={"method": NF4, "task": "text_classification"},
+    ),
+    "causal_lm dora": Kind(
+        model=heads.llama, columns=SAID,
+        more={"method": LoraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))},
+    ),
+    "causal_lm adamw_8bit": Kind(model=heads.llama, columns=SAID, more={"method": FULL, "optim": optim("adamw_8bit")}),
+    "causal_lm adafactor": Kind(model=heads.llama, columns=SAID, more={"method": FULL, "optim": optim("adafactor")}),
 }  # fmt: skip
 
 
 def train(kind: Kind, folder: Path) -> TrainConfig:
     """Its configuration, with the model made in `folder`."""
     fields: dict[str, Any] = {
-        "model": str(kind.model(folder)), "optim": OptimConfig(lr=1e-2, weight_decay=0.1), "max_steps": STEPS,
+        "model": str(kind.model(folder)), "optim": optim(), "max_steps": STEPS,
         "data": {"path": f"rows.{kind.format}", "eval_share": 1 - TRAINED / ROWS, **kind.columns},
         "global_batch": GLOBAL_BATCH, "micro_batch": 3, "max_length": 32, "eval_every_steps": EVAL_EVERY,
         "samples": SamplesConfig(prompts=("w1 w2",), max_new_tokens=2),

@@ -17,7 +17,7 @@ FORKS = multiprocessing.get_context("forkserver")
 MODELS = [
     f"transformers.models.{kind}.modeling_{kind}" for kind in ("bart", "bert", "gpt2", "llama", "roberta", "t5", "vit")
 ]
-FORKS.set_forkserver_preload(["trainer.loop", "trainer.agent.run", "transformers", "peft", *MODELS])
+FORKS.set_forkserver_preload(["trainer.loop", "trainer.agent.run", "transformers", "peft", "bitsandbytes", *MODELS])
 TENSORS = ("model", "optimizer", "gradients")
 
 

@@ -69,3 +69,22 @@ def test_bad_input_is_one_line_that_names_it(change: dict[str, object], words: s
     with pytest.raises(BadAsk, match=words) as refused:
         what_if(**asked)  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
+
+
+def test_a_specs_own_method_targets_and_optimizer_are_asked_for() -> None:
+    shape, h100 = model_shape(*config_of(MODEL, None)), hardware_of("h100-sxm")
+    assert h100 is not None
+
+    def asked(**method: object) -> dict[str, object]:
+        train = TrainConfig.model_validate(
+            {"model": "m", "data": {"path": "a.csv", "completion": "{x}"}, "method": method, "max_length": 256}
+        )
+        return of_spec("gpus=1", train, shape, h100, mean=100, steps=10, usd_per_gpu_hour=None)
+
+    every, some = asked(kind="qlora"), asked(kind="qlora", targets=["q_proj", "self_attn.v_proj"])
+    assert every["method"] == some["method"] == "qlora"
+    assert some["points"][0]["need_bytes"] < every["points"][0]["need_bytes"]  # type: ignore[index]
+    with pytest.raises(BadAsk, match="no run on an 8-bit base was measured"):
+        asked(kind="qlora", bits=8)
+    with pytest.raises(BadAsk, match="DoRA is not estimated"):
+        asked(kind="lora", dora=True)

@@ -1,8 +1,8 @@
 """`TrainConfig`: what to fine-tune, on what, and how. The same object in a job spec and in `python -m trainer`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.contract.base import Config, Text
 from trainer.contract.guard import GuardConfig, SelectionConfig
@@ -19,6 +19,8 @@ TaskName = Literal[
     "image_classification",
 ]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
+OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
+Attention = Literal["auto", "sdpa", "flash", "eager"]
 DataFormat = Literal["csv", "json", "jsonl", "tar", "zip"]
 Parallelism = Literal["single", "ddp"]
 PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
@@ -102,14 +104,52 @@ def misuse(task: TaskName, data: DataConfig) -> str | None:
     return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"
 
 
-class LoraConfig(Config):
-    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
+TARGETS = ("all-linear", "attention")
+Module = Annotated[Text, Field(min_length=1, max_length=256)]
+Modules = Annotated[tuple[Module, ...], Field(min_length=1, max_length=64)]
 
-    kind: Literal["lora"] = "lora"
+
+class LowRank(Config):
+    """Adapters beside the linear modules of a frozen base."""
+
     r: Annotated[int, Field(ge=1, le=1024)] = 16
     alpha: Annotated[int, Field(ge=1, le=4096)] = 32
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    targets: Literal["all-linear", "attention"] = "all-linear"
+    targets: Literal["all-linear", "attention"] | Modules = "all-linear"
+    """What gets an adapter: every linear module but the head, those of attention, or the modules that end in one of the
+    names of a list, such as `[q_proj, v_proj]`."""
+    rslora: bool = False
+    """Scale by alpha over the square root of r, not over r (arXiv 2312.03732): for large ranks."""
+    dora: bool = False
+    """Learn the magnitude of each weight's rows besides (arXiv 2402.09353). Slower; its memory is not estimated."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        """A list of one word means the word."""
+        alone = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else None
+        return alone if alone in TARGETS else value
+
+
+class LoraConfig(LowRank):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
+
+    kind: Literal["lora"] = "lora"
+
+
+class QloraConfig(LowRank):
+    """Low-rank adapters over a quantised base (Dettmers et al. 2023, arXiv 2305.14314)."""
+
+    kind: Literal["qlora"] = "qlora"
+    bits: Literal[4, 8] = 4
+    """Of a weight of the base's linear modules: 4 (NF4 in blocks of 64, its scales quantised again), or 8 (LLM.int8,
+    arXiv 2208.07339). Head, norms and embeddings stay as they are."""
+
+    @model_validator(mode="after")
+    def _dora_over_four(self) -> Self:
+        if self.dora and self.bits == 8:
+            raise ValueError("dora: peft cannot do it over a base of 8 bits; use bits: 4, or leave it out")
+        return self
 
 
 class FullConfig(Config):
@@ -118,17 +158,21 @@ class FullConfig(Config):
     kind: Literal["full"] = "full"
 
 
-Method = Annotated[LoraConfig | FullConfig, Field(discriminator="kind")]
+Method = Annotated[LoraConfig | QloraConfig | FullConfig, Field(discriminator="kind")]
 
 
 class OptimConfig(Config):
-    """AdamW with linear warm-up and cosine decay to zero."""
+    """The optimizer, with linear warm-up and cosine decay to zero."""
 
+    name: OptimizerName = "adamw"
+    """`adamw_8bit` keeps AdamW's moments in a byte each (arXiv 2110.02861), `adafactor` sums of rows and columns in
+    their place (arXiv 1804.04235; its `lr` is relative to the size of the weights, 1e-3 to 1e-2), `sgd` nothing."""
     lr: Annotated[float, Field(gt=0, le=1)] = 2e-4
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Of AdamW, as `beta2`; the others have none."""
     beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
 
 
@@ -172,6 +216,13 @@ class TrainConfig(Config):
     itself, in place of padding; `micro_batch` then counts sequences. The loss is that of the rows apart."""
     precision: Precision = "auto"
     """`auto`: bf16 where the device has it, else fp32."""
+    tf32: bool = False
+    """Multiply float32 matrices in TF32 where the GPU has it: faster, with ten bits of mantissa."""
+    compile: bool = False
+    """Compile each layer (torch.compile): faster steps, after a first one that takes minutes."""
+    attention: Attention = "auto"
+    """`sdpa`: torch's fused kernels; `flash`: the flash-attn package, if the machine has it; `eager`: the model's own
+    code, which keeps every score. `auto`: as the model has it, which is sdpa for nearly all."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Compute activations again instead of keeping them. `auto`: as the plan has it; no where there is none."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 17
@@ -188,6 +239,16 @@ class TrainConfig(Config):
         if self.micro_batch != "auto":
             return self.micro_batch
         return next(rows for rows in range(UNPLANNED, 0, -1) if self.global_batch % rows == 0)
+
+    @property
+    def adapters(self) -> LowRank | None:
+        """None: every weight is trained."""
+        return self.method if isinstance(self.method, LowRank) else None
+
+    @property
+    def quantised(self) -> QloraConfig | None:
+        """None: the base is not quantised."""
+        return self.method if isinstance(self.method, QloraConfig) else None
 
     @property
     def recomputes(self) -> bool:
@@ -210,7 +271,7 @@ class TrainConfig(Config):
             raise ValueError(f"packing: task {self.task} has no use for it; remove it")
         if self.samples.prompts and self.task == "image_classification":
             raise ValueError("samples.prompts: task image_classification writes nothing; remove them")
-        if self.task == "dpo" and not isinstance(self.method, LoraConfig):
+        if self.task == "dpo" and self.adapters is None:
             raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self
 

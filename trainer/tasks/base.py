@@ -11,7 +11,7 @@ import torch
 
 from trainer import model as models
 from trainer.contract.data import DataError, check_columns, each_row, source, too_many
-from trainer.contract.train import LoraConfig, TrainConfig
+from trainer.contract.train import TrainConfig
 from trainer.dataset import by_size
 from trainer.faults import DataFault
 
@@ -165,7 +165,7 @@ class Task(ABC, Generic[E]):
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
         """`adapter/` (peft's format) or `model/`, a whole folder. `state`: tensors in place of the model's own."""
-        if isinstance(self.config.method, LoraConfig):
+        if self.config.adapters is not None:
             models.save_adapter(folder / "adapter", model, state)
             return
         model.config.use_cache = True

@@ -8,6 +8,7 @@
 | Decimal | a decimal string |
 | datetime; a mapping of anything | Timestamp; Struct |
 | a tuple that is not empty by default | a message with `items`, so that an empty one can be told from none |
+| a word or a tuple of texts in its place | an enum for the words, and a repeated string, `<name>_named` |
 | a number or a word that stands for it | an optional number; the word, which is the default, is "not set" |
 """
 
@@ -34,6 +35,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Made = TypeVar("Made", bound=Message)
 TIMESTAMP, STRUCT = "google.protobuf.Timestamp", "google.protobuf.Struct"
 ITEMS = "items"
+NAMED = "_named"
+"""Ends the name of the field for what is no word of an enum."""
 
 
 # ----------------------------------------------------------------------------------------------- from messages, checked
@@ -71,8 +74,13 @@ def _readers(descriptor: Descriptor, model: type[BaseModel]) -> tuple[tuple[str,
         if oneof is not None:
             found.append((name, _union(oneof.name, models_in(info.annotation))))
         elif field is not None:
-            found.append((name, _field(field, info, model)))
+            read = _field(field, info, model)
+            found.append((name, _or_named(name + NAMED, read) if name + NAMED in descriptor.fields_by_name else read))
     return tuple(found)
+
+
+def _or_named(name: str, word: Read) -> Read:
+    return lambda message: list(getattr(message, name)) or word(message)
 
 
 def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> Read:
@@ -197,6 +205,9 @@ def _set_struct(struct: Any, value: Mapping[str, Any]) -> None:
 
 
 def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
+    if isinstance(value, tuple):
+        getattr(message, field.name + NAMED).extend(value)
+        return
     if isinstance(value, str) and field.enum_type is None and field.type != FieldDescriptor.TYPE_STRING:
         return  # a word in place of a number is its default
     setattr(message, field.name, _scalar(field, value))

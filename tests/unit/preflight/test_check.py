@@ -1,6 +1,7 @@
 """The whole check, free of charge."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,3 +71,34 @@ async def test_a_task_that_is_not_estimated_says_so() -> None:
     found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=nothing)
     assert (found.workload.shape, found.workload.steps) == (None, 12)
     assert found.workload.unestimated == "task text_regression of such a model"
+
+
+async def test_targets_that_the_architecture_lacks_are_refused_before_anything_is_bought() -> None:
+    llama = "HuggingFaceTB/SmolLM2-135M"
+    good = {"kind": "qlora", "targets": ["self_attn.q_proj", "down_proj", "lm_head"]}
+    found = await preflight(spec(model=llama, method=good), summary=SUMMARY, resolve=offline)
+    assert found.workload.method == "qlora"
+    for method in ({"kind": "lora", "targets": ["q_proj", "c_attn"]}, {"kind": "qlora", "targets": ["c_attn"]}):
+        with pytest.raises(InvalidInput, match=r"'c_attn' matches no linear module .* it has q_proj, k_proj") as caught:
+            await preflight(spec(model=llama, method=method), summary=SUMMARY, resolve=offline)
+        assert caught.value.problems[0].field == "train.method.targets"
+
+
+async def test_of_an_architecture_that_nobody_knows_any_name_may_be_right() -> None:
+    async def unknown(config: TrainConfig) -> ModelShape | None:
+        shape = await offline(config)
+        return shape and replace(shape, family="unheard_of", known=False)
+
+    method = {"kind": "lora", "targets": ["wq"]}
+    found = await preflight(spec(method=method), summary=SUMMARY, resolve=unknown)
+    assert found.workload.lora_targets == "wq"
+
+
+async def test_experts_are_not_quantised_so_a_qlora_of_a_mixture_is_refused() -> None:
+    async def mixture(config: TrainConfig) -> ModelShape | None:
+        shape = await offline(config)
+        return shape and replace(shape, name="mix", experts=8, active_experts=2)
+
+    with pytest.raises(InvalidInput, match="the experts of mix are none; use lora") as caught:
+        await preflight(spec(method={"kind": "qlora"}), summary=SUMMARY, resolve=mixture)
+    assert caught.value.problems[0].field == "train.method.kind"

@@ -53,6 +53,22 @@ class LoraTargets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LORA_TARGETS_ALL_LINEAR: _ClassVar[LoraTargets]
     LORA_TARGETS_ATTENTION: _ClassVar[LoraTargets]
 
+class Attention(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTENTION_UNSPECIFIED: _ClassVar[Attention]
+    ATTENTION_AUTO: _ClassVar[Attention]
+    ATTENTION_SDPA: _ClassVar[Attention]
+    ATTENTION_FLASH: _ClassVar[Attention]
+    ATTENTION_EAGER: _ClassVar[Attention]
+
+class OptimizerName(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPTIMIZER_NAME_UNSPECIFIED: _ClassVar[OptimizerName]
+    OPTIMIZER_NAME_ADAMW: _ClassVar[OptimizerName]
+    OPTIMIZER_NAME_ADAMW_8BIT: _ClassVar[OptimizerName]
+    OPTIMIZER_NAME_ADAFACTOR: _ClassVar[OptimizerName]
+    OPTIMIZER_NAME_SGD: _ClassVar[OptimizerName]
+
 class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OBJECTIVE_UNSPECIFIED: _ClassVar[Objective]
@@ -107,6 +123,16 @@ DATA_FORMAT_ZIP: DataFormat
 LORA_TARGETS_UNSPECIFIED: LoraTargets
 LORA_TARGETS_ALL_LINEAR: LoraTargets
 LORA_TARGETS_ATTENTION: LoraTargets
+ATTENTION_UNSPECIFIED: Attention
+ATTENTION_AUTO: Attention
+ATTENTION_SDPA: Attention
+ATTENTION_FLASH: Attention
+ATTENTION_EAGER: Attention
+OPTIMIZER_NAME_UNSPECIFIED: OptimizerName
+OPTIMIZER_NAME_ADAMW: OptimizerName
+OPTIMIZER_NAME_ADAMW_8BIT: OptimizerName
+OPTIMIZER_NAME_ADAFACTOR: OptimizerName
+OPTIMIZER_NAME_SGD: OptimizerName
 OBJECTIVE_UNSPECIFIED: Objective
 OBJECTIVE_CHEAPEST: Objective
 OBJECTIVE_HOURLY: Objective
@@ -208,12 +234,13 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "guard", "selection", "output")
+    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "tf32", "compile", "attention", "guard", "selection", "output")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     LORA_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
+    QLORA_FIELD_NUMBER: _ClassVar[int]
     OPTIM_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +254,9 @@ class TrainConfig(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PACKING_FIELD_NUMBER: _ClassVar[int]
     DPO_FIELD_NUMBER: _ClassVar[int]
+    TF32_FIELD_NUMBER: _ClassVar[int]
+    COMPILE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     GUARD_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +265,7 @@ class TrainConfig(_message.Message):
     data: DataConfig
     lora: LoraConfig
     full: FullConfig
+    qlora: QloraConfig
     optim: OptimConfig
     epochs: float
     max_steps: int
@@ -248,10 +279,13 @@ class TrainConfig(_message.Message):
     samples: SamplesConfig
     packing: bool
     dpo: DpoConfig
+    tf32: bool
+    compile: bool
+    attention: Attention
     guard: GuardConfig
     selection: SelectionConfig
     output: OutputConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ...) -> None: ...
 
 class OutputConfig(_message.Message):
     __slots__ = ("merge", "push", "copy_to")
@@ -336,36 +370,64 @@ class DataConfig(_message.Message):
     def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
-    __slots__ = ("r", "alpha", "dropout", "targets")
+    __slots__ = ("r", "alpha", "dropout", "targets", "targets_named", "rslora", "dora")
     R_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     DROPOUT_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_NAMED_FIELD_NUMBER: _ClassVar[int]
+    RSLORA_FIELD_NUMBER: _ClassVar[int]
+    DORA_FIELD_NUMBER: _ClassVar[int]
     r: int
     alpha: int
     dropout: float
     targets: LoraTargets
-    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ...) -> None: ...
+    targets_named: _containers.RepeatedScalarFieldContainer[str]
+    rslora: bool
+    dora: bool
+    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ..., targets_named: _Optional[_Iterable[str]] = ..., rslora: bool = ..., dora: bool = ...) -> None: ...
+
+class QloraConfig(_message.Message):
+    __slots__ = ("r", "alpha", "dropout", "targets", "targets_named", "rslora", "dora", "bits")
+    R_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_NAMED_FIELD_NUMBER: _ClassVar[int]
+    RSLORA_FIELD_NUMBER: _ClassVar[int]
+    DORA_FIELD_NUMBER: _ClassVar[int]
+    BITS_FIELD_NUMBER: _ClassVar[int]
+    r: int
+    alpha: int
+    dropout: float
+    targets: LoraTargets
+    targets_named: _containers.RepeatedScalarFieldContainer[str]
+    rslora: bool
+    dora: bool
+    bits: int
+    def __init__(self, r: _Optional[int] = ..., alpha: _Optional[int] = ..., dropout: _Optional[float] = ..., targets: _Optional[_Union[LoraTargets, str]] = ..., targets_named: _Optional[_Iterable[str]] = ..., rslora: bool = ..., dora: bool = ..., bits: _Optional[int] = ...) -> None: ...
 
 class FullConfig(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class OptimConfig(_message.Message):
-    __slots__ = ("lr", "weight_decay", "warmup_share", "clip_norm", "beta1", "beta2")
+    __slots__ = ("lr", "weight_decay", "warmup_share", "clip_norm", "beta1", "beta2", "name")
     LR_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
     WARMUP_SHARE_FIELD_NUMBER: _ClassVar[int]
     CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
     BETA1_FIELD_NUMBER: _ClassVar[int]
     BETA2_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     lr: float
     weight_decay: float
     warmup_share: float
     clip_norm: float
     beta1: float
     beta2: float
-    def __init__(self, lr: _Optional[float] = ..., weight_decay: _Optional[float] = ..., warmup_share: _Optional[float] = ..., clip_norm: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ...) -> None: ...
+    name: OptimizerName
+    def __init__(self, lr: _Optional[float] = ..., weight_decay: _Optional[float] = ..., warmup_share: _Optional[float] = ..., clip_norm: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., name: _Optional[_Union[OptimizerName, str]] = ...) -> None: ...
 
 class DpoConfig(_message.Message):
     __slots__ = ("beta",)

@@ -1,0 +1,201 @@
+"""Virtual machines that save and resume by the trainer's own checkpoint protocol, and stop by its dead-man's switch."""
+
+import heapq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from broker.domain.errors import BlobError, BlobsUnavailable
+from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
+from broker.domain.instance import BootSpec
+from broker.domain.job import Handle
+from providers.body import Machine
+from providers.sim_virtual import VirtualBody, _Instance
+from tests.sim.disk import WEIGHTS, Died, Folder, Line, trained, weights
+from trainer import checkpoint
+from trainer.agent.deadman import DeadMan
+from trainer.blobs import Objects, StoreError
+from trainer.checkpoint import Origin
+from trainer.contract import keys
+from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Outcome
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+@dataclass(kw_only=True)
+class Trainee:
+    """What an agent holds of one attempt. `began_with`: weights as restored, of step `first`."""
+
+    origin: Origin
+    objects: Objects
+    disk: Any
+    """A `Folder`: what is saved next."""
+    began_with: bytes
+    first: int
+    deadman: DeadMan
+
+
+class Body(VirtualBody):
+    """Knows agents that fall silent, machines that die in the middle of a save, and trainers that outlive theirs."""
+
+    world: "World"
+    silent: set[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.silent = set()
+        self._called: dict[str, float] = {}
+        self._trainees: dict[str, Trainee] = {}
+
+    def standing(self) -> list[InstanceName]:
+        """Machines that run, and bill, now."""
+        now = self._clock.monotonic()
+        return [one.machine.name for one in self._instances.values() if not one.over and now < one.dies_at]
+
+    def training(self) -> list[_Instance]:
+        """Machines whose agents work."""
+        now = self._clock.monotonic()
+        return [
+            one
+            for one in self._instances.values()
+            if one.spec is not None and not one.over and now < one.dies_at and one.machine.name not in self.silent
+        ]
+
+    def preempt(self, name: str, notice_s: float, *, told: bool = True) -> None:
+        """`told`: False takes it away then without a word."""
+        one, now = self._instances[name], self._clock.monotonic()
+        if told:
+            self._called[name] = now
+            one.machine = replace(one.machine, notice_s=max(notice_s, one.machine.notice_s))
+        one.dies_at = min(one.dies_at, now + notice_s)
+
+    def told_s(self, one: _Instance) -> float:
+        """For how long its listing told of its death before it came."""
+        return one.dies_at - max(one.born, one.dies_at - one.machine.notice_s, self._called.get(one.machine.name, 0.0))
+
+    async def start(self, machine: Machine, boot: BootSpec) -> Handle:
+        new = machine.name not in self._instances
+        handle = await super().start(machine, boot)
+        if new:
+            self.world.born(machine)
+        return handle
+
+    async def destroy(self, name: InstanceName) -> None:
+        known = name in self._instances
+        await super().destroy(name)
+        if known:
+            self.world.destroyed(name)
+
+    async def _wake(self, name: str) -> None:
+        one = self._instances.get(name)
+        if name in self.silent and one is not None and not one.over:
+            now = self._clock.monotonic()
+            one.over = now >= one.dies_at
+            if not one.over:
+                heapq.heappush(self._due, (min(now + self._config.beat_s, one.dies_at), name))
+        else:
+            try:
+                await super()._wake(name)
+            except Died:
+                self.world.note("cloud", f"{name} died while it saved")
+        if one is not None and one.over:
+            self.world.over(name)
+
+    # ------------------------------------------------------------------------------------------------- its agent's work
+
+    async def _advance(self, instance: _Instance, spec: AttemptSpec, now: float) -> None:
+        try:
+            await super()._advance(instance, spec, now)
+        except BlobError:
+            self._trainees[instance.attempt].deadman.unreadable()
+            raise
+
+    async def _resume(self, spec: AttemptSpec) -> int:
+        name = instance_name(Installation(spec.installation), AttemptId(spec.attempt))
+        mine = self._trainees[spec.attempt] = self._trainee(spec, self._instances[name])
+        folder: Any = Folder()
+        try:
+            candidates = [*await checkpoint.own(mine.objects, mine.origin), *spec.resume_from]
+            found = await checkpoint.restore(
+                mine.objects, candidates, folder, kind=mine.origin.kind,
+                tell=lambda why: self.world.note("cloud", why),
+            )  # fmt: skip
+        except StoreError as e:
+            raise BlobsUnavailable(str(e)) from e
+        if found is not None:
+            key, manifest = found
+            self.world.watch.keeping.loaded(spec.job, key, manifest, folder.files)
+            mine.began_with, mine.first = folder.files[WEIGHTS], manifest.step
+        return mine.first
+
+    def _trainee(self, spec: AttemptSpec, instance: _Instance | None) -> Trainee:
+        """`instance`: None for a trainer that goes on without its machine."""
+
+        def survives(written: str) -> None:
+            if instance is None:
+                return
+            if written.endswith(f"/{WEIGHTS}") and self.world.tears(instance.machine.name):
+                instance.dies_at = min(instance.dies_at, self._clock.monotonic())
+                instance.over = True
+            if instance.over:
+                raise Died
+
+        line: Any = Line(blobs=self._blobs, survives=survives)
+        return Trainee(
+            origin=Origin(job=spec.job, attempt=spec.attempt, kind="train" if spec.train else "script"),
+            objects=Objects(line, spec.installation), disk=Folder(), began_with=weights(spec.job, 0), first=0,
+            deadman=DeadMan(spec.limits.deadman_s),
+        )  # fmt: skip
+
+    async def _save(self, instance: _Instance, spec: AttemptSpec, step: int, *, complete: bool = False) -> None:
+        if instance.over:
+            return
+        mine = self._trainees[instance.attempt]
+        saved = trained(mine.began_with, spec.job, mine.first, step)
+        instance.sent += len(saved)
+        instance.saved = await self._commit(mine, saved, step, complete=complete)
+        try:
+            await checkpoint.prune(mine.objects, mine.origin, keep=spec.checkpoint.keep)
+        except StoreError:
+            return  # older ones go next time
+
+    async def _commit(self, mine: Trainee, saved: bytes, step: int, *, complete: bool = False) -> CheckpointRef:
+        mine.disk.files[WEIGHTS] = saved
+        try:
+            key, _ = await checkpoint.commit(
+                mine.objects, mine.origin, mine.disk, step=step, complete=complete, started=0.0
+            )
+        except StoreError as e:
+            raise BlobsUnavailable(str(e)) from e
+        return CheckpointRef(manifest=key, step=step)
+
+    async def _obey(self, instance: _Instance, spec: AttemptSpec, step: int) -> None:
+        await super()._obey(instance, spec, step)
+        if instance.over:
+            return
+        deadman = self._trainees[instance.attempt].deadman
+        deadman.seen(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
+        if deadman.expired:
+            await self._save(instance, spec, step)
+            await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease is stale")
+
+    async def haunt(self, name: str, for_s: float) -> None:
+        """A machine that goes on after its destruction: beats, saves, and wants the last word."""
+        one = self._instances.get(name)
+        if one is None or one.spec is None:
+            return
+        until, spec, step = self._clock.monotonic() + for_s, one.spec, 0
+        mine = self._trainee(spec, None)
+        while self._clock.monotonic() < until:
+            await self._clock.sleep(self._config.beat_s)
+            if not one.over:
+                continue
+            step = max(step, one.saved.step if one.saved else 0) + 1
+            self.world.struck("zombie_trainer", name)
+            try:
+                beat = Beat(attempt=one.attempt, boot=one.boot, seq=10_000 + step, phase="training", step=step)
+                await self._blobs.put(keys.beat(one.attempt, 0), beat.model_dump_json().encode())
+                last = min(step, self._config.steps - 1)
+                await self._commit(mine, weights(spec.job, last), last)
+            except BlobError:
+                continue

@@ -1,0 +1,70 @@
+"""What must hold of checkpoints, and of machines whose brokers are gone: invariants 9, 10 and 14."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from broker.decide.recovery import furthest_first, step_of
+from broker.domain.ids import JobId
+from broker.domain.job import RESTING_JOB_STATES
+from tests.sim.disk import WEIGHTS, weights
+from tests.sim.faults import lasted_s
+from trainer.contract import keys
+from trainer.contract.rendezvous import Manifest
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+SLACK_S = 60.0
+"""For a beat, a look and the last save, beside what a drain may take."""
+
+
+class Keeping:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def saved(self, job_id: JobId, but: str = "") -> int:
+        """The furthest step; a trainer that goes on after its end may have saved it twice."""
+        found = furthest_first([key for key in self._world.objects.below(keys.checkpoints(job_id)) if key != but])
+        return step_of(found[0]) if found else 0
+
+    def before_manifest(self, key: str, data: bytes) -> None:
+        """By it a checkpoint comes to be: so all of it lies there, and is what training without a break had made."""
+        manifest = Manifest.model_validate_json(data)
+        folder, objects = key.removesuffix(keys.MANIFEST), self._world.objects.data
+        for file in manifest.files:
+            found = objects.get(folder + file.path)
+            if found is None or hashlib.sha256(found[0]).hexdigest() != file.sha256:
+                self._world.fail("manifest_last", f"{key} was written, and {file.path} is not what it says")
+                return
+        there = objects.get(folder + WEIGHTS)
+        if there is None or there[0] != weights(manifest.job, manifest.step):
+            self._world.fail("resume_is_exact", f"{key} holds {there and there[0].decode()!r}")
+
+    def loaded(self, job: str, key: str, manifest: Manifest, disk: Mapping[str, bytes]) -> None:
+        """A machine resumes from what now lies on its disk."""
+        if not key.startswith(keys.checkpoints(job)):
+            self._world.fail("own_checkpoint", f"job {job} loaded {key}")
+        for file in manifest.files:
+            found = disk.get(file.path)
+            if found is None or hashlib.sha256(found).hexdigest() != file.sha256:
+                self._world.fail("torn_never_loaded", f"{key} was loaded, and {file.path} is not what it says")
+
+    def before_delete(self, key: str, *, by_broker: bool) -> None:
+        if not key.startswith("checkpoints/") or not key.endswith(keys.MANIFEST):
+            return
+        job_id = JobId(key.split("/")[1])
+        rests = self._world.state.jobs[job_id].value.state in RESTING_JOB_STATES
+        if (by_broker and not rests) or step_of(key) > self.saved(job_id, but=key):
+            self._world.fail("good_checkpoint_kept", f"{key} was deleted")
+
+    def tick(self) -> None:
+        """Machines that hear of no broker for too long have saved and stopped; while they can hear at all."""
+        world, now = self._world, self._world.loop.time()
+        limit_s = world.limits.deadman_s + world.limits.drain_s + SLACK_S
+        if now - world.touched_at <= limit_s:
+            return
+        for one in world.body.training():
+            since = max(world.touched_at, one.trains_from)
+            if now - since - lasted_s(world.plan, "blobs.down_for_all", since, now) > limit_s:
+                self._world.fail("broker_gone_stops", f"{one.machine.name} trains on, {now - since:.0f} s without one")

@@ -1,0 +1,40 @@
+"""What each kind of fault has truly struck: a fault of the plan may find nothing that it could break."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from broker.domain.ids import JobId
+
+APART_S = 1.0
+"""Strikes at the whole house that are nearer than this are noted once."""
+
+
+@dataclass
+class Strikes:
+    """`now`: virtual seconds."""
+
+    now: Callable[[], float]
+    _house: dict[str, list[float]] = field(default_factory=dict)
+    _jobs: dict[str, set[JobId]] = field(default_factory=dict)
+
+    def note(self, kind: str, job: JobId | None = None) -> None:
+        """`job`: whose machine, call or wish it was; None: every job that lives now has met it."""
+        if job is not None:
+            self._jobs.setdefault(kind, set()).add(job)
+            return
+        at, times = self.now(), self._house.setdefault(kind, [])
+        if not times or at - times[-1] >= APART_S:
+            times.append(at)
+
+    def lifetimes(self, lives: Mapping[JobId, tuple[float, float]]) -> dict[str, int]:
+        """How many of these lives, each from its first to its last second, met each kind."""
+        kinds = sorted({*self._house, *self._jobs})
+        return {kind: sum(self._met(kind, job, *span) for job, span in lives.items()) for kind in kinds}
+
+    def _met(self, kind: str, job: JobId, since: float, until: float) -> bool:
+        if job in self._jobs.get(kind, ()):
+            return True
+        times = self._house.get(kind, [])
+        place = bisect_left(times, since - APART_S)
+        return place < len(times) and times[place] <= until

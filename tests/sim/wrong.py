@@ -1,0 +1,370 @@
+"""Wrong rules and functions, each in the place of one of the product. `mutants.py` says which invariant names it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from unittest.mock import patch
+
+from broker.controllers import (
+    boot,
+    deadman,
+    house_clock,
+    inventory,
+    launch,
+    launchers,
+    placement,
+    sweep,
+    termination,
+    through,
+)
+from broker.controllers.beats import Beats
+from broker.decide import liveness as life
+from broker.decide import step
+from broker.decide.launch import judge_launching
+from broker.decide.lifecycle import AttemptEvent
+from broker.decide.recovery import furthest_first, step_of
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import Installation, JobId, attempt_id, instance_name
+from broker.domain.instance import Liveness
+from broker.domain.job import JobState
+from broker.store import fences, memory, memory_state, memory_tenant
+from tests.sim.loop import EPOCH, WHO
+from trainer import blobs, checkpoint
+from trainer.contract import keys
+from trainer.contract.rendezvous import ManifestFile
+
+
+def always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+# --- creating
+
+
+async def create_first(self: launch.Launch, leased: list[Any]) -> None:
+    """No intent: the create is sent before the row says so."""
+    for one in leased:
+        if self._never_sent(one) is None:
+            self._start(one)
+    await _SEND(self, leased)
+
+
+_SEND = launch.Launch._send
+
+
+async def fresh_name(self: launch.Launch, one: Any) -> None:
+    attempt = one.attempt
+    name = instance_name(self._context.installation, attempt_id(attempt.job_id, 1000 + attempt.epoch))
+    await _CREATE(self, replace(one, attempt=replace(attempt, name=name)))
+
+
+_CREATE = launch.Launch._create
+
+
+def create_again(attempt: Any, seen: Any, caps: Any, now: datetime) -> AttemptEvent | None:
+    return _JUDGE(attempt, seen, caps, now) or (None if seen.seen else AttemptEvent.ABSENT)
+
+
+def create_unseen(attempt: Any, seen: Any, caps: Any, now: datetime) -> AttemptEvent | None:
+    """Its launcher is dead, and the latest listing does not show it."""
+    unseen = seen.dead_s is not None and not seen.seen
+    return _JUDGE(attempt, seen, caps, now) or (AttemptEvent.ABSENT if unseen else None)
+
+
+_JUDGE = judge_launching
+
+
+# --- proofs
+
+
+async def through_at_once(self: through.Through, attempt: Any) -> bool:
+    return True
+
+
+async def dead_at_once(self: launchers.Launchers, attempt: Any) -> float | None:
+    key = (attempt.id, attempt.launched_by, False)
+    return self._dead_since.setdefault(key, self._context.clock.monotonic())
+
+
+def one_absence(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+    for listing in self._listings[provider]:
+        if listing.begun > since and not shows(listing):
+            return self._by_the_wall(listing.answered)
+    return None
+
+
+def no_lag(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+    without: list[Any] = []
+    for listing in self._listings[provider]:
+        if listing.begun > since:
+            without = [] if shows(listing) else [*without, listing]
+    return self._by_the_wall(without[1].answered) if len(without) >= 2 else None
+
+
+def first_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+    """Charged up to the first listing of the proof, which may have left out what stood there."""
+    if _ABSENT_SINCE(self, provider, since, shows) is None:
+        return None
+    without: list[Any] = []
+    for listing in self._listings[provider]:
+        if listing.begun > since:
+            without = [] if shows(listing) else [*without, listing]
+    return self._by_the_wall(without[0].answered)
+
+
+def second_left_out(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+    """Charged up to the second listing of the proof, though both may be too early to show what was young."""
+    if _ABSENT_SINCE(self, provider, since, shows) is None:
+        return None
+    without: list[Any] = []
+    for listing in self._listings[provider]:
+        if listing.begun > since:
+            without = [] if shows(listing) else [*without, listing]
+    return self._by_the_wall(without[1].answered)
+
+
+def any_time(self: inventory.Inventory, provider: str, since: float, shows: Any, **_: Any) -> datetime | None:
+    return _ABSENT_SINCE(self, provider, float("-inf"), shows)
+
+
+_ABSENT_SINCE = inventory.Inventory._absent_since
+
+
+def left_out_once(self: inventory.Inventory, provider: str, name: Any, since: float) -> bool:
+    listing = self.latest(provider)
+    return listing is not None and not listing.shows(name)
+
+
+async def give_up(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
+    change = await _DESTROY(self, one, launcher_dead=launcher_dead)
+    assert change.attempt is not None
+    failed = change.attempt[1].destroy_failures > one.attempt.destroy_failures
+    return self._settle(one, one.attempt, image_refused=False) if failed else change
+
+
+_DESTROY = termination.Termination._destroy
+
+
+async def destroy_nothing(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
+    with patch.object(termination.Termination, "_handles", always(())):
+        return await _DESTROY(self, one, launcher_dead=launcher_dead)
+
+
+async def no_grace(self: sweep.Sweep, one: Any) -> None:
+    provider, orphan = one
+    self._first_seen[sweep._key(provider, orphan)] = float("-inf")
+    await _DEAL_WITH(self, one)
+
+
+_DEAL_WITH = sweep.Sweep._deal_with
+
+
+# --- life and death
+
+
+def unknown_is_dead(nodes: int, seen: Any, patience: Any) -> Liveness:
+    found = _LIVENESS(nodes, seen, patience)
+    return Liveness.DEAD if found is Liveness.UNKNOWN else found
+
+
+_LIVENESS = life.liveness
+
+
+def silent_is_dead(nodes: int, seen: Any, patience: Any) -> Liveness:
+    age_s = seen.beat_age_s or 0.0
+    return Liveness.DEAD if age_s > patience.lost_s else _LIVENESS(nodes, seen, patience)
+
+
+async def unreadable_is_silence(self: Beats) -> None:
+    """The beats of before the outage stay, and age."""
+    watched = dict(self._watched)
+    try:
+        await _REFRESH(self)
+    except BlobsUnavailable:
+        self._watched, self.readable = watched, True
+
+
+async def age_by_date(self: Beats) -> None:
+    """The store's date of a beat against this machine's clock."""
+    await _REFRESH(self)
+    clock: Any = self._context.clock
+    store: Any = self._context.blobs
+    now = (clock._own.now() - EPOCH).total_seconds()
+    for attempt, watch in self._watched.items():
+        watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.beat(attempt, 0)))
+
+
+_REFRESH = Beats.refresh
+
+
+# --- money
+
+
+def local_now(self: house_clock.HouseClock) -> datetime:
+    return self._own.now()
+
+
+def no_release(self: termination.Termination, *args: Any, **more: Any) -> Any:
+    return replace(_SETTLE(self, *args, **more), ledger=())
+
+
+_SETTLE = termination.Termination._settle
+
+
+def nothing_last(attempt: Any, until: datetime) -> Any:
+    return replace(_LAST_CHARGE(attempt, until), usd=Decimal(0))
+
+
+_LAST_CHARGE = termination._last_charge
+
+
+def same_job(job: Any, *args: Any, **more: Any) -> Any:
+    return job
+
+
+def queue_at_once(job: Any, *args: Any, **more: Any) -> Any:
+    """Nobody waits for the back-off."""
+    after = _AFTER_ATTEMPT(job, *args, **more)
+    return replace(after, state=JobState.QUEUED) if after.state is JobState.RECOVERING else after
+
+
+_AFTER_ATTEMPT = step.after_attempt
+
+
+def charge_twice(self: memory.MemoryStore, charge: Any) -> None:
+    _CHARGE(self, charge)
+    self._state.write_ledger(fences.entries_of(charge))
+
+
+_CHARGE = memory.MemoryStore._charge
+
+
+# --- leases and rows
+
+
+async def deaf_to_stops(self: Any, job_id: JobId, event: Any) -> Any:
+    """The wish is written, and nobody is told."""
+    with patch.object(memory_state.State, "signal", always(None)):
+        return await _REQUEST_STOP(self, job_id, event)
+
+
+_REQUEST_STOP = memory_tenant.MemoryTenant.request_stop
+
+
+def lease_by_local_clock(self: Any, now: datetime) -> bool:
+    process = WHO.get()
+    return _CLAIMABLE(self, now + timedelta(seconds=process.skew_s if process else 0.0))
+
+
+_CLAIMABLE = memory_state.Row.claimable
+
+
+def no_lease(self: Any, now: datetime) -> bool:
+    return bool(self.due_at <= now) or self.lease_until is not None
+
+
+async def no_key(self: Any, job: Any, *, key: str | None, body_sha256: str, events: Any) -> Any:
+    again = job.id in self._state.jobs
+    other = replace(job, id=f"{job.id[:-1]}{len(self._state.jobs) % 10 or 'a'}") if again else job
+    return await _SUBMIT(self, other, key=None, body_sha256=body_sha256, events=events)
+
+
+_SUBMIT = memory_tenant.MemoryTenant.submit
+
+
+async def answer_first(self: Any, job: Any, **more: Any) -> Any:
+    """Written a little later, unless something comes in between."""
+
+    def write() -> None:
+        self.later = asyncio.ensure_future(_SUBMIT(self, job, **more))
+
+    asyncio.get_running_loop().call_later(0.5, write)
+    return job, True
+
+
+def admit_twice(self: memory.MemoryStore, attempt: Any, now: datetime) -> None:
+    """As where an answer was lost, and the same was asked for again."""
+    _ADMIT(self, attempt, now)
+    again = attempt_id(attempt.job_id, attempt.number + 1)
+    name = instance_name(Installation("test"), again)
+    _ADMIT(self, replace(attempt, id=again, number=attempt.number + 1, name=name), now)
+
+
+_ADMIT = memory.MemoryStore._admit
+
+
+async def forget_recovering(self: Any, states: Any, **more: Any) -> Any:
+    return await _CLAIM_JOBS(self, [one for one in states if one is not JobState.RECOVERING], **more)
+
+
+_CLAIM_JOBS = memory.MemoryStore.claim_jobs
+
+
+# --- the blob store
+
+
+async def no_transaction(self: deadman.Deadman) -> bool:
+    self._seq += 1
+    await self._context.blobs.put("broker/lease", str(self._seq).encode())
+    return False
+
+
+async def spec_again(self: boot.Boot, attempt: Any, job: Any) -> None:
+    spec = boot.attempt_spec(attempt, job, self.context, {})
+    await self.context.blobs.put(f"attempts/{attempt.id}/spec.json", spec.model_dump_json().encode())
+
+
+async def secret_in_spec(self: boot.Boot, attempt: Any, job: Any) -> None:
+    spec = boot.attempt_spec(replace(attempt), job, self.context, {})
+    with_secret = spec.model_copy(update={"env": await self._secrets(job)})
+    await self.context.blobs.put(f"attempts/{attempt.id}/spec.json", with_secret.model_dump_json().encode())
+
+
+def nearest_first(found: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted(found))
+
+
+def all_objects(job: Any, kept: Any) -> list[str]:
+    return [key for objects in kept.by_kind.values() for key in objects]
+
+
+async def anybodys(self: placement.Placement, job: Any) -> tuple[str, ...]:
+    """The furthest checkpoints of all jobs."""
+    return tuple(furthest_first([blob.key for blob in await self._context.blobs.list("checkpoints/")]))
+
+
+# --- the trainer
+
+
+async def manifest_first(objects: Any, origin: Any, folder: Any, *, step: int, **more: Any) -> Any:
+    target = keys.checkpoint(origin.job, origin.attempt, step, "sealed-first")
+    files = [
+        ManifestFile(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=sha256)
+        for path in sorted(folder.rglob("*"))
+        for sha256 in (checkpoint.sha256_of(path),)
+    ]
+    sealed = await checkpoint._seal(objects, origin, target, files, step=step, **more)
+    await checkpoint._send(objects, target, folder)
+    return sealed
+
+
+async def unverified(self: blobs.Objects, key: str, path: Any, *, size: int, sha256: str) -> None:
+    with path.open("wb") as file:
+        file.write(await self.read(key) or b"")
+
+
+async def first_listed(objects: Any, candidates: Sequence[str], folder: Any, **more: Any) -> Any:
+    """The files of the one that verified, and the step of the one that should have."""
+    found = await _RESTORE(objects, candidates, folder, **more)
+    return found and (found[0], found[1].model_copy(update={"step": step_of(candidates[0])}))
+
+
+_RESTORE = checkpoint.restore
+
+
+async def prune_newest(objects: Any, origin: Any, *, keep: int) -> None:
+    for key in (await checkpoint.own(objects, origin))[:-keep]:
+        await objects.delete(key)

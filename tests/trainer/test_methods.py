@@ -1,0 +1,204 @@
+"""Adapters over quantised bases, DoRA, and optimizers beside AdamW: exact to resume, and of use with plain peft."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.trainer import tiny_jobs, workers
+from tests.trainer.crews import Crew, tensors, told
+from tests.trainer.heads import llama
+from tests.trainer.test_parallel import killed_within_a_step
+from trainer import optimizers
+from trainer.base_weights import Base, identity
+from trainer.contract.rendezvous import ExitCode, Parallelism
+from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, QloraConfig, TrainConfig
+from trainer.faults import UserFault
+
+STEPS = 6
+FIRST_SCALE = 2.0**17
+NF4 = QloraConfig(r=4, dropout=0.2)
+DORA = QloraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))
+INT8 = QloraConfig(r=4, dropout=0.2, bits=8)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "rows.csv"
+    path.write_bytes(tiny_jobs.data(tiny_jobs.KINDS["causal_lm lora"]))
+    return path
+
+
+def job(model: Path, **more: Any) -> TrainConfig:
+    fields: dict[str, Any] = {
+        "model": str(model), "optim": {"lr": 1e-2}, "max_steps": STEPS, "global_batch": 12,
+        "data": {"path": "rows.csv", "prompt": "{word}", "completion": "{meaning}", "eval_share": 0.2},
+        "micro_batch": 3, "max_length": 32,
+    }  # fmt: skip
+    return TrainConfig.model_validate(fields | more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"method": NF4, "optim": OptimConfig(name="sgd", lr=1e-1)}, id="nf4-sgd"),
+        pytest.param({"method": DORA, "precision": "fp32"}, id="nf4-dora"),
+        pytest.param({"method": INT8, "gradient_checkpointing": True}, id="int8"),
+        pytest.param({"method": FullConfig(), "optim": OptimConfig(name="adamw_8bit", lr=1e-2)}, id="adamw_8bit"),
+        pytest.param({"method": FullConfig(), "optim": OptimConfig(name="adafactor", lr=1e-2)}, id="adafactor"),
+    ],
+)
+def test_a_run_that_is_killed_and_drained_equals_the_whole_one(
+    more: dict[str, Any], model: Path, data: Path, tmp_path: Path
+) -> None:
+    whole = workers.finished(tmp_path / "whole", job(model, **more), data)
+    found = workers.story(workers.resumed(tmp_path / "resumed", job(model, **more), data))
+    assert found == workers.story(whole)
+    assert found[0][0][1] > found[0][-1][1], "it learns"
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Path:
+    """The complete snapshot of a QLoRA."""
+    return workers.finished(tmp_path_factory.mktemp("tuned") / "run", job(model, method=NF4, max_steps=14), data)
+
+
+def test_a_checkpoint_holds_the_adapters_and_refuses_another_base(
+    tuned: Path, model: Path, data: Path, tmp_path: Path
+) -> None:
+    assert all("lora_" in name for name in tensors(tuned))
+    assert sum(t.numel() for t in tensors(tuned).values()) < 5_000
+    base = json.loads((tuned / "state.json").read_text())["base"]
+    assert base.startswith("sha256:")
+    assert base.endswith(", 4 bits")
+    other = shutil.copytree(model, tmp_path / "other")
+    _change(other / "model.safetensors")
+    worker = workers.Worker(tmp_path / "run", job(other, method=NF4), data, restore=tuned)
+    ended = worker.start().end()
+    assert ended.code == ExitCode.INFRASTRUCTURE
+    assert ended.message.startswith(f"checkpoint: its adapters belong to other weights ({base}) than")
+
+
+def test_the_identity_of_a_base_is_its_weights_and_how_they_are_quantised(model: Path) -> None:
+    names = {identity(job(model, method=method)) for method in (LoraConfig(), LoraConfig(r=2), NF4, INT8)}
+    assert len(names) == 3
+    assert Base(job(model, method=FullConfig())).name() == ""
+
+
+def _change(weights: Path) -> None:
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+
+def test_the_adapter_serves_the_unquantised_base(model: Path, tuned: Path) -> None:
+    """In plain peft: what was learned over four bits holds over all of them."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(model)
+    ids = torch.tensor([[3, 7, 8, 11, 2]])
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(base(input_ids=ids, labels=ids).loss)
+
+    before = loss()
+    served = PeftModel.from_pretrained(base, tuned / "adapter").eval()
+    assert loss() < before
+    with served.disable_adapter():
+        assert loss() == before
+    scores = json.loads((tuned / "eval.json").read_text())
+    assert scores["heldout_loss_after"] < scores["heldout_loss_before"]
+
+
+def test_two_processes_equal_one(model: Path, data: Path, tmp_path: Path) -> None:
+    train = job(model, method=QloraConfig(r=4, dropout=0), precision="fp32", max_steps=3)
+    one, two = (Crew(tmp_path / str(each), train, data, each=each).done().last for each in (1, 2))
+    for a, b in zip(told(one), told(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_fsdp_over_a_quantised_base_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    crew = Crew(tmp_path / "crew", job(model, method=NF4), data, each=2, how=Parallelism(kind="fsdp"))
+    ended = crew.start().ends()[0]
+    assert ended.code == ExitCode.USER_ERROR
+    assert ended.message.startswith("train.method.kind: qlora's base cannot be divided by FSDP; use lora")
+
+
+@pytest.mark.parametrize("name", optimizers.WHOLE)
+def test_fsdp_over_states_of_other_shapes_is_refused(name: Any) -> None:
+    with pytest.raises(UserFault, match=f"train.optim.name: {name} cannot be divided by FSDP"):
+        optimizers.of({}, OptimConfig(name=name), divided=True)
+
+
+def fp16(rank: int) -> None:
+    """As on a GPU: autocast to fp16, and a scaler, which soon grows and soon overflows."""
+    import accelerate
+    import torch
+
+    from trainer import model
+
+    make = accelerate.Accelerator
+
+    def accelerator(**how: Any) -> Any:
+        made = make(**how)
+        made.native_amp, made.scaler = True, torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE, growth_interval=2)
+        return made
+
+    model.precision_of = lambda config, device: "fp16"
+    accelerate.Accelerator = accelerator
+
+
+def fp16_killed(rank: int) -> None:
+    fp16(rank)
+    killed_within_a_step(rank)
+
+
+def test_the_scaler_of_fp16_is_resumed(model: Path, data: Path, tmp_path: Path) -> None:
+    train = job(model, method=LoraConfig(r=4, dropout=0.2), max_steps=10)
+    whole = Crew(tmp_path / "whole", train, data, each=1, harm=fp16).done().last
+    killed = Crew(tmp_path / "killed", train, data, each=1, harm=fp16_killed).start()
+    killed.processes[0].join(60)
+    drained = Crew(tmp_path / "drained", train, data, each=1, harm=fp16, restore=killed.last).drained().last
+    assert json.loads((drained / "state.json").read_text())["micro"] > 0
+    last = Crew(tmp_path / "last", train, data, each=1, harm=fp16, restore=drained).done().last
+    assert told(last) == told(whole)
+    assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    scalers = [_scaler(snapshot) for snapshot in (drained, last, whole)]
+    assert scalers[1] == scalers[2] != scalers[0]
+    assert scalers[0]["scale"] != FIRST_SCALE
+
+
+def _scaler(snapshot: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((snapshot / "state.json").read_text())["scaler"]
+    return found
+
+
+def test_a_target_that_matches_nothing_is_named(model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from trainer.model import chosen
+
+    made = AutoModelForCausalLM.from_pretrained(model)
+    assert chosen(made, LoraConfig(targets=("self_attn.q_proj", "up_proj"))) == ["self_attn.q_proj", "up_proj"]
+    with pytest.raises(UserFault, match=r"train.method.targets: 'query' matches no linear module .* it has down_proj"):
+        chosen(made, LoraConfig(targets=("q_proj", "query")))
+
+
+def test_dora_over_eight_bits_is_refused() -> None:
+    with pytest.raises(ValidationError, match="dora: peft cannot do it over a base of 8 bits; use bits: 4"):
+        QloraConfig(bits=8, dora=True)
+
+
+def test_a_list_of_one_word_is_the_word() -> None:
+    assert LoraConfig.model_validate({"targets": ["attention"]}) == LoraConfig(targets="attention")

@@ -1,0 +1,49 @@
+"""Optimizers by name, over what is trained, and their states as tensors that a checkpoint holds exactly."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainer.contract.train import OptimConfig
+from trainer.faults import UserFault
+
+Parameters = Mapping[str, torch.nn.Parameter]
+WHOLE = ("adamw_8bit", "adafactor")
+"""Keep states of other shapes than the weights, which FSDP cannot divide."""
+
+
+def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
+    """Vectors (norms, biases) are not decayed. `divided`: weights are shared out (FSDP). Raises UserFault."""
+    if divided and optim.name in WHOLE:
+        raise UserFault(f"train.optim.name: {optim.name} cannot be divided by FSDP; use adamw, or a plan with DDP")
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    kept, betas = [g for g in groups if g["params"]], (optim.beta1, optim.beta2)
+    match optim.name:
+        case "adamw_8bit":
+            from bitsandbytes.optim import adamw
+
+            found: torch.optim.Optimizer = adamw.AdamW8bit(kept, lr=optim.lr, betas=betas)
+            return found
+        case "adafactor":  # one weight after the other, since all at once take as much memory as AdamW's moments
+            return torch.optim.Adafactor(kept, lr=optim.lr, foreach=False)
+        case "sgd":
+            return torch.optim.SGD(kept, lr=optim.lr, foreach=False)
+    return torch.optim.AdamW(kept, lr=optim.lr, betas=betas, fused=True)
+
+
+def tensors(optimizer: Any, parameters: Parameters) -> dict[str, torch.Tensor]:
+    """The states as `<parameter>/<kind>`; a Python number as a whole one without dimensions."""
+    return {
+        f"{name}/{kind}": value if isinstance(value, torch.Tensor) else torch.tensor(int(value))
+        for name, p in parameters.items()
+        for kind, value in optimizer.state.get(p, {}).items()
+    }
+
+
+def state(tensor: torch.Tensor) -> torch.Tensor | int:
+    """A state as the optimizer has it, of what `tensors` made of it."""
+    return int(tensor) if tensor.ndim == 0 and tensor.dtype is torch.int64 else tensor
