@@ -83,8 +83,8 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
-        if task not in (None, "seq2seq"):
-            found = task_shape(name, config, str(task))
+        if task is not None:
+            found = task_shape(name, config, task)
             if found is None:
                 raise BadAsk(
                     f"--task {task}: nobody knows what {config.get('model_type')} takes; a job's first step tells"
@@ -112,8 +112,6 @@ def _speed(
     """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
     if hardware is None:
         return None, None, "no --gpu was given"
-    if shape.decoder_layers:
-        return None, None, "no basis: no run of an encoder-decoder was measured"
     if (why := unmeasured(ask)) is not None:
         return None, None, why
     if ask.sharding in ("hybrid", "tensor") or ask.offload or ask.nodes > 1:
@@ -122,8 +120,10 @@ def _speed(
     plan = Plan(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
+    target = (ask.target or ask.length) if shape.decoder_layers else 0
     run = replace(run_of(shape, ask, plan, ask.length), reference=task == "dpo")
-    rate = ask.rows * ask.gpus * ask.length / terms(ideal(run, hardware)).total
+    run = replace(run, written=ask.rows * target, written_length=target)
+    rate = ask.rows * ask.gpus * (ask.length + target) / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"
     return round(rate, 1), [round(rate / spread, 1), round(rate * spread, 1)], basis
@@ -210,8 +210,9 @@ def estimate(
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
     `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
-    for that version's own loss in place of the trainer's. `sharding`: by default ddp on several GPUs. `task`: of the
-    trainer. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: a UNet's pixels.
+    for that version's own loss in place of the trainer's. `task`: of the trainer. `sharding`: by default ddp on
+    several GPUs. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a
+    side of a UNet's images.
     """
     name, given = config_of(model, config)
     package, _, version = (stack or "").partition("=")
@@ -245,8 +246,8 @@ def estimate(
         else:
             tabled.refuse_resolution(shape.family, resolution)
             found, speed, family = sizes.estimate(shape, ask), _speed(shape, ask, hardware, task), shape.family
-            more = *_taken(given, shape), *_said_of(task, shape, micro_batch)
-            found = replace(found, notes=(*found.notes, *more))
+            said = *_taken(given, shape), *_said_of(task, shape, micro_batch)
+            found = replace(found, notes=(*found.notes, *said))
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
     return _document(name, family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)

@@ -92,6 +92,7 @@ def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> Me
         numerics=numerics_of(workload, shape, bf16=bf16, gpu=gpu),
         rows=workload.micro_batch,
         length=workload.sequence,
+        target=workload.written if shape.decoder_layers else 0,
         checkpointing=workload.gradient_checkpointing,
         accumulated=workload.global_batch > workload.micro_batch * devices,
         optimizer=workload.optimizer,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from broker.decide.calibration import FITTED, Calibration
 from broker.decide.hardware import Hardware
-from broker.decide.memory_builds import Numerics, build_of, layer_matrices, linears
+from broker.decide.memory_builds import CROSS, PAIRS, Numerics, build_of, layer_matrices, linears, stacks
 from broker.decide.traffic import (
     LAST,
     LOGIT_BYTES,
@@ -43,6 +43,9 @@ class Run:
     length: float
     trained: int
     """Weights that the optimizer holds states for."""
+    written: float = 0.0
+    """What an encoder-decoder writes: as `tokens`, which it reads."""
+    written_length: float = 0.0
     micro_batches: float = 1
     """A step, one after another."""
     recompute: Recompute = "none"
@@ -109,6 +112,22 @@ class Terms:
         return compute + self.optimizer + self.exposed + self.data + self.fixed
 
 
+def _parts(run: Run) -> list[Run]:
+    """One for each stack of layers; of an encoder-decoder the first has no head."""
+    if not run.shape.decoder_layers:
+        return [run]
+    encoder, decoder = stacks(run.shape)
+    writing = replace(run, shape=decoder, tokens=run.written, length=run.written_length, written=run.tokens)
+    return [replace(run, shape=replace(encoder, head="text")), replace(writing, written_length=run.length)]
+
+
+def _share(run: Run, role: str) -> float:
+    """How many tokens go through such a matrix for each that goes through the layer: a decoder's cross attention makes
+    keys and values of what was read."""
+    cross = role in (f"{CROSS}k", f"{CROSS}v")
+    return run.written / run.tokens if cross and run.tokens else through(run.shape, role)
+
+
 def _passes(run: Run) -> int:
     """Of a layer, a step back counted as two."""
     return 3 + (run.recompute != "none") + run.reference
@@ -132,7 +151,7 @@ def _products(run: Run) -> tuple[float, float]:
     flop = elements = 0.0
     for role, (inputs, outputs) in linears(run.shape).items():
         again = run.recompute == "whole" or (run.recompute == "early" and role not in LAST)
-        products = (trains + again + run.reference) * through(run.shape, role)
+        products = (trains + again + run.reference) * _share(run, role)
         flop += 2 * inputs * outputs * products
         elements += (inputs + outputs) * products
     return flop * run.shape.layers, elements * run.shape.layers
@@ -149,17 +168,21 @@ def _head_flop(run: Run) -> int:
     return 2 * _head(run.shape)[0] * ((3 if run.numerics.full else 2) + run.reference)
 
 
-def _matmul(run: Run, hardware: Hardware, flop: float) -> float:
+def _matmul(run: Run, hardware: Hardware) -> float:
+    """Seconds of a token's products."""
     half = run.numerics.compute == 2
     rate = hardware.matmul_flops if half else hardware.fp32_flops
     adapters = rate if run.numerics.autocast else hardware.fp32_flops
-    return (flop + _head_flop(run)) / rate + _adapter_flop(run) / adapters
+    return (_products(run)[0] + _head_flop(run)) / rate + _adapter_flop(run) / adapters
 
 
 def _scores(run: Run) -> float:
     """FLOP of a token's attention, one pass. Causal: half of 4 q S."""
-    seen = 1.0 if build_of(run.shape).encoder else 0.5
-    return 4 * seen * run.shape.layers * run.shape.heads * run.shape.head_dim * run.length
+    shape = run.shape
+    pair, decoder = shape.family in PAIRS, shape.decoder_layers > 0
+    seen = run.length * (1.0 if build_of(shape).encoder or (pair and not decoder) else 0.5)
+    seen += run.written_length if decoder else 0.0  # all that was read
+    return 4 * seen * shape.layers * shape.heads * shape.head_dim
 
 
 def _attention(run: Run, hardware: Hardware) -> float:
@@ -175,9 +198,9 @@ def _modules(run: Run) -> float:
     return run.tokens * run.shape.layers * (bare * _passes(run) + adapters)
 
 
-def _rest(run: Run, elements: float) -> float:
+def _rest(run: Run) -> float:
     """Bytes of one micro-batch into and out of matrix products, of logits and of weights."""
-    products, passes = elements * run.numerics.compute, _passes(run)
+    products, passes = _products(run)[1] * run.numerics.compute, _passes(run)
     logits = _head(run.shape)[1] * LOGIT_BYTES * run.numerics.compute / 2 * (1 + run.reference / 3)
     weights = run.shape.layers * layer_matrices(run.shape)
     read = weight_bytes(run.numerics, passes if run.numerics.full else passes - 1)
@@ -204,26 +227,25 @@ def model_flop(run: Run) -> float:
 
 def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
     """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
-    tokens = run.tokens * run.micro_batches
-    launches = run.micro_batches * run.shape.layers * _passes(run) * (1 if run.numerics.full else 2)
+    parts, layers = _parts(run), run.shape.layers + run.shape.decoder_layers
+    launches = run.micro_batches * layers * _passes(run) * (1 if run.numerics.full else 2)
     shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
     states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
     within, between = _messages(run, hardware)
-    flop, elements = _products(run)
     micro_s = run.micro_batches / hardware.bandwidth / cores  # seconds for a byte of each micro-batch
-    between_products = _modules(run) * micro_s
+    between_products = sum(map(_modules, parts)) * micro_s
     return Ideal(
         hardware=hardware.name,
         gpu=hardware.gpu,
-        matmul=_matmul(run, hardware, flop) * tokens / cores,
-        attention=_attention(run, hardware) * tokens / cores,
+        matmul=sum(_matmul(p, hardware) * p.tokens for p in parts) * run.micro_batches / cores,
+        attention=sum(_attention(p, hardware) * p.tokens for p in parts) * run.micro_batches / cores,
         modules=0.0 if run.fused else between_products,
-        elementwise=_rest(run, elements) * micro_s + (between_products if run.fused else 0.0),
+        elementwise=sum(map(_rest, parts)) * micro_s + (between_products if run.fused else 0.0),
         optimizer=states / hardware.bandwidth / cores,
         launched=launches * LAYER_LAUNCH_S if hardware.gpu and not run.fused else 0.0,
         within=within,
         between=between,
-        data=tokens * ROW_BYTES / HOST_LINK if hardware.gpu else 0.0,
+        data=(run.tokens + run.written) * run.micro_batches * ROW_BYTES / HOST_LINK if hardware.gpu else 0.0,
         doublings=log2(run.devices),
     )
 

@@ -21,7 +21,6 @@ from trainer.contract.train import PARALLELISMS
 
 A_MACHINE = 8
 """GPUs."""
-RUNNABLE_METHODS = frozenset({"full", "lora", "qlora"})
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
 
@@ -97,6 +96,8 @@ def scaling(
 ) -> tuple[Point, ...]:
     """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
+    if shape.decoder_layers:
+        raise sizes.Unanswerable("--what-if: no basis: no run of an encoder-decoder was measured")
     if (why := unmeasured(ask)) is not None:
         raise sizes.Unanswerable(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
@@ -172,7 +173,7 @@ class _Scale:
             nodes=nodes,
             need_bytes=self._of(plan, nodes),
             plan=plan,
-            runnable=plan.parallelism in PARALLELISMS and self._ask.method in RUNNABLE_METHODS,
+            runnable=plan.parallelism in PARALLELISMS,
             step_s=step,
             tokens_per_s=rate,
             low=rate / spread,

@@ -58,8 +58,9 @@ def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
     if run.numerics.bits == 8:
         return SPREAD_CPU, "no run on an 8-bit base was measured, and its kernels are not counted: a factor of two"
     fitted, several = hardware.name in FITTED.matmul, run.sharding in ("ddp", "hybrid")
-    if run.shape.labels:
-        what = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
+    if run.shape.labels or run.shape.decoder_layers:
+        head = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
+        what = "an encoder-decoder" if run.shape.decoder_layers else head
         return SPREAD_COUNTED, f"operations of {what} counted, none was measured; interval [assumed]"
     if run.shape.experts:
         if fitted and not several:
@@ -95,6 +96,8 @@ def run_of(
         numerics=numerics,
         tokens=workload.micro_batch * workload.sequences * workload.tokens_per_row,
         length=workload.tokens_per_row,
+        written=workload.micro_batch * workload.written_per_row,
+        written_length=workload.written_per_row,
         trained=trained_parameters(shape, numerics),
         micro_batches=workload.global_batch / devices / workload.micro_batch,
         recompute="early" if workload.gradient_checkpointing else "none",

@@ -10,7 +10,7 @@ from broker.domain.offer import ModelShape
 from broker.models.checked import EXPERTS
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS
-from broker.models.shape import MIXTURES, headed_shape, shape_of
+from broker.models.shape import MIXTURES, headed_shape, shape_of, written_shape
 
 Head = Literal["tokens", "text", "words", "image"]
 HEADS: Mapping[str, Head] = {
@@ -32,6 +32,8 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
     if task != "causal_lm" and (task == "seq2seq") != pair:
         wanted = "an encoder-decoder, such as t5 or bart" if task == "seq2seq" else "no encoder-decoder"
         raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {wanted}")
+    if pair:
+        return written_shape(name, config)
     if head is None:
         return None
     if (head == "image") != (family == "vit") and family in {*ENCODERS, *BUILDS}:

@@ -78,8 +78,9 @@ def adapter_parameters(config: Mapping[str, Any], rank: int) -> int:
     if kind_of(config) == "unet":
         return rank * _ends_of_unet(config)
     d: int = config["d_model"]
-    mlp = [2 * (d + config[f"{stack}_ffn_dim"]) for stack in ("encoder", "decoder")]
-    return rank * (config["encoder_layers"] * (8 * d + mlp[0]) + config["decoder_layers"] * (16 * d + mlp[1]))
+    mlp = [2 * (d + int(config[f"{stack}_ffn_dim"])) for stack in ("encoder", "decoder")]
+    encoder, decoder = int(config["encoder_layers"]), int(config["decoder_layers"])
+    return rank * (encoder * (8 * d + mlp[0]) + decoder * (16 * d + mlp[1]))
 
 
 def _ends_of_unet(config: Mapping[str, Any]) -> int:

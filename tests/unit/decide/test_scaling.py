@@ -41,7 +41,9 @@ def test_full_training_fits_where_it_is_divided_among_enough() -> None:
 def test_what_the_trainer_runs_is_told_from_what_it_does_not() -> None:
     lora = table()
     assert all(point.runnable for point in lora.values())
-    assert not any(point.runnable for point in table(method="qlora").values())
+    for point in (*table(method="qlora").values(), *table(method="full").values()):
+        assert point.runnable == (point.plan is not None and point.plan.parallelism in ("single", "ddp"))
+    assert not all(point.runnable for point in table(method="full").values()), "weights are divided"
 
 
 def test_throughput_grows_and_utilisation_falls_with_gpus() -> None:
@@ -80,7 +82,6 @@ def test_a_mixture_of_experts_scales_within_a_wide_interval() -> None:
     mixture = replace(MISTRAL_7B, experts=8, active_experts=2)
     (point,) = scaling(mixture, sizes.Ask(), H100, (1,), LOAD)
     assert point.high / point.low > 1.9
-
 
 
 @pytest.mark.parametrize(

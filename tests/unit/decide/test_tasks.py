@@ -164,3 +164,34 @@ def test_more_active_experts_never_take_less_time(some: int, more: int) -> None:
         replace(MIXTRAL, active_experts=n) for n in (min(some, more), max(some, more))
     )  # fmt: skip
     assert step_seconds(run_of(WORK, few, A100), A100) <= step_seconds(run_of(WORK, many, A100), A100) * (1 + 1e-12)
+
+
+T5 = shape_of("google-t5/t5-base", "seq2seq")
+
+
+def test_what_is_read_goes_through_the_encoder_and_what_is_written_through_the_decoder() -> None:
+    """Six FLOP a weight: keys and values of the cross attention are made of what was read."""
+    work = replace(FULL, shape=T5, tokens_per_row=300.0, written=100, written_per_row=100.0)
+    run = run_of(work, T5, A100)
+    attention, mlp = 768 * 768, 2 * 768 * 3072
+    read = 12 * (4 * attention + mlp) + 12 * 2 * attention
+    written = 12 * (6 * attention + mlp) + 768 * 32128
+    flop = ideal(run, A100).matmul * A100.matmul_flops / run.micro_batches
+    assert flop == pytest.approx(6 * (300 * read + 100 * written), rel=1e-6)
+    longer = run_of(replace(work, written_per_row=200.0), T5, A100)
+    assert step_seconds(longer, A100) > step_seconds(run, A100)
+    assert spread_of(run, A100)[0] == SPREAD_COUNTED
+    assert "an encoder-decoder counted" in spread_of(run, A100)[1]
+
+
+def test_an_encoder_decoder_is_quoted() -> None:
+    data = {"path": "a.csv", "prompt": "{p}", "completion": "{r}"}
+    work = made({"task": "seq2seq", "data": data}, T5)
+    assert work.unestimated == ""
+    (line,) = quoted([offer()], work=work).lines
+    assert line.verdict is Verdict.KEPT, line.reason
+    assert line.usd_p50
+    assert line.memory is not None
+    more = quoted([offer()], work=replace(work, written=4 * work.written)).lines[0]
+    assert more.memory is not None
+    assert more.memory.required > line.memory.required
