@@ -1,6 +1,6 @@
 """Whether runs that are killed equal runs that are not: `python -m benchmarks.resume_matrix --schedules 100`.
 
-Schedules of one to four kills each over eighteen tasks and methods (`tests.trainer.schedules`): SIGKILLs of the machine
+Schedules of one to four kills each over nineteen tasks and methods (`tests.trainer.schedules`): SIGKILLs of the machine
 or of its worker, and drains, also inside an accumulation window, at the end of an epoch, in an evaluation, in a save or
 in a restore. Exact: every loss, weight, moment and result is bitwise that of the undisturbed run, everything that was
 loaded had been saved so, and nothing older than what was committed was loaded. Beside it as many schedules of HF

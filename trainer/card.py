@@ -19,7 +19,8 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
     config = job.train
     base = Path(config.model).name if Path(config.model).is_dir() else config.model
     full = isinstance(config.method, FullConfig)
-    head: dict[str, Any] = {"library_name": "transformers" if full else "peft", "tags": ["gpubroker", config.task]}
+    library = "diffusers" if config.task == "text_to_image" else "transformers" if full else "peft"
+    head: dict[str, Any] = {"library_name": library, "tags": ["gpubroker", config.task]}
     if not Path(config.model).is_dir():
         head["base_model"] = base
     shown = config.model_dump(mode="json", exclude={"model": True, "data": {"path"}, "output": True})

@@ -60,5 +60,6 @@ def write_artifacts(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     task.save(folder, model, state)
-    (folder / "samples.json").write_text(json.dumps(samples, indent=1, ensure_ascii=False))
+    told = task.keep(folder, samples)
+    (folder / "samples.json").write_text(json.dumps(told, indent=1, ensure_ascii=False))
     (folder / "eval.json").write_text(json.dumps(scores, indent=1))

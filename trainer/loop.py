@@ -145,7 +145,8 @@ class Loop:
             )
             self._set(heldout_loss_before=loss)
         if self._config.samples.prompts and self._config.adapters is None:
-            written = self._written()
+            kept = self._task.keeps_base_samples
+            written = self._written() if kept else [""] * len(self._config.samples.prompts)
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 
     def _batches(self) -> tuple[list[list[Any]], int]:
@@ -164,6 +165,7 @@ class Loop:
         """One optimizer step; after a mid-step restore, what is left of it."""
         started = time.monotonic()
         self._jump()
+        self._task.begins(self._progress.step)
         batches, targets = self._batches()
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
         for number in range(self._progress.micro, len(batches)):
@@ -297,6 +299,7 @@ class Loop:
             if self._world == 1 and self._run.drain.exists():
                 raise Drained
 
+        self._task.begins(EVALUATION)
         set_seed(order.noise(self._config.seed, EVALUATION, 0))
         return evaluate.heldout(
             self._task, self._bare, self._held, size=self._micro * 2, device=self._device, between=between

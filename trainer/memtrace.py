@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from trainer import lean
@@ -104,7 +105,7 @@ class _Probe(Loop):
         self._device = next(model.parameters()).device
         self._parallel = parallel.Copies(self._accelerator)
         self._model, self._optimizer = self._parallel.prepare(model, optimizer)
-        self._snapshots: Any = _Untouched(storages)
+        self._keeper: Any = SimpleNamespace(snapshots=_Untouched(storages))
         self._progress, self._total, self._task = Progress(), 1, task
         row = BY_TASK[ask.task].row
         self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
@@ -113,6 +114,12 @@ class _Probe(Loop):
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
+
+    def _jump(self) -> None:
+        """No earlier worker went wrong."""
+
+    def _is_good(self, row: dict[str, float]) -> bool:
+        return True
 
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
         pass

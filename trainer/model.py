@@ -49,6 +49,7 @@ KINDS = {
     "dpo": "causal-LM",
     "reward_model": "text-model",
     "image_classification": "vision-model",
+    "text_to_image": "Stable-Diffusion",
 }
 """What the model of each task is called."""
 

@@ -26,6 +26,14 @@ def noise(seed: int, step: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, step, number]).generate_state(1)[0])
 
 
+def draws(seed: int, step: int, row: int) -> int:
+    """What seeds the generator of what is drawn for a row in a step, wherever and beside whichever rows it is trained.
+
+    32 bits, as `noise`; another stream than that one.
+    """
+    return int(np.random.SeedSequence([seed, step, row, 1]).generate_state(1)[0])
+
+
 def split(seed: int, rows: int, eval_share: float) -> tuple[list[int], list[int]]:
     """(training, held-out) row numbers. A positive share holds out one row at least and leaves one for training."""
     held = 0 if eval_share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * eval_share)))

@@ -105,11 +105,11 @@ class _Look:
         if not lengths:
             return
         length = max(lengths)
-        if length >= self._train.max_length:  # it may be cut
+        if self._task.cuts and length >= self._task.limit:  # it may be cut
             self._whole.tokenizer = self._task.tokenizer
             length = max(self._whole.lengths(self._whole.example(row, number)))
         self.lengths[length] += 1
-        self.tokens += self._task.size(example)
+        self.tokens += self._task.size(example) if self._task.cuts else min(length, self._task.limit)
 
     def _blank(self, row: dict[str, Any]) -> bool:
         data = self._train.data
@@ -167,13 +167,15 @@ def _check(spec: Path, report: Report) -> None:
             f"train.global_batch: {len(training)} rows to train on are fewer than {train.global_batch}; lower it, or "
             "give more rows"
         )
-    if report.lengths:
+    if report.lengths and task.cuts:
         _fits(train, int(report.lengths["max"]))
     if train.adapters is not None:
-        _check_targets(train, task, train.adapters)
+        _check_targets(task, train.adapters)
 
 
 def _fill(report: Report, task: Task[Any], look: _Look) -> None:
+    if look.lengths:
+        report.max_length = task.limit
     report.rows, report.bad_rows, report.bad = task.rows, task.bad, task.faults
     report.empty_rows, report.duplicates = look.empty, look.duplicates
     report.lengths = _distribution(look.lengths)
@@ -225,17 +227,12 @@ def _fits(train: TrainConfig, longest: int) -> None:
         )
 
 
-def _check_targets(train: TrainConfig, task: Task[Any], adapters: LowRank) -> None:
+def _check_targets(task: Task[Any], adapters: LowRank) -> None:
     """Raises UserFault for adapters of modules that the model does not have; it is built without weights."""
-    import torch
-    import transformers
 
     from trainer import model
 
-    config = transformers.AutoConfig.from_pretrained(train.model)
-    with torch.device("meta"):
-        hollow = getattr(transformers, task.architecture).from_config(config)
-    model.chosen(hollow, adapters)
+    model.chosen(task.hollow(), adapters)
 
 
 def table(report: Report) -> str:

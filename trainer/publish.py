@@ -48,7 +48,7 @@ def _layout(folder: Path) -> dict[str, Path]:
     if root is None:
         raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
     found = {name: folder / name for name in BESIDE if (folder / name).is_file()}
-    for top in ROOTS:
+    for top in (*ROOTS, "samples"):
         for path in sorted(p for p in (folder / top).rglob("*") if p.is_file()):
             inner = path.relative_to(folder / top).as_posix()
             found[inner if top == root else f"{top}/{inner}"] = path

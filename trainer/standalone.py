@@ -26,7 +26,7 @@ from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, 
 from trainer.contract.train import CheckpointConfig, DataFormat, TrainConfig
 
 ME = "standalone"
-RESULTS = ("adapter", "model", "metrics.jsonl", "samples.json", "eval.json", "README.md")
+RESULTS = ("adapter", "model", "metrics.jsonl", "samples.json", "samples", "eval.json", "README.md")
 
 
 class BadConfig(ValueError):

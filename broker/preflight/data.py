@@ -256,6 +256,8 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
             column("data.image", train.data.image, summary, "picture")
             return (), 0
         return _template("data.prompt", train.data.prompt, summary)
+    if train.data.image:
+        column("data.image", train.data.image, summary, "picture")
     names, literal = _template("data.prompt", train.data.prompt, summary)
     for field, template in _learned(train):
         more, text = _template(field, template, summary)
@@ -269,6 +271,8 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
 def _learned(train: TrainConfig) -> list[tuple[str, str]]:
     """(field, template) of what the model learns to write."""
     settings = ("chosen", "rejected") if train.task in ("dpo", "reward_model") else ("completion",)
+    if train.task == "text_to_image":
+        return []
     return [(f"data.{name}", getattr(train.data, name)) for name in settings]
 
 
@@ -309,13 +313,13 @@ def _labels(train: TrainConfig, summary: DataSummary) -> tuple[str, ...]:
 
 def _example(train: TrainConfig, summary: DataSummary) -> str:
     """What is read of one row, where it is a column."""
-    name = train.data.words or train.data.image
+    name = train.data.words or (train.data.image if train.task in LABEL else "")
     return summary.columns[name].example if name else ""
 
 
 def _target(train: TrainConfig, summary: DataSummary, examples: dict[str, str]) -> str:
     """What is learned of one row."""
-    name = train.data.messages or train.data.label
+    name = train.data.messages or train.data.label or train.data.image
     return summary.columns[name].example if name else fill(_learned(train)[0][1], examples)
 
 

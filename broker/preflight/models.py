@@ -19,6 +19,9 @@ from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
 HUB = "https://huggingface.co"
+CONFIG = "config.json"
+DIFFUSION = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
+"""Pipelines that `text_to_image` trains."""
 
 
 class HubUnreachable(GpubrokerError):
@@ -30,7 +33,7 @@ def _invalid(message: str) -> InvalidInput:
 
 
 class HubClient:
-    """Reads `config.json` of models from a Hub; answers are kept for the life of the client.
+    """Reads the configs of models from a Hub; answers are kept for the life of the client.
 
     `endpoint`: as HF_ENDPOINT, without a trailing slash. `token`: for private and gated models.
     """
@@ -39,21 +42,21 @@ class HubClient:
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._known: dict[str, dict[str, Any]] = {}
+        self._known: dict[tuple[str, str], dict[str, Any]] = {}
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> "HubClient":
         """By the Hub's own variables: `HF_TOKEN`, `HF_ENDPOINT`."""
         return cls(endpoint=env.get("HF_ENDPOINT") or HUB, token=env.get("HF_TOKEN") or None)
 
-    async def config(self, model: str) -> dict[str, Any]:
+    async def config(self, model: str, file: str = CONFIG) -> dict[str, Any]:
         """The config of `owner/name`. Raises InvalidInput when the Hub refuses, HubUnreachable when it is silent."""
-        if model not in self._known:
-            self._known[model] = self._parsed(model, *await self._get(model))
-        return self._known[model]
+        if (model, file) not in self._known:
+            self._known[model, file] = self._parsed(model, file, *await self._get(model, file))
+        return self._known[model, file]
 
-    async def _get(self, model: str) -> tuple[int, bytes]:
-        url = f"{self._endpoint}/{model}/resolve/main/config.json"
+    async def _get(self, model: str, file: str) -> tuple[int, bytes]:
+        url = f"{self._endpoint}/{model}/resolve/main/{file}"
         try:
             async with (
                 aiohttp.ClientSession(timeout=self._timeout, trust_env=True) as session,
@@ -63,28 +66,28 @@ class HubClient:
         except (aiohttp.ClientError, TimeoutError) as e:
             raise HubUnreachable(f"no answer from {self._endpoint} ({type(e).__name__})") from None
 
-    def _parsed(self, model: str, status: int, body: bytes) -> dict[str, Any]:
+    def _parsed(self, model: str, file: str, status: int, body: bytes) -> dict[str, Any]:
         match status:
             case 200:
-                return parse(body, model)
+                return parse(body, model, file)
             case 401 | 403:
                 raise _invalid(
                     f"{model!r} is gated or private, or does not exist: check the name, accept its licence at "
                     f"{self._endpoint}/{model}, and give the broker a token in HF_TOKEN"
                 )
             case 404:
-                raise _invalid(f"the Hub has no {model!r} with a config.json; check the owner and the name")
+                raise _invalid(f"the Hub has no {model!r} with a {file}; check the owner and the name")
         raise HubUnreachable(f"{self._endpoint} answered {status}")
 
 
-def parse(body: bytes, where: str) -> dict[str, Any]:
+def parse(body: bytes, where: str, file: str = CONFIG) -> dict[str, Any]:
     """A config's JSON object. Raises InvalidInput."""
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise _invalid(f"config.json of {where!r} is not a JSON object; is this a transformers model?")
+        raise _invalid(f"{file} of {where!r} is not a JSON object; is this a transformers model?")
     return config
 
 
@@ -101,7 +104,7 @@ def _folder(path: Path, files: Sequence[str]) -> Found:
     missing = [p for p in files if not any(path.glob(p))]
     if missing:
         raise _invalid(f"{str(path)!r} lacks {', '.join(missing)}; save model and tokenizer with save_pretrained")
-    return Found(name=path.name, config=parse((path / "config.json").read_bytes(), str(path)))
+    return Found(name=path.name, config=parse((path / files[0]).read_bytes(), str(path), files[0]))
 
 
 def is_folder(model: str) -> bool:
@@ -113,13 +116,17 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShap
     """The shape of the model as the task trains it; None where nobody estimates such a one. Raises InvalidInput as
     `find`, and for a model that the task cannot train."""
     found = await find(train.model, hub=hub, files=model_files(train.task))
+    if train.task == "text_to_image":
+        if (kind := found.config.get("_class_name")) not in DIFFUSION:
+            raise _invalid(f"{found.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")
+        return None
     shape = task_shape(found.name, found.config, train.task)
     return shape and replace(shape, bundled=found.bundled)
 
 
 async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES) -> Found:
-    """The config of a folder, which has to have `files`, or a Hub id. `hub` None: only folders and the catalogue.
-    Raises InvalidInput.
+    """The config of a folder, which has to have `files`, or a Hub id; the first of `files` is the config's. `hub` None:
+    only folders and the catalogue. Raises InvalidInput.
 
     The Hub is asked about gated models of the catalogue too, so that a missing licence is found before money is spent.
     """
@@ -130,13 +137,13 @@ async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODE
         return _folder(path, files)
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
-    entry = catalogue.find(model)
+    entry = catalogue.find(model) if files[0] == CONFIG else None
     if entry is not None and (hub is None or not entry.gated):
         return Found(name=model, config=entry.config, bundled=True)
     if hub is None:
         raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
     try:
-        return Found(name=model, config=await hub.config(model))
+        return Found(name=model, config=await hub.config(model, files[0]))
     except HubUnreachable as e:
         if entry is not None:
             return Found(name=model, config=entry.config, bundled=True)

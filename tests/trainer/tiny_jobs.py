@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.trainer import digits, heads
+from tests.trainer import diffusion, digits, heads
 from trainer.contract.train import (
     FullConfig,
     LoraConfig,
@@ -96,6 +96,10 @@ KINDS: dict[str, Kind] = {
     "image_classification full": Kind(
         model=heads.vit, columns={"image": "image", "label": "label"}, format="tar",
         more={"method": FULL, "task": "image_classification", "samples": SamplesConfig()},
+    ),
+    "text_to_image lora": Kind(
+        model=diffusion.stable_diffusion, columns={"image": "image", "prompt": "a {label}"}, format="tar",
+        more={"method": LORA, "task": "text_to_image", "diffusion": {"sample_steps": 1}},
     ),
     "causal_lm qlora": Kind(model=heads.llama, columns=SAID, more={"method": NF4}),
     "causal_lm int8": Kind(model=heads.llama, columns=SAID, more={"method": INT8}),

@@ -17,7 +17,13 @@ FORKS = multiprocessing.get_context("forkserver")
 MODELS = [
     f"transformers.models.{kind}.modeling_{kind}" for kind in ("bart", "bert", "gpt2", "llama", "roberta", "t5", "vit")
 ]
-FORKS.set_forkserver_preload(["trainer.loop", "trainer.agent.run", "transformers", "peft", "bitsandbytes", *MODELS])
+DIFFUSION = [
+    f"diffusers.pipelines.stable_diffusion{kind}"
+    for kind in (".pipeline_stable_diffusion", "_xl.pipeline_stable_diffusion_xl")
+]
+FORKS.set_forkserver_preload(
+    ["trainer.loop", "trainer.agent.run", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
+)
 TENSORS = ("model", "optimizer", "gradients")
 
 

@@ -17,6 +17,7 @@ TaskName = Literal[
     "dpo",
     "reward_model",
     "image_classification",
+    "text_to_image",
 ]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
@@ -40,8 +41,8 @@ class DataConfig(Config):
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""
-    """Template over the columns, e.g. `Define {word}:`; it carries no loss. What `seq2seq` reads, and the whole text
-    for a class or a number."""
+    """Template over the columns, e.g. `Define {word}:`; it carries no loss. What `seq2seq` reads, the whole text for
+    a class or a number, and the caption of a picture."""
     completion: Annotated[Text, Field(max_length=8192)] = ""
     """Template over the columns, e.g. `{definition}`; the loss is on this part only. What `seq2seq` writes."""
     chosen: Annotated[Text, Field(max_length=8192)] = ""
@@ -54,8 +55,8 @@ class DataConfig(Config):
     words: Column = ""
     """`token_classification`: the column of a row's words, a list, or a text with spaces between them."""
     image: Column = ""
-    """The column of pictures: `image` in an archive; else base64, or pixels from 0 to 255 as rows of columns of one
-    number or of three."""
+    """`image_classification`, `text_to_image`: the column of pictures: `image` in an archive; else base64, or pixels
+    from 0 to 255 as rows of columns of one number or of three."""
     label: Column = ""
     """The column of what is to be said of a row: a class (`text_classification`, `image_classification`), a number
     (`text_regression`), a tag for each word (`token_classification`). In an archive of class folders: `label`."""
@@ -79,17 +80,29 @@ USES: dict[str, tuple[Use, ...]] = {
     "dpo": ((("chosen", "rejected"), ("prompt",)),),
     "reward_model": ((("chosen", "rejected"), ("prompt",)),),
     "image_classification": ((("image", "label"), ("labels",)),),
+    "text_to_image": ((("image", "prompt"), ()),),
 }
 """The ways in which a task takes its data."""
 CHOICES = ("prompt", "completion", "chosen", "rejected", "messages", "words", "image", "label", "labels")
 MODEL_FILES = ("config.json", "*.safetensors", "tokenizer*")
 """What a model's folder has."""
 IMAGE_MODEL_FILES = ("config.json", "*.safetensors", "preprocessor_config.json")
+DIFFUSION_MODEL_FILES = (
+    "model_index.json",
+    *(f"{part}/*.safetensors" for part in ("unet", "vae", "text_encoder")),
+    "tokenizer/*",
+    "scheduler/scheduler_config.json",
+)
 
 
 def model_files(task: TaskName) -> tuple[str, ...]:
-    """Patterns of the files that a folder with a model for the task has."""
-    return IMAGE_MODEL_FILES if task == "image_classification" else MODEL_FILES
+    """Patterns of the files that a folder with a model for the task has; the first is what says of which kind it is."""
+    match task:
+        case "image_classification":
+            return IMAGE_MODEL_FILES
+        case "text_to_image":
+            return DIFFUSION_MODEL_FILES
+    return MODEL_FILES
 
 
 def misuse(task: TaskName, data: DataConfig) -> str | None:
@@ -183,8 +196,23 @@ class DpoConfig(Config):
     """How closely the model is held to the one that it began as."""
 
 
+class DiffusionConfig(Config):
+    """`text_to_image`: Stable Diffusion 1.x, 2.x and SDXL."""
+
+    resolution: Annotated[int, Field(ge=16, le=2048, multiple_of=8)] | None = None
+    """Pixels of a side, to which pictures are resized and cropped in the middle; absent: the model's own."""
+    min_snr: Annotated[float, Field(gt=0, le=100)] | None = None
+    """The gamma of Min-SNR weighting (Hang et al. 2023, arXiv 2303.09556), 5 in the paper; absent: all alike."""
+    cache: bool = True
+    """Keep what the frozen parts make of each row in the host's memory of each process: about 0.4 MB a row for Stable
+    Diffusion at 512 pixels, 1.2 MB for SDXL at 1024. The losses are the same without."""
+    sample_steps: Annotated[int, Field(ge=1, le=1000)] = 30
+    """Denoising steps of a sample."""
+
+
 class SamplesConfig(Config):
-    """Texts that the tuned model writes at the end, beside the base model's (greedy decoding)."""
+    """Texts that the tuned model writes at the end, beside the base model's (greedy decoding); pictures that it makes
+    (`text_to_image`)."""
 
     prompts: Annotated[tuple[Annotated[Text, Field(max_length=4096)], ...], Field(max_length=16)] = ()
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
@@ -200,6 +228,7 @@ class TrainConfig(Config):
     method: Method = LoraConfig()
     optim: OptimConfig = OptimConfig()
     dpo: DpoConfig = DpoConfig()
+    diffusion: DiffusionConfig = DiffusionConfig()
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Ignored when `max_steps` is given."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
@@ -271,6 +300,8 @@ class TrainConfig(Config):
             raise ValueError(f"packing: task {self.task} has no use for it; remove it")
         if self.samples.prompts and self.task == "image_classification":
             raise ValueError("samples.prompts: task image_classification writes nothing; remove them")
+        if self.task == "text_to_image" and self.quantised is not None:
+            raise ValueError("method: text_to_image trains over whole weights; use lora")
         if self.task == "dpo" and self.adapters is None:
             raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self

@@ -14,6 +14,7 @@ from trainer.tasks.dpo import Dpo
 from trainer.tasks.images import ImageClassification
 from trainer.tasks.reward import RewardModel
 from trainer.tasks.seq2seq import Seq2Seq
+from trainer.tasks.text_to_image import TextToImage
 from trainer.tasks.texts import TextClassification, TextRegression
 from trainer.tasks.tokens import TokenClassification
 
@@ -26,6 +27,7 @@ TASKS: dict[str, type[Task[Any]]] = {
     "dpo": Dpo,
     "reward_model": RewardModel,
     "image_classification": ImageClassification,
+    "text_to_image": TextToImage,
 }
 
 

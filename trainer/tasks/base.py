@@ -32,6 +32,10 @@ class Task(ABC, Generic[E]):
     """The class of transformers that loads the model."""
     adapters: str | None
     """peft's `task_type`; None for a model that it has no kind for."""
+    cuts = True
+    """Whether `example` has cut what is longer than `limit`."""
+    keeps_base_samples = True
+    """Whether what the untuned model writes is small enough to lie in every checkpoint of a full fine-tune."""
     headed = False
     """Modules whose weights no checkpoint gave are trained, and saved whole."""
 
@@ -107,6 +111,14 @@ class Task(ABC, Generic[E]):
         self._settle(model)
         return models.wrap(model, self.config, self.adapters, fresh if self.headed else ())
 
+    def hollow(self) -> Any:
+        """The model by its config alone, without weights, adapters and memory."""
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(self.config.model)
+        with torch.device("meta"):
+            return getattr(transformers, self.architecture).from_config(config)
+
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""
 
@@ -123,6 +135,11 @@ class Task(ABC, Generic[E]):
     def lengths(self, example: Any) -> tuple[int, ...]:
         """Tokens of each sequence of what `example` made that `max_length` bounds; none for what is no text."""
         return (len(example.ids),)
+
+    @property
+    def limit(self) -> int:
+        """Tokens of a sequence that are read; after `examples`."""
+        return self.config.max_length
 
     @abstractmethod
     def shown(self, example: Any) -> tuple[str, str]:
@@ -144,6 +161,9 @@ class Task(ABC, Generic[E]):
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         """Sum of the batch's losses, float32, with its graph."""
 
+    def begins(self, step: int) -> None:
+        """Before the rows of a step are trained on; before held-out rows are judged, with a number that no step has."""
+
     def choose(self, held: Sequence[E]) -> None:
         """Before held-out rows are judged: which of them to look at closer."""
 
@@ -162,6 +182,10 @@ class Task(ABC, Generic[E]):
     def write(self, model: Any, device: torch.device) -> list[str]:
         """What the model makes of each of the configured prompts."""
         return []
+
+    def keep(self, folder: Path, samples: list[dict[str, str]]) -> list[dict[str, str]]:
+        """What `samples.json` says of the samples; files beside it go to the folder."""
+        return samples
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
         """`adapter/` (peft's format) or `model/`, a whole folder. `state`: tensors in place of the model's own."""

@@ -84,7 +84,6 @@ def test_a_mixture_of_experts_scales_within_a_wide_interval() -> None:
     assert point.high / point.low > 1.9
 
 
-
 @pytest.mark.parametrize(
     ("said", "counts"),
     [

@@ -277,6 +277,17 @@ def test_a_class_of_pictures_is_that_of_their_folders() -> None:
     assert "'label' is null or missing in row 1" in refusal(check, config, summarise(tar({"0.png": good}), "tar"))[1]
 
 
+def test_a_picture_and_its_caption() -> None:
+    data = {"path": "p.tar", "image": "image", "prompt": "a drawing of a {label}", "eval_share": 0.5}
+    task = {"model": "a/b", "task": "text_to_image", "data": data, "global_batch": 1, "micro_batch": 1}
+    config = TrainConfig.model_validate(task)
+    good = b"\x89PNG\r\n\x1a\n"
+    report = check(config, summarise(tar({"cat/1.png": good, "dog/1.png": good + b"1"}), "tar"))
+    assert (report.example_prompt, report.example_completion) == ("a drawing of a cat", "cat/1.png")
+    broken = summarise(tar({"cat/1.png": good, "dog/1.png": b"GIF9"}), "tar")
+    assert refusal(check, config, broken)[1].startswith("row 2: column 'image' is no picture")
+
+
 @pytest.mark.parametrize("task", ["dpo", "reward_model"])
 def test_both_answers_of_a_preference_are_checked(task: str) -> None:
     data = {"path": "a.csv", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}

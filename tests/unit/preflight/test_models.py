@@ -261,6 +261,34 @@ async def test_what_a_task_cannot_train_is_refused(
         await of_task(task, data, config, tmp_path)
 
 
+async def test_a_pipeline_is_known_by_its_index(hub: tuple[Hub, str], tmp_path: Path) -> None:
+    data = {"path": "a.tar", "image": "image", "prompt": "{label}"}
+    fake, url = hub
+    for name, refused in (("StableDiffusionXLPipeline", False), ("FluxPipeline", True)):
+        folder = tmp_path / name
+        for file in ("unet/a.safetensors", "vae/a.safetensors", "text_encoder/a.safetensors", "tokenizer/vocab.json"):
+            (folder / file).parent.mkdir(parents=True)
+            (folder / file).touch()
+        fake.body = json.dumps({"_class_name": name})
+        (folder / "model_index.json").write_text(fake.body)
+        (folder / "scheduler").mkdir()
+        (folder / "scheduler/scheduler_config.json").write_text("{}")
+        for model in (str(folder), f"owner/{name}"):
+            train = TrainConfig.model_validate({"task": "text_to_image", "model": model, "data": data})
+            client = HubClient(endpoint=url)
+            if not refused:
+                assert await resolve_for(train, hub=client) is None
+                continue
+            with pytest.raises(InvalidInput, match="is of the kind FluxPipeline; task text_to_image takes Stable"):
+                await resolve_for(train, hub=client)
+    assert {path for path, _ in fake.asked} == {
+        f"/owner/{name}/resolve/main/model_index.json" for name in ("StableDiffusionXLPipeline", "FluxPipeline")
+    }
+    (tmp_path / "FluxPipeline/model_index.json").unlink()
+    with pytest.raises(InvalidInput, match=r"lacks model_index\.json"):
+        await resolve_for(train.model_copy(update={"model": str(tmp_path / "FluxPipeline")}), hub=None)
+
+
 def test_tasks_to_come_have_their_heads_too() -> None:
     vit = task_shape("v", {"model_type": "vit"}, "image_classification")
     assert vit is not None

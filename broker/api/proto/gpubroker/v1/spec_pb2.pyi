@@ -29,6 +29,7 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_DPO: _ClassVar[Task]
     TASK_REWARD_MODEL: _ClassVar[Task]
     TASK_IMAGE_CLASSIFICATION: _ClassVar[Task]
+    TASK_TEXT_TO_IMAGE: _ClassVar[Task]
 
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -109,6 +110,7 @@ TASK_SEQ2SEQ: Task
 TASK_DPO: Task
 TASK_REWARD_MODEL: Task
 TASK_IMAGE_CLASSIFICATION: Task
+TASK_TEXT_TO_IMAGE: Task
 PRECISION_UNSPECIFIED: Precision
 PRECISION_AUTO: Precision
 PRECISION_BF16: Precision
@@ -234,7 +236,7 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "tf32", "compile", "attention", "guard", "selection", "output")
+    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "tf32", "compile", "attention", "guard", "selection", "output")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class TrainConfig(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PACKING_FIELD_NUMBER: _ClassVar[int]
     DPO_FIELD_NUMBER: _ClassVar[int]
+    DIFFUSION_FIELD_NUMBER: _ClassVar[int]
     TF32_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
@@ -279,13 +282,14 @@ class TrainConfig(_message.Message):
     samples: SamplesConfig
     packing: bool
     dpo: DpoConfig
+    diffusion: DiffusionConfig
     tf32: bool
     compile: bool
     attention: Attention
     guard: GuardConfig
     selection: SelectionConfig
     output: OutputConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ...) -> None: ...
 
 class OutputConfig(_message.Message):
     __slots__ = ("merge", "push", "copy_to")
@@ -434,6 +438,18 @@ class DpoConfig(_message.Message):
     BETA_FIELD_NUMBER: _ClassVar[int]
     beta: float
     def __init__(self, beta: _Optional[float] = ...) -> None: ...
+
+class DiffusionConfig(_message.Message):
+    __slots__ = ("resolution", "min_snr", "cache", "sample_steps")
+    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
+    MIN_SNR_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    resolution: int
+    min_snr: float
+    cache: bool
+    sample_steps: int
+    def __init__(self, resolution: _Optional[int] = ..., min_snr: _Optional[float] = ..., cache: bool = ..., sample_steps: _Optional[int] = ...) -> None: ...
 
 class SamplesConfig(_message.Message):
     __slots__ = ("prompts", "max_new_tokens")

@@ -1,0 +1,55 @@
+"""What a machine has to tell of its training becomes events, and one that finds itself unfit is not rented again."""
+
+from collections.abc import Callable
+
+from broker.domain.ids import JobId, attempt_id
+from broker.domain.job import AttemptState
+from tests.controllers.house import House
+from tests.controllers.rented import Rented, cloud_of
+from trainer.contract import keys
+from trainer.contract.rendezvous import Beat, Final, Outcome, Told
+
+Build = Callable[..., House]
+LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 600, "tick_s": 0.02}
+"""Its agent beats once, so the test does."""
+FIRST = Told(seq=1, kind="skipped", message="step 7 is left out")
+SECOND = Told(seq=2, kind="save_failed", message="no space left")
+
+
+async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(house: Build) -> None:
+    broker = house(Rented, virtual=LONG)
+    cloud_of(broker).set_up.set()
+
+    async def heard(job: JobId) -> list[tuple[str, str]]:
+        events = await broker.events(job)
+        return [(e.kind, e.message) for e in events if e.kind.startswith("training.")]
+
+    async with broker.running():
+        job = await broker.submit()
+        attempt = attempt_id(job, 1)
+
+        async def is_in(state: AttemptState) -> bool:
+            return (found := await broker.attempts(job)) != [] and found[0].state is state
+
+        await broker.eventually(lambda: is_in(AttemptState.TRAINING))
+        beat = Beat(attempt=attempt, boot="b", seq=50, told=(FIRST,))
+        await broker.blobs.put(keys.beat(attempt, 0), beat.model_dump_json().encode())
+
+        async def one_is_heard() -> bool:
+            return len(await heard(job)) == 1
+
+        await broker.eventually(one_is_heard)
+        unfit = Final(
+            attempt=attempt, outcome=Outcome.INFRASTRUCTURE, message="host: the GPU computes wrongly", bad_host=True,
+            boot="b", told=(FIRST, SECOND),
+        )  # fmt: skip
+        await broker.blobs.put(keys.final(attempt), unfit.model_dump_json().encode())
+        done = beat.model_copy(update={"seq": 51, "phase": "done"})
+        await broker.blobs.put(keys.beat(attempt, 0), done.model_dump_json().encode())
+        await broker.eventually(lambda: is_in(AttemptState.ENDED))
+        assert await heard(job) == [
+            ("training.skipped", "attempt 1: step 7 is left out"), ("training.save_failed", "attempt 1: no space left"),
+        ]  # fmt: skip
+        reasons = (await broker.store.blocked_offers()).values()
+        assert any("failed 1 x: host: the GPU computes wrongly" in reason for reason in reasons), reasons
+        await broker.stop(job)
