@@ -25,10 +25,11 @@ import uvloop
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.money import ZERO
-from broker.domain.offer import Offer, QuoteLine, Verdict, Workload
+from broker.domain.offer import Offer, QuoteLine, Verdict
 from broker.domain.policy import Budget, Period, Policy, Window
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
+from broker.domain.workload import Workload
 from broker.ports import Change
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate

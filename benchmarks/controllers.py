@@ -25,8 +25,8 @@ from broker.controllers.context import Context, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.domain.ids import Installation, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
-from broker.domain.offer import Workload
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 from broker.market.market import Market, MarketRhythm
 from broker.secrets import SecretBox
 from broker.store.embedded import EmbeddedPostgres

@@ -14,7 +14,8 @@ from broker.decide.scaling import Load, run_of, scaling
 from broker.decide.throughput import pace, timing
 from broker.domain.instance import Caps
 from broker.domain.money import usd
-from broker.domain.offer import Offer, Workload
+from broker.domain.offer import Offer
+from broker.domain.workload import Workload
 from broker.models import catalogue
 from broker.models.shape import shape_of
 

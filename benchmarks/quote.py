@@ -12,8 +12,9 @@ from broker.decide.hardware import TABLE
 from broker.decide.quote import quote
 from broker.decide.quote_words import summary
 from broker.domain.instance import Caps
-from broker.domain.offer import ModelShape, Offer, Quote, Workload
+from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape, Workload
 
 PROVIDERS = tuple(f"cloud{n}" for n in range(8))
 LLAMA_3_8B = ModelShape(

@@ -11,7 +11,7 @@ from broker.decide.hardware import TABLE, Hardware
 from broker.decide.memory_builds import Numerics
 from broker.decide.memory_held import trained_parameters
 from broker.decide.roofline import Ideal, Run, ideal
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from broker.api.service import Checked
-from broker.domain.offer import ModelShape
 from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape
 from broker.ports import Clock
 from broker.preflight.check import preflight
 from broker.preflight.data import DataSummary, summarise

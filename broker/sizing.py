@@ -21,7 +21,7 @@ from broker.decide.roofline import ideal, terms
 from broker.decide.scaling import run_of, unmeasured
 from broker.decide.throughput import spread_of
 from broker.domain.errors import InvalidInput
-from broker.domain.offer import ModelShape, Parallelism, Plan
+from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape

@@ -11,7 +11,7 @@ from broker.decide.hardware import Hardware
 from broker.decide.memory_builds import build_of
 from broker.decide.scaling import A_MACHINE, Load, Point, counts_of, scaling
 from broker.decide.workload import optimizer_of
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.sizing import BadAsk, config_of, hardware_of, model_shape
 from trainer.contract.train import TrainConfig
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from trainer import lean
@@ -22,48 +21,24 @@ from trainer import lean
 if __name__ == "__main__":  # before the libraries
     lean.shut_out()
 
-import accelerate
 import peft
 import torch
 import transformers
 from transformers import AutoConfig
 
-from trainer import memtrace_unet, optimizers, parallel
+from trainer import memtrace_unet
 from trainer import model as models
 from trainer.asif import BLOCK, AsIf, allowed
-from trainer.checkpoint_plan import Progress
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.faults import Fault
-from trainer.loop import Loop
 from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
+from trainer.memtrace_step import Ask, Probe
 from trainer.storages import Storages, in_backward
 
 TRACED = 3, 4
 """Layers of the two traces; with three the first, the last and one between differ."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ask:
-    """What to trace; defaults as the trainer's. `sequence`: tokens of every row."""
-
-    train: TrainConfig
-    sequence: int
-    target: int = 0
-    """Tokens that an encoder-decoder writes in each row; 0: as many as it reads."""
-    attention: str = "sdpa"
-    device: str = "cuda"
-    foreach: bool = False
-    """AdamW's foreach kernels in place of the fused one."""
-    padded: bool = False
-    """Rows differ in length, so attention takes a mask."""
-    pure: bool = False
-    """Weights are held and computed with in the half precision itself, without autocast."""
-    targets: tuple[str, ...] = ()
-    """Names of the modules that get adapters, in place of the trainer's choice."""
-    task: str = "causal_lm"
-    """What is learned, one of `memtrace_kinds.BY_TASK`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,77 +50,6 @@ class Peak:
     by_category: Mapping[str, int]
     segments: Mapping[str, int]
     """Peak of every segment."""
-
-
-class _Untouched:
-    """In place of snapshots and a run folder: nothing is saved, nobody asks for a drain."""
-
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
-
-    def before_update(self) -> None:
-        self._storages.enter("optimizer", "temporary")
-
-
-class _Probe(Loop):
-    """The trainer's loop around a model that is given, for one step of one micro-batch."""
-
-    def __init__(self, ask: Ask, model: Any, storages: Storages, task: Any) -> None:
-        config = ask.train
-        self._config, self._world, self._rank = config, 1, 0
-        mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
-        cuda = next(model.parameters()).device.type == "cuda"
-        self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
-        self._parameters = models.trainable(model)
-        optimizer = optimizers.of(self._parameters, config.optim)
-        if ask.foreach:
-            for group in optimizer.param_groups:
-                group.update(fused=None, foreach=True)
-        self._bare = model
-        self._device = next(model.parameters()).device
-        self._parallel = parallel.Copies(self._accelerator)
-        self._model, self._optimizer = self._parallel.prepare(model, optimizer)
-        self._keeper: Any = SimpleNamespace(snapshots=_Untouched(storages))
-        self._progress, self._total, self._task = Progress(), 1, task
-        row = BY_TASK[ask.task].row
-        self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
-        if ask.padded:
-            self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
-
-    def _batches(self) -> tuple[list[list[Any]], int]:
-        return [self._rows], sum(self._task.targets(e) for e in self._rows)
-
-    def _jump(self) -> None:
-        """No earlier worker went wrong."""
-
-    def _is_good(self, row: dict[str, float]) -> bool:
-        return True
-
-    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
-        pass
-
-    def warm(self) -> None:
-        """Makes the optimizer's state, as after the first step."""
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def step(self, storages: Storages) -> None:
-        """One step in the steady state; before the last of several micro-batches, with gradients accumulated."""
-        for tensor in (*self._bare.parameters(), *self._bare.buffers()):
-            storages.hold(tensor, "weights")
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                storages.hold(value, "optimizer")
-        accumulated = self._config.global_batch > self._config.rows_at_once
-        for parameter in self._parameters.values():
-            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "gradients"))
-            if accumulated:
-                parameter.grad = torch.zeros_like(parameter)
-                storages.hold(parameter.grad, "gradients")
-        self._bare.train()
-        self._step()
 
 
 def _stacks(model: Any, count: int) -> list[torch.nn.ModuleList]:
@@ -255,7 +159,7 @@ def trace(
     with _as_if(ask, real=real) as asif:
         task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
         model = _build(config, depths, ask, task, device="cpu" if real else "meta")
-        probe = _Probe(ask, model, storages, task)
+        probe = Probe(ask, model, storages, task)
         probe.warm()
         if ask.task == "text_to_image":
             memtrace_unet.mark(model, storages)
@@ -273,7 +177,7 @@ def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, in
     the driver counts of the whole GPU, so nobody else may use it."""
     task = task_of(ask.task, ask.train, config)
     model = _build(config, depths_of(config), ask, task, device="cuda")
-    probe = _Probe(ask, model, Storages("meta"), task)
+    probe = Probe(ask, model, Storages("meta"), task)
     probe._bare.train()
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()

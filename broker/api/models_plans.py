@@ -3,7 +3,8 @@
 from decimal import Decimal
 
 from broker.api.wire import Wire
-from broker.domain.offer import Drop, Parallelism
+from broker.domain.offer import Drop
+from broker.domain.workload import Parallelism
 
 
 class MemoryView(Wire):

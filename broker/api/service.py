@@ -36,8 +36,9 @@ from broker.domain.job import (
     LedgerEntry,
 )
 from broker.domain.money import ZERO, show
-from broker.domain.offer import Offer, ProviderStatus, Quote, Workload
+from broker.domain.offer import Offer, ProviderStatus, Quote
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 from broker.ports import Blobs, Clock, JobFilter, Notifier, Store, TenantStore, Upload
 from broker.secrets import SecretBox
 from trainer.contract import keys

@@ -13,7 +13,8 @@ from broker.cli import words
 from broker.cli.output import Output
 from broker.decide.budgets import Hold
 from broker.decide.quote_words import LABELS
-from broker.domain.offer import Drop, ModelShape, Verdict
+from broker.domain.offer import Drop, Verdict
+from broker.domain.workload import ModelShape
 from broker.preflight.data import DataReport
 
 SHOWN = 10

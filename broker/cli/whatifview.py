@@ -12,7 +12,8 @@ from broker.cli.output import Output
 from broker.cli.submission import Prepared
 from broker.decide.hardware import TABLE
 from broker.decide.workload import steps_of
-from broker.domain.offer import GIB, Drop, ModelShape
+from broker.domain.offer import GIB, Drop
+from broker.domain.workload import ModelShape
 from broker.notify.plot import scaling_png
 from broker.preflight.data import DataReport
 from broker.sizing import BadAsk, hardware_of

@@ -13,7 +13,8 @@ from broker.decide.memory_held import STATES, divided
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Loss, Played, Step
 from broker.decide.memory_tape import CATEGORIES as CATEGORIES
-from broker.domain.offer import GIB, ModelShape
+from broker.domain.offer import GIB
+from broker.domain.workload import ModelShape
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
 """`adapter`: any other kind over a frozen base, by how many parameters it trains."""

@@ -21,7 +21,7 @@ from broker.decide.step import ran_out_of_host
 from broker.decide.throughput import observed_runs, step_seconds
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.observation import Observation
-from broker.domain.offer import MemoryNeed, Workload
+from broker.domain.workload import MemoryNeed, Workload
 
 ENOUGH_STEPS = 10
 """The first steps of an attempt compile, warm up and fill caches."""

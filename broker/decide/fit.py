@@ -8,7 +8,8 @@ from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
 from broker.decide.plans import Planned, Planner
 from broker.decide.throughput import Pace, corrected, pace
-from broker.domain.offer import GIB, Drop, MemoryNeed, Offer, Plan, Workload
+from broker.domain.offer import GIB, Drop, Offer
+from broker.domain.workload import MemoryNeed, Plan, Workload
 
 _PROBE = "; its longest rows are tried after the first step"
 

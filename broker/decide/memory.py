@@ -6,7 +6,8 @@ from broker.decide.estimate import ATTENTION_ROLES, TRACED_OPTIMIZERS, adapted_m
 from broker.decide.memory_builds import Numerics, build_of, linears
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
-from broker.domain.offer import GIB, MemoryNeed, ModelShape, Workload
+from broker.domain.offer import GIB
+from broker.domain.workload import MemoryNeed, ModelShape, Workload
 
 GPU_CONTEXT = GIB * 3 // 4
 """CUDA context and cuBLAS workspaces."""

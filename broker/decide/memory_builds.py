@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)

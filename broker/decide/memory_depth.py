@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from broker.decide.memory_builds import build_of
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)

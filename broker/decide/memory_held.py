@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from broker.decide.memory_builds import Numerics, build_of, copies, layer_matrices, linears, stacks
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 STATES: Mapping[str, float] = {
     "adamw_fused": 2.0,

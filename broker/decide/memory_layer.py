@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from broker.decide.memory_builds import Numerics, build_of, copies, linears
 from broker.decide.memory_tape import Tape, Tensor, Weight
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 MOST_TURNS = 8
 """Of more experts several are played as one."""
@@ -31,9 +31,8 @@ class Layer:
             self.weights[role] = Weight(inputs * outputs * many, n.weight, trained=n.full, grad_width=n.trained)
             if role in n.adapted:
                 for end, width in (("A", inputs), ("B", outputs)):
-                    self.weights[role + end] = Weight(
-                        width * n.rank * many, n.adapters, trained=True, grad_width=n.adapters
-                    )
+                    size = width * n.rank * many
+                    self.weights[role + end] = Weight(size, n.adapters, trained=True, grad_width=n.adapters)
 
     def cast(self, x: Tensor, width: int) -> Tensor:
         """`x` in another width; itself, held once more, where that is its own."""
@@ -161,8 +160,8 @@ class Layer:
         if "qkv" in self.build.names:
             return self._fused_heads(self.linear(x, "qkv"))
         raw = [self.linear(x, role) for role in ("q", "k", "v")]
-        for number, parts in ((0, s.heads), (1, s.kv_heads)):
-            if self.build.head_norms:
+        if self.build.head_norms:
+            for number, parts in enumerate((s.heads, s.kv_heads)):
                 normed = self.norm(raw[number], parts)
                 tape.drop(raw[number])
                 raw[number] = normed
@@ -283,9 +282,9 @@ class Layer:
     def feed(self, x: Tensor) -> Tensor:
         """The MLP, or a mixture of such: every token goes through some experts, whose outputs are weighted and summed.
         All experts are taken to get as many tokens. They are computed at once, as transformers 5 does, or in turn."""
-        s, tape, tokens = self.shape, self.tape, self.tokens
-        if not s.experts:
+        if not (s := self.shape).experts:
             return self.mlp(x)
+        tape, tokens = self.tape, self.tokens
         turns = min(s.experts, MOST_TURNS) if self.numerics.experts_in_turn else 1
         scores = tape.op([x], tokens * s.experts, 4, saves=[x] if self.numerics.full else [], saves_out=True)
         width = x.count // tokens
@@ -296,7 +295,7 @@ class Layer:
             made = self.mlp(sent)
             weighted = tape.op([made, scores], made.count, made.width, saves=[made])
             tape.drop(sent, made)
-            total = self.tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
+            total = tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
             tape.drop(weighted)
         tape.drop(scores)
         self.tokens = tokens

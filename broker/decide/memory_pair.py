@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from broker.decide.memory_builds import CROSS, Numerics
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import Tape, Tensor, Weight
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 ALIGNED = 8
 """torch's memory-efficient attention copies a mask whose rows are no multiple of so many elements, or that are no rows

@@ -6,7 +6,7 @@ from broker.decide.memory_builds import build_of
 from broker.decide.memory_encoder import EncoderPlayer
 from broker.decide.memory_seq2seq import PairPlayer
 from broker.decide.memory_step import Played, Player, Step
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from broker.decide.memory_layer import Layer
 from broker.decide.memory_pair import PairLayer, Shared
 from broker.decide.memory_step import Bytes, Played, Player, Step
 from broker.decide.memory_tape import EARLIER, Tape, Tensor, Weight
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from broker.decide.memory_depth import Depth
 from broker.decide.memory_held import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 Bytes = Mapping[Category, int]
 Loss = Literal["trainer", "padded", "shifted", "float", "own"]

@@ -14,7 +14,7 @@ from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.decide.roofline import Run
 from broker.decide.throughput import Timing, run_of, step_seconds, timing
-from broker.domain.offer import MemoryNeed, Parallelism, Plan, Workload
+from broker.domain.workload import MemoryNeed, Parallelism, Plan, Workload
 from trainer.contract.train import PARALLELISMS
 
 MOST_ROWS = 64

@@ -19,9 +19,10 @@ from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
 from broker.decide.ranking import rank
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
-from broker.domain.offer import Considered, Drop, Offer, Quote, QuoteLine, Verdict, Workload
+from broker.domain.offer import Considered, Drop, Offer, Quote, QuoteLine, Verdict
 from broker.domain.regions import unsold
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 
 LIFETIME = timedelta(minutes=5)
 CAP_MARGIN, CENT = Decimal("1.25"), Decimal("0.01")

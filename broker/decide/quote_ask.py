@@ -12,8 +12,9 @@ from broker.decide.hardware import matches
 from broker.decide.hazard import certainty, preemptions_per_s
 from broker.decide.quote_kinds import Kind
 from broker.domain.instance import Caps
-from broker.domain.offer import HOST, Drop, Offer, Trust, Workload
+from broker.domain.offer import HOST, Drop, Offer, Trust
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 
 TIERS: Mapping[Trust, int] = {"community": 0, "secure": 1, "own": 2}
 

@@ -14,7 +14,8 @@ from typing import Any
 from broker.decide.fit import Fit
 from broker.decide.throughput import DOWNLOAD_BYTES_PER_S
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer, Workload
+from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer
+from broker.domain.workload import Workload
 
 Z90 = 1.2816
 """Normal quantile, for the time that preemptions take."""

@@ -8,7 +8,8 @@ from broker.decide.hardware import TABLE
 from broker.decide.plans import Planner
 from broker.decide.workload import remaining
 from broker.domain.job import Job, Remedy
-from broker.domain.offer import GIB, MemoryNeed, Plan, QuoteLine, Workload
+from broker.domain.offer import GIB, QuoteLine
+from broker.domain.workload import MemoryNeed, Plan, Workload
 from trainer.contract.keys import MANIFEST
 from trainer.contract.train import TrainConfig
 

@@ -20,7 +20,7 @@ from broker.decide.traffic import (
     through,
     weight_bytes,
 )
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 Recompute = Literal["none", "early", "whole"]
 """What checkpointing computes again of a layer: `early` stops before the last linear module, as torch's non-reentrant

@@ -16,7 +16,7 @@ from broker.decide.memory_held import trained_parameters
 from broker.decide.plans import ABOUT, MOST_ROWS, dividers
 from broker.decide.roofline import Run, ideal, model_flop, terms
 from broker.decide.throughput import spread_of
-from broker.domain.offer import ModelShape, Parallelism, Plan
+from broker.domain.workload import ModelShape, Parallelism, Plan
 from trainer.contract.train import PARALLELISMS
 
 A_MACHINE = 8

@@ -17,7 +17,7 @@ from broker.decide.memory import numerics_of
 from broker.decide.memory_builds import build_of
 from broker.decide.memory_held import trained_parameters
 from broker.decide.roofline import Run, ideal, terms
-from broker.domain.offer import ModelShape, Parallelism, Workload
+from broker.domain.workload import ModelShape, Parallelism, Workload
 
 SNAPSHOT_BYTES_PER_S = 2e9
 """Device to host memory [assumed]: the part of a save that the loop waits for."""

@@ -5,7 +5,7 @@ once; else transformers' modules as they are written, each operation reading its
 """
 
 from broker.decide.memory_builds import Numerics, build_of, copies, linears
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 
 LAST = frozenset({"down", "proj"})
 """A layer's last linear module: nobody needs its output again, so a recomputation may stop before it."""

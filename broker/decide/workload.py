@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from broker.domain.offer import ModelShape, Workload
 from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape, Workload
 from trainer.contract.train import LowRank, OptimizerName, TrainConfig
 
 BYTES_A_TOKEN = 4

@@ -1,6 +1,6 @@
 """How the processes of an attempt share the model: the plan, as the trainer is told it."""
 
-from broker.domain.offer import Plan
+from broker.domain.workload import Plan
 from trainer.contract.rendezvous import Parallelism, World
 
 

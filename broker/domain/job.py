@@ -10,9 +10,10 @@ from typing import Any, Literal
 from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.money import ZERO
-from broker.domain.offer import QuoteLine, Workload
+from broker.domain.offer import QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
+from broker.domain.workload import Workload
 from trainer.contract.rendezvous import Beat, Final
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from broker.domain.ids import AttemptId
-from broker.domain.offer import Plan, Workload
+from broker.domain.workload import Plan, Workload
 
 
 @dataclass(frozen=True, kw_only=True)

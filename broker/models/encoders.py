@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models import count
 
 ENCODERS = frozenset({"bert", "roberta", "distilbert", "vit"})

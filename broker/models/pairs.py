@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models import count
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from broker.decide.memory_builds import BUILDS, PAIRS
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models import count
 from broker.models.checked import ACTIVATION_KEYS, EXPERTS, check
 from broker.models.defaults import filled

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models.checked import EXPERTS
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS

@@ -7,8 +7,8 @@ from broker.decide.estimate import TRACED
 from broker.decide.memory_builds import names_of
 from broker.decide.workload import workload
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.offer import ModelShape, Workload
 from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape, Workload
 from broker.preflight.data import DataReport, DataSummary, check, rows_of
 from trainer.contract.train import LowRank, TrainConfig
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models import catalogue
 from broker.models.tasks import task_shape
 from trainer.contract.train import MODEL_FILES, TrainConfig, model_files

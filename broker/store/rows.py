@@ -30,9 +30,10 @@ from broker.domain.job import (
     Traffic,
 )
 from broker.domain.observation import Observation
-from broker.domain.offer import QuoteLine, Workload
+from broker.domain.offer import QuoteLine
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import AuditEntry, Team
+from broker.domain.workload import Workload
 from broker.ports import Token, Upload
 from broker.store.fences import clean
 from trainer.contract.rendezvous import Beat, Final

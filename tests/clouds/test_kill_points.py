@@ -20,8 +20,8 @@ from broker.controllers.loop import run_forever
 from broker.domain.ids import Installation, job_id
 from broker.domain.instance import TrainerImage
 from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, Job, JobState, LedgerKind
-from broker.domain.offer import Workload
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Change
 from broker.secrets import SecretBox

@@ -9,8 +9,9 @@ from typing import Any
 
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, LedgerEntry, LedgerKind, Reason
-from broker.domain.offer import MemoryNeed, ModelShape, Offer, QuoteLine, Verdict, Workload
+from broker.domain.offer import Offer, QuoteLine, Verdict
 from broker.domain.spec import JobSpec
+from broker.domain.workload import MemoryNeed, ModelShape, Workload
 from broker.ports import Change, Lane, Store
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, Job, JobState, Reason, Remedy
 from broker.domain.observation import Observation
-from broker.domain.offer import Plan
 from broker.domain.tenancy import Tenant
+from broker.domain.workload import Plan
 from broker.ports import Change, Lane, Store
 from tests.conformance.samples import HOUR, START, make_job, running
 

@@ -18,8 +18,9 @@ from broker.controllers.loop import run_forever
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import Attempt, Event, Job, JobState
-from broker.domain.offer import Offer, Workload
+from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Blobs, Notifier, Store
 from broker.secrets import SecretBox

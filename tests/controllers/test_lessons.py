@@ -11,7 +11,7 @@ from broker.decide.hazard import place
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, JobState, Reason
 from broker.domain.observation import Observation, SpotHours
-from broker.domain.offer import ModelShape, Plan
+from broker.domain.workload import ModelShape, Plan
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
 from trainer.contract import keys

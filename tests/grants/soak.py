@@ -18,9 +18,9 @@ from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
 from broker.domain.ids import Installation, JobId, job_id
 from broker.domain.job import TERMINAL_JOB_STATES, Job
-from broker.domain.offer import Workload
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.domain.workload import Workload
 from broker.market.market import Market, MarketRhythm
 from broker.ports import Upload
 from broker.secrets import SecretBox

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from broker.domain.errors import GpubrokerError, StoreUnavailable
 from broker.domain.ids import job_id
 from broker.domain.job import Event, Job, JobState
-from broker.domain.offer import Workload
 from broker.domain.policy import Action, Budget, Period, Policy, Threshold
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
+from broker.domain.workload import Workload
 from providers.seeded import rng
 from tests.sim.doors import StoreDoor
 from tests.sim.faults import CALM_S, TAIL_S, Fault

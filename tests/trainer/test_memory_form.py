@@ -18,7 +18,8 @@ from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
 from broker.sizing import estimate
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
-from trainer.memtrace import Ask, extrapolate
+from trainer.memtrace import extrapolate
+from trainer.memtrace_step import Ask
 
 WIDE: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,

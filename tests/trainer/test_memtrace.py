@@ -14,7 +14,8 @@ from accelerate.state import AcceleratorState
 
 from trainer.asif import AsIf, allowed
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
-from trainer.memtrace import Ask, Peak, at_depth, extrapolate, mark, trace, watch
+from trainer.memtrace import Peak, at_depth, extrapolate, mark, trace, watch
+from trainer.memtrace_step import Ask
 from trainer.storages import Storages
 
 GIB = 1024**3

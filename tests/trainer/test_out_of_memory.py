@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from broker.decide.recovery import as_planned, planned, remedy
-from broker.domain.offer import GIB, QuoteLine, Workload
+from broker.domain.offer import GIB, QuoteLine
+from broker.domain.workload import Workload
 from tests.trainer.harness import Agent, Bench, until
 from tests.unit.decide import build
 from trainer.agent import child

@@ -7,8 +7,9 @@ from typing import Any
 from broker.decide.billing import Tempo
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, AttemptState, Job, JobState, PriceChange
-from broker.domain.offer import GIB, Offer, QuoteLine, Verdict, Workload
+from broker.domain.offer import GIB, Offer, QuoteLine, Verdict
 from broker.domain.spec import JobSpec
+from broker.domain.workload import Workload
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 INSTALLATION = Installation("test")

@@ -8,8 +8,9 @@ from typing import Any
 
 from broker.decide.quote import quote
 from broker.domain.instance import Caps
-from broker.domain.offer import GIB, ModelShape, Offer, Quote, Workload
+from broker.domain.offer import GIB, Offer, Quote
 from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape, Workload
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LLAMA_3_8B = ModelShape(

@@ -26,7 +26,8 @@ from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Reason
 from broker.domain.money import ZERO
-from broker.domain.offer import GIB, HostFacts, MemoryNeed
+from broker.domain.offer import GIB, HostFacts
+from broker.domain.workload import MemoryNeed
 from tests.unit.decide import build
 from tests.unit.decide.build import tempo
 from trainer.contract.rendezvous import Beat, CheckpointRef

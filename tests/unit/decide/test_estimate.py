@@ -24,7 +24,8 @@ from broker.decide.estimate import (
 from broker.decide.memory_builds import BUILDS, build_of, names_of
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
-from broker.domain.offer import GIB, ModelShape
+from broker.domain.offer import GIB
+from broker.domain.workload import ModelShape
 from tests.unit.decide.machines import LLAMA_3_8B, MISTRAL_7B
 
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")

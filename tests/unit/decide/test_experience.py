@@ -16,7 +16,8 @@ from broker.decide.throughput import step_seconds
 from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.observation import Observation
-from broker.domain.offer import GIB, Drop, MemoryNeed, ModelShape, Plan, QuoteLine, Workload
+from broker.domain.offer import GIB, Drop, QuoteLine
+from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
 from tests.unit.decide import build
 from trainer.contract.rendezvous import Beat, Final, Outcome
 

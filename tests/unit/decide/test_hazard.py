@@ -25,7 +25,8 @@ from broker.decide.quote import quote
 from broker.decide.quote_kinds import Kind, kind_of
 from broker.domain.instance import Caps
 from broker.domain.observation import SpotHours
-from broker.domain.offer import Drop, Offer, QuoteLine, Workload
+from broker.domain.offer import Drop, Offer, QuoteLine
+from broker.domain.workload import Workload
 from tests.unit.decide.build import T0, offer, spec
 
 rates = st.none() | st.floats(0, 20)

@@ -15,7 +15,8 @@ from broker.decide.memory import (
     target_inputs,
 )
 from broker.decide.memory_held import trained_parameters
-from broker.domain.offer import GIB, Workload
+from broker.domain.offer import GIB
+from broker.domain.workload import Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK
 
 

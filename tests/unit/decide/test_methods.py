@@ -13,7 +13,8 @@ from broker.decide.memory_held import trained_parameters
 from broker.decide.plans import Planner
 from broker.decide.throughput import run_of, spread_of, step_seconds
 from broker.decide.workload import Rows, workload
-from broker.domain.offer import GIB, MemoryNeed, Workload
+from broker.domain.offer import GIB
+from broker.domain.workload import MemoryNeed, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, WORK, spec
 
 ROWS = Rows(count=938, tokens_mean=71.0, tokens_longest=300)

@@ -12,7 +12,8 @@ from broker.decide.fit import fit
 from broker.decide.hardware import TABLE, Hardware
 from broker.decide.plans import ABOUT, Planned, Planner, devices_of, dividers, ways
 from broker.decide.throughput import step_seconds
-from broker.domain.offer import GIB, Drop, HostFacts, Parallelism, Plan, Workload
+from broker.domain.offer import GIB, Drop, HostFacts
+from broker.domain.workload import Parallelism, Plan, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
 from trainer.contract.train import PARALLELISMS
 

@@ -7,7 +7,8 @@ import pytest
 
 from broker.decide.quote import quote
 from broker.domain.instance import Caps
-from broker.domain.offer import Drop, QuoteLine, Workload
+from broker.domain.offer import Drop, QuoteLine
+from broker.domain.workload import Workload
 from tests.unit.decide.machines import NOW, SCRIPT, WORK, offer, quoted, spec
 
 CAPS = {"cloud": Caps(spot=True, teardown_s=30, list_lag_s=10, boot_s=60)}

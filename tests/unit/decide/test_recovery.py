@@ -25,7 +25,8 @@ from broker.decide.recovery import (
     workload_left,
 )
 from broker.domain.job import Job, Remedy
-from broker.domain.offer import GIB, Drop, MemoryNeed, ModelShape, Offer, Plan, QuoteLine, Verdict, Workload
+from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict
+from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
 from tests.unit.decide import build
 from trainer.contract import keys
 from trainer.contract.train import DataConfig, TrainConfig

@@ -14,7 +14,7 @@ from broker.decide.memory_builds import BUILDS, Numerics, build_of
 from broker.decide.memory_held import STATES
 from broker.decide.roofline import Run, Terms, ideal, terms
 from broker.decide.traffic import layer_bytes, optimizer_bytes, weight_bytes
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from tests.unit.decide.machines import LLAMA_3_8B
 
 A100 = TABLE["a100-80gb-sxm"]

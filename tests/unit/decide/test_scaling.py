@@ -12,7 +12,7 @@ from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE
 from broker.decide.roofline import model_flop
 from broker.decide.scaling import Load, Point, counts_of, run_of, scaling
-from broker.domain.offer import Plan
+from broker.domain.workload import Plan
 from tests.unit.decide.machines import LLAMA_3_8B, MISTRAL_7B
 
 LOAD = Load(global_batch=512, tokens_per_row=2048, steps=100, usd_per_gpu_hour=2.0)

@@ -16,7 +16,8 @@ from broker.decide.roofline import ideal, model_flop
 from broker.decide.scaling import Load, scaling
 from broker.decide.throughput import run_of, spread_of, step_seconds, timing
 from broker.decide.workload import workload
-from broker.domain.offer import ModelShape, Plan, Verdict, Workload
+from broker.domain.offer import Verdict
+from broker.domain.workload import ModelShape, Plan, Workload
 from broker.models import catalogue
 from broker.models.tasks import task_shape
 from broker.preflight.data import rows_of, summarise

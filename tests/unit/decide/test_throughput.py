@@ -11,7 +11,7 @@ from broker.decide.calibration import SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEAS
 from broker.decide.hardware import TABLE, Hardware, matches
 from broker.decide.roofline import ideal, terms
 from broker.decide.throughput import Pace, pace, run_of, spread_of, timing
-from broker.domain.offer import ModelShape, Workload
+from broker.domain.workload import ModelShape, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SMOLLM2_135M, WORK
 
 GPUS = [h for h in TABLE.values() if h.gpu]

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.decide.world import world
-from broker.domain.offer import Plan
+from broker.domain.workload import Plan
 from trainer.contract.rendezvous import Parallelism, World
 
 

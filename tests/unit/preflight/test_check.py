@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.domain.offer import ModelShape
 from broker.domain.spec import JobSpec
+from broker.domain.workload import ModelShape
 from broker.preflight.check import preflight
 from broker.preflight.data import summarise
 from broker.preflight.models import resolve_for

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from broker.domain.errors import InvalidInput
-from broker.domain.offer import ModelShape
+from broker.domain.workload import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
 from broker.models.tasks import task_shape

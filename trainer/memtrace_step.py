@@ -1,0 +1,109 @@
+"""One step of the trainer's own loop around a model that is given: what `trainer.memtrace` traces."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import accelerate
+import torch
+
+from trainer import model as models
+from trainer import optimizers, parallel
+from trainer.checkpoint_plan import Progress
+from trainer.contract.train import TrainConfig
+from trainer.loop import Loop
+from trainer.memtrace_kinds import BY_TASK
+from trainer.storages import Storages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What to trace; defaults as the trainer's. `sequence`: tokens of every row."""
+
+    train: TrainConfig
+    sequence: int
+    target: int = 0
+    """Tokens that an encoder-decoder writes in each row; 0: as many as it reads."""
+    attention: str = "sdpa"
+    device: str = "cuda"
+    foreach: bool = False
+    """AdamW's foreach kernels in place of the fused one."""
+    padded: bool = False
+    """Rows differ in length, so attention takes a mask."""
+    pure: bool = False
+    """Weights are held and computed with in the half precision itself, without autocast."""
+    targets: tuple[str, ...] = ()
+    """Names of the modules that get adapters, in place of the trainer's choice."""
+    task: str = "causal_lm"
+    """What is learned, one of `memtrace_kinds.BY_TASK`."""
+
+
+class _Untouched:
+    """In place of snapshots and a run folder: nothing is saved, nobody asks for a drain."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+
+    def before_update(self) -> None:
+        self._storages.enter("optimizer", "temporary")
+
+
+class Probe(Loop):
+    """The trainer's loop around a model that is given, for one step of one micro-batch."""
+
+    def __init__(self, ask: Ask, model: Any, storages: Storages, task: Any) -> None:
+        config = ask.train
+        self._config, self._world, self._rank = config, 1, 0
+        mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
+        cuda = next(model.parameters()).device.type == "cuda"
+        self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
+        self._parameters = models.trainable(model)
+        optimizer = optimizers.of(self._parameters, config.optim)
+        if ask.foreach:
+            for group in optimizer.param_groups:
+                group.update(fused=None, foreach=True)
+        self._bare = model
+        self._device = next(model.parameters()).device
+        self._parallel = parallel.Copies(self._accelerator)
+        self._model, self._optimizer = self._parallel.prepare(model, optimizer)
+        self._keeper: Any = SimpleNamespace(snapshots=_Untouched(storages))
+        self._progress, self._total, self._task = Progress(), 1, task
+        row = BY_TASK[ask.task].row
+        self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
+        if ask.padded:
+            self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
+
+    def _batches(self) -> tuple[list[list[Any]], int]:
+        return [self._rows], sum(self._task.targets(e) for e in self._rows)
+
+    def _jump(self) -> None:
+        """No earlier worker went wrong."""
+
+    def _is_good(self, row: dict[str, float]) -> bool:
+        return True
+
+    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
+        pass
+
+    def warm(self) -> None:
+        """Makes the optimizer's state, as after the first step."""
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def step(self, storages: Storages) -> None:
+        """One step in the steady state; before the last of several micro-batches, with gradients accumulated."""
+        for tensor in (*self._bare.parameters(), *self._bare.buffers()):
+            storages.hold(tensor, "weights")
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                storages.hold(value, "optimizer")
+        accumulated = self._config.global_batch > self._config.rows_at_once
+        for parameter in self._parameters.values():
+            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "gradients"))
+            if accumulated:
+                parameter.grad = torch.zeros_like(parameter)
+                storages.hold(parameter.grad, "gradients")
+        self._bare.train()
+        self._step()
