@@ -4,12 +4,14 @@ Read over SSH from what `machine/start.sh` writes down.
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import BinaryIO
 
 from providers.sky_errors import one_line
 
@@ -41,36 +43,48 @@ class SkyJob:
 
 
 async def look(ssh: Sequence[str]) -> SkyJob | None:
-    """`ssh`: argv to which a word for the machine's shell may be appended. None: nothing can be learned just now."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *ssh, _SHELL, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        async with asyncio.timeout(LOOK_S):
-            head, _, log = (await _ask(process)).partition(b"\n")
-    except (TimeoutError, ConnectionError):
-        return None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    """`ssh`: argv to which a word for the machine's shell may be appended. None: nothing can be learned just now.
+
+    The pipe of the answer is our own: asyncio's PIPE holds `wait` up for ever once its reader is paused, full.
+    """
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as answers:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *ssh, _SHELL, stdin=asyncio.subprocess.PIPE, stdout=writing, stderr=asyncio.subprocess.DEVNULL
+            )
+        finally:
+            os.close(writing)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                head, _, log = (await _ask(process, answers)).partition(b"\n")
+        except (TimeoutError, ConnectionError):
+            return None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
     says = _SAYS.fullmatch(head)
     if says is None:
         return None
     return SkyJob(status=says[1].decode(), ran_s=max(0.0, float(says[2])), log=log.decode("utf-8", "replace"))
 
 
-async def _ask(process: asyncio.subprocess.Process) -> bytes:
+async def _ask(process: asyncio.subprocess.Process, answers: BinaryIO) -> bytes:
     """Hands over our script; the first `MOST` bytes of what is answered, and a little more."""
     assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(_script())
     process.stdin.close()
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, answers)
     said = b""
-    while len(said) <= MOST and (more := await process.stdout.read(MOST)):
-        said += more
+    try:
+        while len(said) <= MOST and (more := await reader.read(MOST)):
+            said += more
+    finally:
+        transport.close()
     return said
 
 
