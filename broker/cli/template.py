@@ -78,7 +78,9 @@ def _setting(path: Path, field: FieldInfo, indent: str, *, off: bool) -> str:
     if path in VALUES and not off:
         return f"{indent}{name}: {_yaml(VALUES[path])}"
     default = field.get_default(call_default_factory=True, validated_data={})
-    return f"{indent}# {name}: {_yaml(CAP if default is PydanticUndefined else default)}"
+    if default is PydanticUndefined:
+        default = (field.examples or [CAP])[0]
+    return f"{indent}# {name}: {_yaml(default)}"
 
 
 def _yaml(value: Any) -> str:

@@ -34,8 +34,3 @@ def _value(line: Sequence[float], load: Load) -> int:
 def by_category(segments: Segments, load: Load) -> dict[str, dict[str, int]]:
     """Bytes of every segment."""
     return {name: {c: _value(line, load) for c, line in by.items()} for name, by in segments.items()}
-
-
-def totals(segments: Segments, load: Load) -> dict[str, int]:
-    """Sums of the same."""
-    return {name: sum(by.values()) for name, by in by_category(segments, load).items()}

@@ -13,8 +13,10 @@ from broker.domain.words import duration
 from broker.notify.slack_blocks import Message, message
 from broker.notify.slack_text import HEADER_MAX, Json, context, line, mrkdwn, plain, section
 
-SILENT = frozenset({"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed"})
-"""The root message shows them."""
+SILENT = frozenset(
+    {"job.submitted", "attempt.booting", "attempt.draining", "attempt.completed", "training.interval", "training.best"}
+)
+"""The root message or the end shows them, or they are of no concern: how often it saves."""
 ENDS = frozenset({"job.succeeded", "job.failed", "job.capped", "job.cancelled"})
 """Told as a summary."""
 MESSAGE = 2400
@@ -48,6 +50,15 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "job.approved": ("👍", "Approved"),
     "job.refused": ("👎", "Refused"),
     "job.stop_requested": ("⏹️", "Stopping"),
+    "training.diverged": ("💥", "Diverged"),
+    "training.early_stop": ("🏁", "It learns no more"),
+    "training.not_published": ("📭", "Not published"),
+    "training.published": ("📬", "Published"),
+    "training.rolled_back": ("⏪", "Went back"),
+    "training.save_failed": ("💾", "A save failed"),
+    "training.skipped": ("⏩", "Skipped a step"),
+    "training.spike": ("📈", "The loss jumped"),
+    "training.upload_waits": ("💾", "A checkpoint waits"),
 }
 
 NOTICES: Mapping[str, tuple[str, str]] = {
