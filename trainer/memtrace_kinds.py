@@ -72,6 +72,9 @@ class Images:
     def size(self, row: Any) -> int:
         return 1
 
+    def begins(self, step: int) -> None:
+        """No step draws anything."""
+
 
 class Speech(Seq2Seq):
     """What is said in half a minute of sound: not one of the trainer's tasks; the loss is that of `seq2seq`."""

@@ -63,6 +63,9 @@ class Noise:
     def size(self, row: Any) -> int:
         return 1
 
+    def begins(self, step: int) -> None:
+        """No step draws anything."""
+
 
 def built(config: Mapping[str, Any], train: TrainConfig, kept: torch.dtype, targets: Sequence[str]) -> Any:
     """The UNet with its adapters, on the default device. Raises ValueError without diffusers."""
