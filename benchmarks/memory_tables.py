@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from broker.decide.memory_traced import Load, Segments, totals
+from broker.decide.memory_traced import Load, Segments, by_category
 from broker.models import catalogue
 from broker.models.traced import FILE, key_of, load_of
 
@@ -87,7 +87,8 @@ def pruned(config: Mapping[str, Any], found: Segments) -> Segments:
     usual = SIZES[kind_of(config)][1][1]
     worst = set()
     for rows, share, rank in GRID:
-        sums = totals(found, load_of(config, rows, max(1, round(usual * share)), rank))
+        by = by_category(found, load_of(config, rows, max(1, round(usual * share)), rank))
+        sums = {name: sum(bytes_by.values()) for name, bytes_by in by.items()}
         worst.add(max(sums, key=lambda name: sums[name]))
     return {name: by for name, by in found.items() if name in worst}
 
