@@ -66,7 +66,8 @@ class VirtualBody:
         self._config = config
         self._seed = seed
         self._instances: dict[str, _Instance] = {}
-        self._due: list[tuple[float, str]] = []
+        self._due: list[tuple[float, str, float]] = []
+        """When which machine is next due; `born` tells it from an earlier one of its name."""
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self, machine: Machine, boot: BootSpec) -> Handle:
@@ -80,7 +81,7 @@ class VirtualBody:
                 boot=f"{draw.getrandbits(32):08x}",
                 speed=draw.uniform(0.9, 1.1),
             )
-            heapq.heappush(self._due, (now + self._config.boot_s, machine.name))
+            heapq.heappush(self._due, (now + self._config.boot_s, machine.name, now))
             if self._ticker is None or self._ticker.done():
                 self._ticker = asyncio.create_task(self._tick_on(), name="virtual machines")
         return self._instances[machine.name].machine.handle
@@ -129,7 +130,10 @@ class VirtualBody:
             await self._clock.sleep(max(self._config.tick_s, wait_s))
             now, names = self._clock.monotonic(), []
             while self._due and self._due[0][0] <= now:
-                names.append(heapq.heappop(self._due)[1])
+                _, name, born = heapq.heappop(self._due)
+                one = self._instances.get(name)
+                if one is not None and one.born == born:
+                    names.append(name)
             await asyncio.gather(*(wake(name) for name in names))
 
     async def _wake(self, name: str) -> None:
@@ -148,7 +152,7 @@ class VirtualBody:
         if not instance.over:
             # The next sign of life, checkpoint or end; an overdue one is tried again a beat later.
             due = [at for at in (instance.ends_at, instance.saves_at, instance.dies_at) if at > now]
-            heapq.heappush(self._due, (min(now + self._config.beat_s, *due), name))
+            heapq.heappush(self._due, (min(now + self._config.beat_s, *due), name, instance.born))
 
     async def _boot(self, instance: _Instance, now: float) -> None:
         if now >= instance.dies_at:

@@ -92,7 +92,7 @@ class Body(VirtualBody):
             now = self._clock.monotonic()
             one.over = now >= one.dies_at
             if not one.over:
-                heapq.heappush(self._due, (min(now + self._config.beat_s, one.dies_at), name))
+                heapq.heappush(self._due, (min(now + self._config.beat_s, one.dies_at), name, one.born))
         else:
             try:
                 await super()._wake(name)
