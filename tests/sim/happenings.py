@@ -96,12 +96,15 @@ class Happenings:
     # --- machines
 
     async def _late_machine(self, fault: Fault) -> None:
-        """A launcher that was proven dead creates all the same, after the second absence: the cloud lied."""
+        """A launcher that was proven dead creates all the same, after the second absence: the cloud lied.
+
+        Once for each attempt: clouds give a second machine another id, this one does not.
+        """
         world = self._world
 
         def ended() -> list[Attempt]:
             rows = (world.state.attempts[i].value for i in world.state.by_lane[None])
-            return [one for one in rows if one.create_sent_at is not None]
+            return [one for one in rows if one.create_sent_at is not None and one.name not in world.late]
 
         one = await self._one_of(ended, fault)
         if one is None:
