@@ -1,5 +1,6 @@
 """The model to tune: loaded, wrapped, and its tensors named for the checkpoint."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,17 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
         return AutoTokenizer.from_pretrained(config.model, **options)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
+
+
+def told_apart(tokenizer: Any) -> str:
+    """A hash of what texts become by this tokenizer and its chat template."""
+    import transformers
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    marks = sorted(tokenizer.special_tokens_map.items())
+    parts = (transformers.__version__, type(tokenizer).__name__, rules, tokenizer.chat_template, marks)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def image_processor_of(config: TrainConfig) -> Any:

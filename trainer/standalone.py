@@ -21,8 +21,9 @@ from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys
 from trainer.contract.archives import packed
-from trainer.contract.data import DataError, format_of
+from trainer.contract.data import DataError
 from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, Parallelism, World
+from trainer.contract.tables import format_of
 from trainer.contract.train import CheckpointConfig, DataFormat, TrainConfig
 
 ME = "standalone"

@@ -19,8 +19,8 @@ from broker.domain.tenancy import Tenant
 from broker.ports import Leased, TenantStore
 from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
-from trainer.contract.data import format_of
 from trainer.contract.rendezvous import AttemptSpec, DataFile
+from trainer.contract.tables import format_of
 
 UPLOAD = "upload:"
 SELF_STOP_S = 1800.0

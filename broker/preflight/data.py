@@ -11,7 +11,8 @@ from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import cells
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, fill, identity, lacking, read_rows, source, template_columns
+from trainer.contract.data import DataError, fill, identity, lacking, source, template_columns
+from trainer.contract.tables import read_rows
 from trainer.contract.train import DataFormat, TrainConfig
 
 BYTES_PER_TOKEN = 3.6

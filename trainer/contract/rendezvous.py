@@ -69,7 +69,7 @@ class DataFile(Document):
     key: str
     sha256: str
     bytes: int
-    format: Literal["csv", "json", "jsonl", "tar", "zip"]
+    format: Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
 class Parallelism(Document):

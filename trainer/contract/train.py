@@ -22,7 +22,7 @@ TaskName = Literal[
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
 Attention = Literal["auto", "sdpa", "flash", "eager"]
-DataFormat = Literal["csv", "json", "jsonl", "tar", "zip"]
+DataFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 Parallelism = Literal["single", "ddp"]
 PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
 """What the trainer can run; no other plan is bought."""
