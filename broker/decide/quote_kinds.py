@@ -6,7 +6,7 @@ expected time is s + w / (1 - λ (τ/2 + s)) + f: Young's and Daly's form for a 
 machines are heavy-tailed, so on 26 real pools the prediction was 6 to 16 points of cost too low.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from math import ceil, floor, log2, sqrt
 from typing import Any
@@ -74,7 +74,7 @@ def lines_of(facts: HostFacts | None) -> Lines:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Kind:
     """What is common to all offers of one machine type at one provider; seconds, dollars for all nodes."""
 
@@ -94,7 +94,7 @@ class Kind:
     """What a preemption costs."""
     standing: float
     """Billed seconds without work."""
-    undisturbed: tuple[float, float] = (0.0, 0.0)
+    undisturbed: tuple[float, float] = field(init=False)
     """Billed hours and dollars of traffic without preemption."""
     moves: bool
     """Its traffic costs something."""
@@ -111,6 +111,9 @@ class Kind:
     ram: int
     disk: int
     """What a host must have."""
+
+    def __post_init__(self) -> None:
+        self.undisturbed = self.billed(self.p50(0.0)), self.traffic(0.0)
 
     def p50(self, rate: float) -> float:
         """Expected seconds at `rate` preemptions a second."""
@@ -133,15 +136,15 @@ class Kind:
         """Hours on the bill for `seconds` and the teardown, in whole quanta."""
         return ceil(max(seconds + self.teardown, self.least_billed) / self.quantum) * self.quantum / 3600
 
-    def bill(self, rate: float) -> tuple[float, float]:
-        """(billed hours, dollars of traffic) at `rate` preemptions a second; as `billed`, `p50` and `traffic` say, in
-        one call for each of tens of thousands of offers."""
+    def usd(self, price: float, rate: float) -> float:
+        """Expected dollars to finish at `price` dollars an hour of all nodes and `rate` preemptions a second, by what
+        `p50`, `billed` and `traffic` say, in one call for each of tens of thousands of offers."""
         work = self.work / (1 - rate * self.lost)
         seconds = self.standing + work
         if seconds < self.least_billed:
             seconds = self.least_billed
-        hours = ceil(seconds / self.quantum) * self.quantum / 3600
-        return hours, self.entry_usd * (1 + rate * work) + self.sent_usd * work if self.moves else 0.0
+        usd = (price + self.aside_usd) * (ceil(seconds / self.quantum) * self.quantum / 3600)
+        return usd + self.traffic(rate) if self.moves else usd
 
     def traffic(self, rate: float) -> float:
         """Expected dollars."""
@@ -204,7 +207,7 @@ def kind_of(
     moved = fetched + (0 if here else IMAGE_PULL)
     slower = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
     setup, final = caps.boot_s + (pace.load_s if pace else 0.0) + slower, saved / lines.up
-    kind = Kind(
+    return Kind(
         fit=fits,
         drop=verdict[0],
         reason=verdict[1],
@@ -221,7 +224,6 @@ def kind_of(
         **_space(saved, storage_usd_per_gib_month, nodes),
         **_host(workload, offer, fits, nodes),
     )
-    return replace(kind, undisturbed=kind.bill(0.0))
 
 
 def _aside(lines: Lines, moved: int, sent_per_s: float, nodes: int) -> dict[str, Any]:

@@ -220,6 +220,8 @@ offers = st.builds(
     available=st.sampled_from([None, True, False]),
     preemptions_per_hour=st.none() | st.floats(0, 30),
     billing_quantum_s=st.sampled_from([1, 60, 3600]),
+    billing_minimum_s=st.sampled_from([0, 7200]),
+    vcpus=st.sampled_from([1, 26]),
 )
 markets = st.lists(offers, max_size=12)
 resource_asks = st.fixed_dictionaries(
