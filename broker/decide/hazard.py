@@ -56,10 +56,14 @@ def preemptions_per_s(offer: Offer, history: History) -> float:
     return expected_per_hour(stated, history.get(place(offer))) / 3600
 
 
+def failures_per_hour(offer: Offer, nodes: int) -> float:
+    """Of machines that nobody takes away, all of an attempt together."""
+    return nodes * FAILURES_PER_GPU_HOUR * max(1, offer.gpus)
+
+
 def losses_per_hour(offer: Offer, history: History, nodes: int) -> float:
     """Of all machines of an attempt together: one that is taken away or fails ends the work of all."""
-    failures = FAILURES_PER_GPU_HOUR * max(1, offer.gpus)
-    return nodes * (preemptions_per_s(offer, history) * 3600 + failures)
+    return nodes * preemptions_per_s(offer, history) * 3600 + failures_per_hour(offer, nodes)
 
 
 def certainty(offer: Offer, history: History) -> float:

@@ -74,8 +74,8 @@ def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found
         return
     somewhere = ask.regions or sold.cores < kind.cores or sold.ram < kind.ram or sold.disk < kind.disk
     # Zero means unknown in several catalogues, but a machine of one's own may be free.
-    own, (hours, traffic), lost = kind.caps.trust == "own", kind.undisturbed, kind.lost * nodes
-    limit, cap, timed, excluded = ask.limit, ask.cap_micros, ask.timed, ask.excluded
+    own, (hours, traffic) = kind.caps.trust == "own", kind.undisturbed
+    aside, limit, cap, timed, excluded = kind.aside_usd, ask.limit, ask.cap_micros, ask.timed, ask.excluded
     for number, asked, rate, gone in zip(sold.numbers, sold.prices, sold.rates, sold.gone, strict=True):
         price = asked * nodes
         if somewhere and (drop := _placed(ask, offers[number], kind)) is not None:
@@ -84,10 +84,9 @@ def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found
             drops[number] = Drop.PRICE
         elif price > limit:
             drops[number] = Drop.HOURLY_LIMIT
-        elif rate * lost >= 1:
+        elif (usd := kind.usd(price, rate * nodes) if rate else (price + aside) * hours + traffic) == inf:
             drops[number] = Drop.PREEMPTED_TOO_OFTEN
         else:
-            usd = kind.usd(price, rate * nodes) if rate else (price + kind.aside_usd) * hours + traffic
             micros[number] = cost = ceil(usd * 1e6)
             if timed and _late_s(ask, offers[number], kind) > 0:
                 drops[number] = Drop.DEADLINE
@@ -133,7 +132,7 @@ def _reason(ask: Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
             limit = ask.spec.resources.max_usd_per_hour
             return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
         case Drop.PREEMPTED_TOO_OFTEN:
-            return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost / 60:.0f} min"
+            return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost(rate) / 60:.0f} min"
         case Drop.DEADLINE:
             p50, p90, late = (s / 3600 for s in (kind.p50(rate), ask.p90(offer, kind), _late_s(ask, offer, kind)))
             return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
@@ -178,7 +177,7 @@ class _Found:
             return self._each(lambda kind, price, rate: price)
         if objective == "cheapest":
             return self.micros
-        seconds = self._each(lambda kind, price, rate: kind.p50(rate) if rate * kind.lost < 1 else inf)
+        seconds = self._each(lambda kind, price, rate: kind.p50(rate))
         if objective == "fastest":
             return seconds
         # One percent less money is worth one percent more time.
