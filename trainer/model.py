@@ -79,7 +79,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(config.model, **options)
+        return AutoTokenizer.from_pretrained(config.model, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -104,7 +104,7 @@ def image_processor_of(config: TrainConfig) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(config.model, backend="pil")
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil", trust_remote_code=False)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -132,7 +132,12 @@ def load(
         options["device_map"] = {"": "meta"}
     try:
         model, report = getattr(transformers, architecture).from_pretrained(
-            config.model, dtype=kept, use_safetensors=True, output_loading_info=True, **options
+            config.model,
+            dtype=kept,
+            use_safetensors=True,
+            trust_remote_code=False,  # else it asks whether to run what the repository brings, and waits
+            output_loading_info=True,
+            **options,
         )
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None

@@ -217,7 +217,8 @@ def _fits(train: TrainConfig, longest: int) -> None:
     from transformers import AutoConfig
 
     try:
-        positions = getattr(AutoConfig.from_pretrained(train.model), "max_position_embeddings", None)
+        config = AutoConfig.from_pretrained(train.model, trust_remote_code=False)
+        positions = getattr(config, "max_position_embeddings", None)
     except (OSError, ValueError, KeyError) as e:
         raise UserFault(f"train.model: cannot read the config of {train.model!r} ({type(e).__name__})") from None
     trained = train.max_length if train.packing else min(longest, train.max_length)

@@ -171,7 +171,7 @@ class Task(ABC, Generic[E]):
         """The model by its config alone, without weights, adapters and memory."""
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(self.config.model)
+        config = transformers.AutoConfig.from_pretrained(self.config.model, trust_remote_code=False)
         with torch.device("meta"):
             return getattr(transformers, self.architecture).from_config(config)
 
@@ -261,7 +261,7 @@ class Task(ABC, Generic[E]):
         import transformers
 
         base = getattr(transformers, self.architecture).from_pretrained(
-            self.config.model, dtype="auto", use_safetensors=True, **self._head()
+            self.config.model, dtype="auto", use_safetensors=True, trust_remote_code=False, **self._head()
         )
         self._settle(base)
         merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
