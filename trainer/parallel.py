@@ -4,16 +4,18 @@ Written on torch's own `fully_shard`, so parameters keep their names: what one a
 """
 
 import contextlib
+import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.parallelism_config import ParallelismConfig
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -25,7 +27,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainer import optimizers
+from trainer import optimizers, tensor_parallel
 from trainer.checkpoint_plan import Plan, Progress, Window
 from trainer.contract.rendezvous import Parallelism
 from trainer.contract.train import TrainConfig
@@ -71,6 +73,23 @@ class Copies:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.world, self.rank = accelerator.num_processes, accelerator.process_index
+        self.alike = 1
+        """Processes that have the same rows."""
+
+    @property
+    def groups(self) -> int:
+        """How many have rows of their own."""
+        return self.world // self.alike
+
+    @property
+    def group(self) -> int:
+        """Which of them this is."""
+        return self.rank // self.alike
+
+    @property
+    def averaged(self) -> int:
+        """Processes over which gradients are averaged."""
+        return self.world
 
     def takes(self, config: TrainConfig) -> None:
         """Raises UserFault for what cannot be trained so."""
@@ -94,6 +113,28 @@ class Copies:
         """Around all micro-batches of a step but the last: gradients are summed over processes once."""
         manager: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return manager
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over processes of what each has of its own rows; entered by all."""
+        if self.world == 1:
+            return value
+        summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
+        return summed
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        """Scales the gradients down where their norm is above the limit; their norm before that. Entered by all."""
+        return number(self.accelerator.clip_grad_norm_(parameters, limit))
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """Whether this process, and no other, is the one to write what it has of a tensor."""
+        return self.rank == 0
+
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Local]:
+        """What this process has of each."""
+        return {
+            n: Local(tensor=local(t), start=window(t)[0], whole=tuple(t.shape), mine=self.writes(t))
+            for n, t in tensors.items()
+        }
 
     def writer(self) -> Writer | None:
         """This process's share of the writing; None where another one writes the same."""
@@ -127,25 +168,51 @@ class Copies:
 
 
 class Shares(Copies):
-    """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it."""
+    """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it.
+
+    Beside it, tensor parallelism: of each layer a process computes a part, and those that share one have the same rows.
+    """
 
     divided = True
 
     def __init__(self, accelerator: Accelerator, how: Parallelism, precision: str) -> None:
         super().__init__(accelerator)
-        self._shard = how.shard or self.world
-        if self.world % self._shard:
-            raise UserFault(f"world.parallelism.shard: {self._shard} does not divide {self.world} processes")
         self._how, self._type = how, PRECISIONS.get(precision)
-        self.name = f"fsdp over {self._shard}{', in host memory' if how.offload else ''}"
-        shape = (self.world // self._shard, self._shard)
-        mesh = init_device_mesh(accelerator.device.type, shape, mesh_dim_names=("copies", "shares"))
-        self._mesh: DeviceMesh = mesh if shape[0] > 1 else mesh["shares"]
+        self._tensor = self.alike = how.tensor
+        if self.world % self.alike:
+            raise UserFault(f"world.parallelism.tensor: {self.alike} does not divide {self.world} processes")
+        shard = how.shard or self.groups
+        if self.groups % shard:
+            raise UserFault(f"world.parallelism.shard: {shard} does not divide {self.groups} processes")
+        self._owners = shard * self.alike
+        """So many processes hold one copy."""
+        if self.world > self._owners and shard == 1:
+            raise UserFault("world.parallelism.shard: copies of a model that is divided by tensor only are not planned")
+        self.name = f"fsdp over {shard}{', in host memory' if how.offload else ''}"
+        if how.tensor > 1:
+            self.name += f", tensor over {how.tensor}"
+        sizes = {"dp_replicate_size": self.world // self._owners, "dp_shard_size": shard, "tp_size": how.tensor}
+        mesh = ParallelismConfig(**sizes).build_device_mesh(accelerator.device.type)
+        self._layers: DeviceMesh | None = mesh["tp"] if how.tensor > 1 else None
+        copied = ("dp_replicate",) if self.world > self._owners else ()
+        self._mesh: DeviceMesh | None = mesh[(*copied, "dp_shard_cp")] if shard > 1 else None
         self._nonce = _told(secrets.token_hex(4))
+
+    @property
+    def averaged(self) -> int:
+        return self.groups
 
     def takes(self, config: TrainConfig) -> None:
         if config.quantised is not None:
             raise UserFault("train.method.kind: qlora's base cannot be divided by FSDP; use lora, or a plan with DDP")
+        if self._layers is None:
+            return
+        if self._mesh is None and self._how.offload:
+            raise UserFault("world.parallelism.offload: only shares are kept in host memory, and tensor makes none")
+        if self._type is torch.float16:
+            raise UserFault("train.precision: fp16's scaler does not know tensor parallelism; use bf16 or fp32")
+        if config.adapters is not None and config.adapters.dora:
+            raise UserFault("train.method.dora: not with tensor parallelism; set one of the two otherwise")
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         """The first process alone reads the weights, into host memory, and hands out the shares."""
@@ -154,17 +221,25 @@ class Shares(Copies):
             _fill(model)
         source = {name: t.detach() for name, t in _tensors(model)}
         bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-        policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
-        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._how.offload else OffloadPolicy()
-        for layer in layers(bare):
-            fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
-        fully_shard(bare, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
-        if hasattr(bare, "generate"):
-            register_fsdp_forward_method(bare, "generate")
+        if self._layers is not None:
+            tensor_parallel.divide(bare, self._layers)
+        if self._mesh is not None:
+            self._share_out(bare, self._mesh)
+        else:
+            model.to(self.accelerator.device)
         with torch.no_grad():
             for name, tensor in _tensors(model):
                 self._hand_out(tensor, source.pop(name))
         return model
+
+    def _share_out(self, bare: Any, mesh: DeviceMesh) -> None:
+        policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
+        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._how.offload else OffloadPolicy()
+        for layer in layers(bare):
+            fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        fully_shard(bare, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        if hasattr(bare, "generate"):
+            register_fsdp_forward_method(bare, "generate")
 
     def _hand_out(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         whole = source.to(self.accelerator.device).contiguous()
@@ -182,14 +257,38 @@ class Shares(Copies):
         """Gradients are divided after every micro-batch: whole ones would take as much as the model."""
         return contextlib.nullcontext()
 
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        return super().total(value) / self._tensor
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        """As torch does it, of tensors that are divided in several ways."""
+        if self._layers is None:
+            return super().clip(parameters, limit)
+        alike: dict[Any, list[torch.Tensor]] = {}
+        for gradient in (p.grad for p in parameters if p.grad is not None):
+            alike.setdefault(division(gradient), []).append(gradient)
+        norm = math.hypot(*(number(torch.nn.utils.get_total_norm(some)) for some in alike.values()))
+        for gradient in (g for some in alike.values() for g in some):
+            local(gradient).mul_(min(1.0, limit / (norm + 1e-6)))
+        return norm
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """The first of those that have the same part of it."""
+        if not isinstance(tensor, DTensor):
+            return self.rank == 0
+        mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+        assert place is not None
+        first = all(at == 0 for at, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
+        return first and (self.rank % self._tensor == 0 or "tp" in (mesh.mesh_dim_names or ()))
+
     def writer(self) -> Writer | None:
-        if self.rank >= self._shard:
+        if self.rank >= self._owners:
             return None
         here = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
-        beside = tuple(r for r in range(self._shard) if r // here[1] == here[0])
-        nodes = -(-self._shard // here[1])
+        beside = tuple(r for r in range(self._owners) if r // here[1] == here[0])
+        nodes = -(-self._owners // here[1])
         part = Part(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
-        return Writer(number=self.rank, of=self._shard, beside=beside, part=part)
+        return Writer(number=self.rank, of=self._owners, beside=beside, part=part)
 
     def plan(self, held: Held, writer: Writer | None) -> Plan | None:
         own = parts(held, writer) if writer is not None else None
@@ -251,12 +350,9 @@ def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def held(tensors: Mapping[str, torch.Tensor]) -> dict[str, Local]:
-    """What this process has of each."""
-    return {
-        n: Local(tensor=local(t), start=window(t)[0], whole=tuple(t.shape), divided=isinstance(t, DTensor))
-        for n, t in tensors.items()
-    }
+def division(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are divided among the same processes."""
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def load_model(parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
