@@ -25,7 +25,7 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 def divide(bare: Any, mesh: DeviceMesh) -> None:
     """Divides the modules of a model of transformers, with or without adapters. Raises UserFault, before any is."""
     ways = mesh.size()
-    plan = {name: style for name, style in (getattr(bare, "tp_plan", None) or {}).items()}
+    plan: dict[str, str] = getattr(bare, "tp_plan", None) or {}
     _refuse(bare, plan, ways)
     several = Counter(id(p) for module in bare.modules() for p in module.parameters(recurse=False))
     for style, module in [*_planned(bare, plan)]:
@@ -61,7 +61,9 @@ def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:
     config = bare.config.get_text_config()
     for name in DIVIDED:
         if (count := getattr(config, name, None)) and count % ways:
-            raise UserFault(f"world.parallelism.tensor: {ways} does not divide the {name} of {bare.config.model_type}, {count}")
+            raise UserFault(
+                f"world.parallelism.tensor: {ways} does not divide the {name} of {bare.config.model_type}, {count}"
+            )
     head = bare.get_output_embeddings()
     if isinstance(head, torch.nn.Linear) and head.out_features % ways:
         raise UserFault(f"world.parallelism.tensor: {ways} does not divide the vocabulary, {head.out_features}")
