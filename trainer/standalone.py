@@ -18,7 +18,7 @@ from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys, places
 from trainer.contract.data import DataError
-from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, Parallelism, World
+from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
 ME = "standalone"
@@ -36,7 +36,7 @@ def main(config: Path, output: Path, save_every_s: float, *, fsdp: bool = False)
         outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
-        return 64
+        return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.USER_ERROR
     return int(EXIT[outcome])
 
 
