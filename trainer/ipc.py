@@ -144,6 +144,21 @@ class RunFolder:
         """What the worker has to tell people: a JSON list [kind, message] a line."""
         return self.root / "told.jsonl"
 
+    @property
+    def track(self) -> Path:
+        """What trackers are told."""
+        return self.root / "track.json"
+
+    @property
+    def track_end(self) -> Path:
+        """The outcome, once there is one."""
+        return self.root / "track_end"
+
+    @property
+    def heldout(self) -> Path:
+        """Held-out losses so far: a JSON list of [step, loss]."""
+        return self.root / "heldout.json"
+
     def waiting(self) -> list[Path]:
         """Whole snapshots, oldest first; those being written start with a dot."""
         return sorted(p for p in self.snapshots.iterdir() if not p.name.startswith("."))

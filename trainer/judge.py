@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from trainer import card, evaluate, order, parallel, results
+from trainer import board, card, evaluate, order, parallel, results
 from trainer.checkpoint_plan import METRICS, Progress
 from trainer.faults import Drained
 from trainer.ipc import RunFolder, WorkerJob
@@ -72,6 +72,7 @@ class Judge:
                 evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
                 rows, made_on = self.run.root / METRICS, self.arrangement.told()
                 (folder / "README.md").write_text(card.text(self.job, metrics=rows, scores=scores, made_on=made_on))
+                board.write(folder, rows, progress.heldout, self.report.event)
                 if self.job.train.output.merge:
                     self.task.merge(folder)
 

@@ -102,6 +102,8 @@ class AttemptSpec(Document):
     attempt: str
     number: int
     """1 for the first attempt of the job."""
+    run: str = ""
+    """Names the job's run to trackers; the job's id where it is empty."""
     train: TrainConfig | None = None
     script: ScriptConfig | None = None
     """Exactly one of `train` and `script`."""

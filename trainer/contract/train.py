@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.contract.base import Config, Text
 from trainer.contract.guard import GuardConfig, SelectionConfig
+from trainer.contract.metrics import MetricsConfig
 from trainer.contract.output import OutputConfig
 
 TaskName = Literal[
@@ -261,6 +262,7 @@ class TrainConfig(Config):
     selection: SelectionConfig = SelectionConfig()
     samples: SamplesConfig = SamplesConfig()
     output: OutputConfig = OutputConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def rows_at_once(self) -> int:
