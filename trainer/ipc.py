@@ -14,7 +14,7 @@ from typing import Literal
 
 from trainer.checkpoint_plan import Jump
 from trainer.contract.base import Document
-from trainer.contract.rendezvous import Parallelism, Phase
+from trainer.contract.rendezvous import Cost, Memory, Parallelism, Phase
 from trainer.contract.train import TrainConfig
 
 
@@ -30,6 +30,11 @@ class WorkerJob(Document):
     """Its id."""
     number: int
     """Number of the attempt, for the metrics."""
+    cost: Cost | None = None
+    memory: Memory | None = None
+    """As estimated."""
+    began: float = 0.0
+    """Unix seconds of the agent's start."""
     save_every_s: float
     """At the most; the agent may shorten it (`RunFolder.interval`)."""
     jumps: tuple[Jump, ...] = ()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from trainer import board, guard, model, selection
+from trainer import board, breakdown, guard, model, selection
 from trainer.checkpoint_plan import METRICS
 from trainer.faults import Drained
 from trainer.ipc import RunFolder, WorkerJob, replace
@@ -74,6 +74,11 @@ class Loop(Steps):
             self._keeper.snapshots.join()
             raise
 
+    def memory(self) -> str:
+        """What holds it, in one line."""
+        peak = self._report.peak()
+        return breakdown.told(self._bare, self._optimizer, peak=peak, expected=self._job.memory)
+
     def _goes_on(self) -> bool:
         """Evaluates before the next step, not after the last one: a run that was stopped between them does as well."""
         if self._progress.step >= self._total:
@@ -102,6 +107,7 @@ class Loop(Steps):
     def _restore(self) -> None:
         """Goes on where the checkpoint ends, or from the beginning."""
         self._progress = self._keeper.restore(micro_rows=self._micro)
+        self._choose_rate()
         if self._accelerator.is_main_process:
             self._board.begin(self._run.root / METRICS, self._progress.heldout)
             self._tell_heldout()
@@ -172,6 +178,17 @@ class Loop(Steps):
         self._report.say(f"held-out loss after {self._progress.step} steps: {loss:.4f}{told}")
         return loss, metrics
 
+    def _choose_rate(self) -> None:
+        """A rate that was left to the trainer is that of the run's first start."""
+        if not self._rate.source:
+            self._progress = self._progress.model_copy(update={"rate": None})
+            return
+        kept = self._progress.rate
+        self._rate = kept or self._rate
+        self._progress = self._progress.model_copy(update={"rate": self._rate})
+        again = ", as before" if kept else ""
+        self._report.event("learning_rate", f"optim.lr auto: {self._rate.lr:.3g}{again} ({self._rate.source})")
+
     def _tell_heldout(self) -> None:
         """Trackers."""
         if self._accelerator.is_main_process:
@@ -186,7 +203,7 @@ class Loop(Steps):
             if at is not None:
                 self._report.event("best", f"the result has the weights of step {at}, which were judged best")
                 after, metrics = self._judge.judged(self._progress)
-            self._judge.write(folder, self._progress, after, metrics)
+            self._judge.write(folder, self._progress, self._rate, after, metrics)
         self._judge.insist(lambda: self._keeper.finish(self._progress, folder))
 
     def _set(self, **changes: Any) -> None:

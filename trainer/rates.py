@@ -14,7 +14,7 @@ TIMES = 10.0
 LORA = "times 10 for LoRA (Schulman et al. 2025, LoRA Without Regret)"
 NARROWEST = 1024
 """Hidden size from which on the rule for language models is taken; narrower ones have this one's rate."""
-POWERS = {"llama": 0.781, "mistral": 0.781}
+POWERS = {"llama": 0.781}
 OTHER = 0.0775
 """Of Qwen's, and taken for all that were not measured, since it is nearly none."""
 BATCH = "by the root of the batch (Malladi et al. 2022)"

@@ -182,13 +182,21 @@ class OptimConfig(Config):
     name: OptimizerName = "adamw"
     """`adamw_8bit` keeps AdamW's moments in a byte each (arXiv 2110.02861), `adafactor` sums of rows and columns in
     their place (arXiv 1804.04235; its `lr` is relative to the size of the weights, 1e-3 to 1e-2), `sgd` nothing."""
-    lr: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    lr: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """The highest, after the warm-up. `auto`: a published one for the task, the method and the model's size, kept
+    through every resume."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Of AdamW, as `beta2`; the others have none."""
     beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+    @model_validator(mode="after")
+    def _rate_known(self) -> Self:
+        if self.lr == "auto" and self.name == "sgd":
+            raise ValueError("lr: no rate of sgd was published that goes for other models; give a number")
+        return self
 
 
 class DpoConfig(Config):
