@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from trainer import checkpoint
+from trainer import checkpoint, fit
+from trainer.agent import gpus as load
 from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
@@ -67,6 +68,7 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
     objects = Objects(connect(store.as_uri(), {}), ME)
     number = len([k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]) + 1
     attempt = f"{ME}-{number:04d}"
+    train = await _sized(train, how)
     spec = AttemptSpec(
         installation=ME,
         job=ME,
@@ -87,6 +89,18 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
         _publish(store / ME, (await checkpoint.own(objects, Origin(job=ME, attempt=attempt, kind="train")))[0], output)
     shutil.rmtree(output / "work", ignore_errors=True)
     return outcome
+
+
+async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
+    """With as many rows at once as fit the GPUs of this machine; a CPU gains nothing by more of them."""
+    processes = gpus()
+    memory = load.memory_bytes() if processes and how.kind == "ddp" else None
+    if memory is None:
+        return train
+    found, told = await asyncio.to_thread(fit.sized, train, memory=memory, processes=processes)
+    if told:
+        print(told)
+    return found
 
 
 async def _run_name(objects: Objects) -> str:

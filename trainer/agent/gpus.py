@@ -44,6 +44,18 @@ def load() -> Load | None:
     return Load(utilisation=mean, memory_bytes=max(used, default=None), power_w=sum(power) if power else None)
 
 
+def memory_bytes() -> int | None:
+    """Of the smallest GPU; None where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+    except pynvml.NVMLError:
+        return None
+
+
 def _add(figures: list[T], read: Callable[[Any], T], handle: Any) -> None:
     import pynvml
 

@@ -11,7 +11,7 @@ from trainer.contract.output import Secret
 class WandbConfig(Config):
     """Weights & Biases; one run for the whole job, however often it is resumed."""
 
-    project: Annotated[Text, Field(min_length=1, max_length=128)]
+    project: Annotated[Text, Field(min_length=1, max_length=128, examples=["my-project"])]
     entity: Annotated[Text, Field(max_length=128)] | None = None
     """Absent: the key's own."""
     mode: Literal["online", "offline"] = "online"
