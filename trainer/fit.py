@@ -76,4 +76,7 @@ def _config(model: str) -> str:
         return (Path(model) / "config.json").read_text()
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(model, "config.json")).read_text()
+    try:
+        return Path(hf_hub_download(model, "config.json")).read_text()
+    except Exception as e:  # of huggingface_hub, and of the client under it: training reads it once more, and says why
+        raise OSError(str(e)) from e

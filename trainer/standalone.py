@@ -94,7 +94,7 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
 async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
     """With as many rows at once as fit the GPUs of this machine; a CPU gains nothing by more of them."""
     processes = gpus()
-    memory = load.memory_bytes() if processes and how.kind == "ddp" else None
+    memory = load.memory_bytes() if processes and how == Parallelism() else None
     if memory is None:
         return train
     found, told = await asyncio.to_thread(fit.sized, train, memory=memory, processes=processes)

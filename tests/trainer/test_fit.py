@@ -68,11 +68,13 @@ def test_rows_are_those_of_the_tracer(tmp_path: Path) -> None:
         {"task": "seq2seq", "data": {"path": "d", "prompt": "{a}", "completion": "{a}"}},
     ],
 )
-def test_what_cannot_be_traced_trains_as_before(more: dict[str, object]) -> None:
+def test_what_cannot_be_traced_trains_as_before(more: dict[str, object], tmp_path: Path) -> None:
     def refuse(argv: Sequence[str]) -> str:
         raise OSError
 
-    train = TrainConfig.model_validate({"model": "m", "data": {"path": "d", "completion": "{a}"}, **more})
+    (tmp_path / "config.json").write_text("{}")
+    fields = {"model": str(tmp_path), "data": {"path": "d", "completion": "{a}"}}
+    train = TrainConfig.model_validate({**fields, **more})
     found, told = fit.sized(train, memory=fit.GIB, processes=1, trace=refuse)
     assert found == train
     assert told.startswith("micro_batch auto: 4, since")
