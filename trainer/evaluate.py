@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
+from trainer.contract.train import TrainConfig
 from trainer.tasks.base import Task
 
 
@@ -37,6 +39,11 @@ def heldout(
     finally:
         model.train()
     return total / targets, task.metrics(judged)
+
+
+def as_trained(config: TrainConfig, accelerator: Accelerator) -> contextlib.AbstractContextManager[Any]:
+    """Around what calls parts of the model by themselves: over a quantised base norms are wider than the head."""
+    return accelerator.autocast() if config.quantised else contextlib.nullcontext()
 
 
 def without_adapter(model: Any) -> contextlib.AbstractContextManager[Any]:

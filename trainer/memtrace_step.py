@@ -1,7 +1,6 @@
-"""One step of the trainer's own loop around a model that is given: what `trainer.memtrace` traces."""
+"""The trainer's own step around a model that is given: what `trainer.memtrace` traces."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -11,8 +10,8 @@ from trainer import model as models
 from trainer import optimizers, parallel
 from trainer.checkpoint_plan import Progress
 from trainer.contract.train import TrainConfig
-from trainer.loop import Loop
 from trainer.memtrace_kinds import BY_TASK
+from trainer.step import Steps
 from trainer.storages import Storages
 
 
@@ -38,18 +37,8 @@ class Ask:
     """What is learned, one of `memtrace_kinds.BY_TASK`."""
 
 
-class _Untouched:
-    """In place of snapshots and a run folder: nothing is saved, nobody asks for a drain."""
-
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
-
-    def before_update(self) -> None:
-        self._storages.enter("optimizer", "temporary")
-
-
-class Probe(Loop):
-    """The trainer's loop around a model that is given, for one step of one micro-batch."""
+class Probe(Steps):
+    """The trainer's step around a model that is given, for one step of one micro-batch."""
 
     def __init__(self, ask: Ask, model: Any, storages: Storages, task: Any) -> None:
         config = ask.train
@@ -66,7 +55,7 @@ class Probe(Loop):
         self._device = next(model.parameters()).device
         self._parallel = parallel.Copies(self._accelerator)
         self._model, self._optimizer = self._parallel.prepare(model, optimizer)
-        self._keeper: Any = SimpleNamespace(snapshots=_Untouched(storages))
+        self._storages = storages
         self._progress, self._total, self._task = Progress(), 1, task
         row = BY_TASK[ask.task].row
         self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
@@ -81,6 +70,9 @@ class Probe(Loop):
 
     def _is_good(self, row: dict[str, float]) -> bool:
         return True
+
+    def _before_update(self) -> None:
+        self._storages.enter("optimizer", "temporary")
 
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
         pass

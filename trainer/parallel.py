@@ -113,6 +113,13 @@ class Copies:
     def settle(self, model: Any) -> None:
         """Before weights are changed by others than the optimizer."""
 
+    def any_of(self, *facts: bool) -> tuple[bool, ...]:
+        """True for all where it is for one, so that all leave the loop and save at the same step. Entered by all."""
+        if self.world == 1:
+            return facts
+        flags = torch.tensor([int(fact) for fact in facts], device=self.accelerator.device)
+        return tuple(bool(flag) for flag in self.accelerator.reduce(flags, reduction="sum").tolist())
+
     def agree(self, progress: Progress) -> None:
         """Machines restore by themselves: refuses what would go on from different places. Entered by all."""
         if self.world == 1:

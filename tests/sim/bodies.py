@@ -81,9 +81,11 @@ class Body(VirtualBody):
         return handle
 
     async def destroy(self, name: InstanceName) -> None:
-        known = name in self._instances
+        one = self._instances.get(name)
+        if one is not None and not one.over and self._clock.monotonic() >= one.dies_at:
+            self.world.over(name)  # it died before its agent was next due, and billed no longer than that
         await super().destroy(name)
-        if known:
+        if one is not None:
             self.world.destroyed(name)
 
     async def _wake(self, name: str) -> None:

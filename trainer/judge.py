@@ -1,0 +1,105 @@
+"""What the weights are worth, and the results of a job made of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from trainer import card, evaluate, order, parallel, results
+from trainer.checkpoint_plan import METRICS, Progress
+from trainer.faults import Drained
+from trainer.ipc import RunFolder, WorkerJob
+from trainer.report import Reporter
+from trainer.tasks.base import Task
+
+EVALUATION = 2**31
+"""In place of a step's number, where evaluations draw at random: each draws the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Of one process; what it does is entered by all."""
+
+    job: WorkerJob
+    run: RunFolder
+    task: Task[Any]
+    model: Any
+    """As the task made it."""
+    parameters: dict[str, Any]
+    held: list[Any]
+    """Rows to judge by."""
+    rows: int
+    """Of them at once."""
+    accelerator: Accelerator
+    arrangement: parallel.Copies
+    report: Reporter
+
+    def judged(self, progress: Progress) -> tuple[float, Mapping[str, float]]:
+        """(loss, metrics) of the weights as they are."""
+        self.report.set(progress.step, phase="evaluating", message=f"loss on {len(self.held)} held-out rows")
+
+        def between() -> None:
+            if self.arrangement.world == 1 and self.run.drain.exists():
+                raise Drained
+
+        self.task.begins(EVALUATION)
+        set_seed(order.noise(self.job.train.seed, EVALUATION, 0))
+        return evaluate.heldout(
+            self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
+        )
+
+    def write(self, folder: Path, progress: Progress, after: float | None, metrics: Mapping[str, float]) -> None:
+        """The results of the weights as they are, into a folder; entered by all. Raises Fault."""
+        self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
+        samples = self._samples(progress)
+        scores: dict[str, Any] = {
+            "heldout_loss_before": progress.heldout_loss_before,
+            "heldout_loss_after": after,
+            "rows": len(self.held),
+            "history": [{"step": s, "loss": x} for s, x in progress.heldout],
+        }
+        if metrics:
+            scores |= {"metrics_before": progress.metrics_before, "metrics_after": dict(metrics)}
+        self.report.set(progress.step, phase="saving", message="saving the results")
+        lora = self.job.train.adapters is not None
+        whole = self.arrangement.whole(self.model, self.parameters if lora else None)
+
+        def write() -> None:
+            if self.accelerator.is_main_process:
+                evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
+                rows, made_on = self.run.root / METRICS, self.arrangement.told()
+                (folder / "README.md").write_text(card.text(self.job, metrics=rows, scores=scores, made_on=made_on))
+                if self.job.train.output.merge:
+                    self.task.merge(folder)
+
+        self.insist(lambda: results.attempted(write))
+
+    def insist(self, action: Callable[[], str]) -> None:
+        """Repeats an action of all processes until it has failed for none. Raises Fault."""
+        results.insist(
+            action,
+            agree=lambda fact: self.arrangement.any_of(fact)[0],
+            waiting=lambda: bool(self.run.waiting()),
+            tell=self.report.event,
+        )
+
+    def _samples(self, progress: Progress) -> list[dict[str, str]]:
+        """All processes write them where none has all of the model."""
+        if not self.job.train.samples.prompts or not (self.accelerator.is_main_process or self.arrangement.divided):
+            return []
+        tuned = self.written()
+        if progress.base_samples is not None:
+            base = list(progress.base_samples)
+        else:
+            with evaluate.without_adapter(self.model):
+                base = self.written()
+        prompts = self.job.train.samples.prompts
+        return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
+
+    def written(self) -> list[str]:
+        """What the weights as they are make of the prompts."""
+        with evaluate.as_trained(self.job.train, self.accelerator):
+            return self.task.write(self.model, self.accelerator.device)

@@ -1,0 +1,162 @@
+"""One optimizer step of the training, resumable at every micro-batch, and what it needs on this process's device."""
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import set_seed
+
+from trainer import devices, evaluate, guard, model, optimizers, order, parallel, schedule, switches, tasks
+from trainer.checkpoint_plan import Progress
+from trainer.faults import Drained, UserFault
+from trainer.ipc import RunFolder, WorkerJob
+from trainer.report import Reporter
+
+
+class Steps:
+    """The model, its optimizer and its rows, in step with the other processes; `Loop` says when it steps."""
+
+    def __init__(self, job: WorkerJob, run: RunFolder) -> None:
+        self._job, self._run, self._config = job, run, job.train
+        config = job.train
+        self._join()
+        self._task = tasks.of(config)
+        examples, self._dropped = self._task.examples(Path(job.data), job.data_format)
+        train, held = order.split(config.seed, len(examples), config.data.eval_share)
+        self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
+        self._total = schedule.total_steps(config, len(self._train))
+        self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
+        self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
+        self._parameters = model.trainable(self._bare)
+        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
+        if config.tf32:
+            switches.tf32(self._device)
+        if config.compile:
+            switches.compiled(parallel.layers(self._bare), self._device)
+        with evaluate.as_trained(config, self._accelerator):
+            self._task.check(self._bare, self._device)
+        self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
+        self._progress = Progress()
+
+    def _join(self) -> None:
+        """Meets the other processes, and looks at the device."""
+        config, cpu = self._config, not torch.cuda.is_available()
+        parallel.join(self._job.parallelism, cpu=cpu)
+        self._device = accelerate.PartialState(cpu=cpu).device
+        self._precision = model.precision_of(config, self._device)
+        mixed = "no" if self._precision == "fp32" else self._precision
+        self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
+        self._parallel = parallel.of(self._job.parallelism, self._accelerator, self._precision)
+        self._parallel.takes(config)
+        self._world, self._rank = self._parallel.world, self._parallel.rank
+        self._report = Reporter(self._run, self._accelerator)
+        self._report.say(devices.check(self._device))
+        self._report.set(0, phase="loading", message=f"loading {config.model}")
+        set_seed(config.seed)
+
+    def _batches(self) -> tuple[list[list[Any]], int]:
+        """This process's micro-batches of the next step, and how many losses the whole step has.
+
+        Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
+        """
+        config = self._config
+        rows = order.window(config.seed, self._progress.samples, config.global_batch, len(self._train))
+        micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
+        targets = sum(self._task.targets(e) for micro in micros for e in micro)
+        micros += [[] for _ in range(-len(micros) % self._world)]
+        return micros[self._rank :: self._world], targets
+
+    def _step(self) -> None:
+        """One optimizer step; after a mid-step restore, what is left of it."""
+        started = time.monotonic()
+        self._jump()
+        self._task.begins(self._progress.step)
+        batches, targets = self._batches()
+        loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
+        for number in range(self._progress.micro, len(batches)):
+            last = number == len(batches) - 1
+            set_seed(order.noise(self._config.seed, self._progress.step, number * self._world + self._rank))
+            with contextlib.nullcontext() if last else self._parallel.collecting(self._model):
+                part = self._forward(batches[number])
+                self._accelerator.backward(part * (self._world / targets))
+            loss += part.detach()
+            if not last and self._world == 1 and self._run.drain.exists():
+                halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
+                self._progress = self._progress.model_copy(update=halfway)
+                raise Drained
+        norm = self._clip()
+        if self._world > 1:
+            loss = self._accelerator.reduce(loss, reduction="sum")
+        rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
+        row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
+        if self._is_good(row):
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._before_update()
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        tokens = sum(self._task.size(e) for b in batches for e in b) * self._world
+        self._record(row, tokens, time.monotonic() - started)
+
+    def _jump(self) -> None:
+        """Passes the rows that an earlier worker went wrong with."""
+        before = self._progress
+        self._progress = guard.jumped(before, self._job.jumps)
+        if self._progress.samples != before.samples:
+            self._optimizer.zero_grad(set_to_none=True)
+            left = self._progress.samples - before.samples
+            self._report.event(
+                "left_out", f"after step {before.step}: {left} rows are left out, and the data goes on behind"
+            )
+
+    def _is_good(self, row: dict[str, float]) -> bool:
+        """Whether the weights may be updated by this step. Raises GoBack, UserFault."""
+        scaled = self._accelerator.scaler is not None and math.isfinite(row["loss"])
+        norm = 0.0 if scaled and not math.isfinite(row["grad_norm"]) else row["grad_norm"]  # the scaler's own business
+        verdict, care, told = guard.judge(self._config.guard, self._progress, row["loss"], norm)
+        if verdict == "back":
+            jumps = guard.back(self._config.guard, self._progress, self._config.global_batch)
+        self._progress = self._progress.model_copy(update={"care": care})
+        if told:
+            self._report.event(
+                {"go": "spike", "skip": "skipped", "back": "rolled_back", "stop": "diverged"}[verdict], told
+            )
+        if verdict == "back":
+            raise guard.GoBack(jumps)
+        if verdict == "stop":
+            raise UserFault(told)
+        return verdict == "go"
+
+    def _clip(self) -> float:
+        """Scales the gradients down where their norm is above the limit; their norm before that."""
+        limit = self._config.optim.clip_norm
+        return parallel.number(self._accelerator.clip_grad_norm_(self._parameters.values(), limit))
+
+    def _probe(self) -> None:
+        """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
+        for them shows now, not in an hour. Nothing is learned of them."""
+        longest = sorted(self._train, key=self._task.size, reverse=True)[: self._micro]
+        before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
+        targets = max(1, sum(self._task.targets(e) for e in longest))
+        self._accelerator.backward(self._forward(longest) / targets)
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in self._bare.named_buffers():
+                buffer.copy_(before[name])
+        self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
+
+    def _forward(self, batch: list[Any]) -> torch.Tensor:
+        if batch:
+            return self._task.loss_sum(self._model, self._task.collate(batch, self._device))
+        return self._task.loss_sum(self._model, self._task.collate(self._train[:1], self._device)) * 0.0
+
+    def _before_update(self) -> None:
+        """Weights and moments change next."""
+
+    def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
+        """A step is done."""
+        raise NotImplementedError
