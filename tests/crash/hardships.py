@@ -17,6 +17,8 @@ from tests.crash.waits import Within
 MIGRATED = re.compile(r"schema_migrations")
 DRAFT = re.compile(r"\.[0-9a-f]{8}$")
 FROZEN_S = 1.4 * LEASE_S
+UNBORN_S = 2.5
+"""From an attempt's end to a machine that comes late: nobody pays for that."""
 MARK = "sweep-report-only"
 
 # ----------------------------------------------------------------------------------------------------------- the home
@@ -96,6 +98,7 @@ async def born_late(rig: Rig, again: Moment | None, totals: Totals) -> None:
             if again is not None:
                 gate.kill_at = Point(name="cloud:destroy", number=gate.count("cloud:destroy") + 1, moment=again)
             settled.update(await house.charged())
+            await asyncio.sleep(UNBORN_S)
             come.set()
 
         gate.hold_at, gate.hold = Point(name="cloud:create", number=1, moment="before"), keep
@@ -112,6 +115,7 @@ async def born_late(rig: Rig, again: Moment | None, totals: Totals) -> None:
         unpaid = await house.unpaid(late, settled, less_s=float(again == "after"))
         verdict = await house.settle()
         verdict.underbilled += unpaid
+        verdict.overbilled += await house.paid_before_birth(late, settled)
         totals.add(house, verdict, 1 + gate.killed)
 
 

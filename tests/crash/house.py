@@ -343,6 +343,13 @@ class House:
                 return []
         return [f"{late.id} came late, and stood from {late.born:.1f} to {late.ended:.1f} s, uncharged"]
 
+    async def paid_before_birth(self, late: Stand, settled: Mapping[str, Decimal]) -> list[str]:
+        """What is charged for such a machine beyond the time from its birth, in words."""
+        found = await self.ask(f"SELECT charged_usd, charged_to FROM attempts WHERE id = '{late.attempt}'")
+        usd, charged_to = found[0]
+        most = settled[late.attempt] + usd_for((charged_to - late.born_at).total_seconds() + CLOCK_S)
+        return [f"{late.id} came late, and ${usd} is charged, at most ${most} due"] if usd > most else []
+
     def _least_usd(self, attempt: str) -> Decimal:
         cloud = self.rig.cloud
         unlisted = cloud.unlisted(self.installation, attempt)
