@@ -145,19 +145,22 @@ def _data(data: dict[str, Any], columns: tuple[str, ...]) -> list[tuple[str, str
     found = DataReport.model_validate(data)
     rows = f"{found.rows:,}: {found.train_rows:,} to train on, {found.heldout_rows:,} held out"
     duplicates = f", {found.duplicates:,} duplicates" if found.duplicates else ""
-    cut = f"; {found.truncated_share:.1%} of the rows are cut" if found.truncated_share else ""
     return [
         ("rows", rows + duplicates),
         *([("columns", ", ".join(columns))] if columns else []),
-        (
-            "tokens",
-            f"about {found.tokens_mean:,.0f} a row, P99 {found.tokens_p99:,.0f}, {found.tokens_total:,.0f} in all{cut}",
-        ),
-        ("prompt", found.example_prompt),
-        ("completion", found.example_completion),
+        *_example(found),
         *([("labels", ", ".join(found.labels))] if found.labels else []),
         *(("warning", warning) for warning in found.warnings),
     ]
+
+
+def _example(found: DataReport) -> list[tuple[str, str]]:
+    """One row as it is trained on, and for text how long rows are."""
+    if not found.tokens_total:
+        return [("example", f"{found.example_prompt} → {found.example_completion}")]
+    cut = f"; {found.truncated_share:.1%} of the rows are cut" if found.truncated_share else ""
+    long = f"about {found.tokens_mean:,.0f} a row, P99 {found.tokens_p99:,.0f}, {found.tokens_total:,.0f} in all{cut}"
+    return [("tokens", long), ("prompt", found.example_prompt), ("completion", found.example_completion)]
 
 
 def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
@@ -166,4 +169,5 @@ def _model(model: dict[str, Any]) -> list[tuple[str, str]]:
     shape = TypeAdapter(ModelShape).validate_python(model)
     known = "" if shape.known else ", an architecture that the estimates were not validated on"
     bundled = ", by the bundled catalogue" if shape.bundled else ""
-    return [("model", f"{shape.name}: {shape.family}, {shape.parameters / 1e6:,.0f} M parameters{known}{bundled}")]
+    size = f"{shape.parameters / 1e6:,.{0 if shape.parameters >= 1e7 else 2}f} M parameters"
+    return [("model", f"{shape.name}: {shape.family}, {size}{known}{bundled}")]

@@ -139,9 +139,10 @@ class LowRank(Config):
     @field_validator("targets", mode="before")
     @classmethod
     def _word(cls, value: Any) -> Any:
-        """A list of one word means the word."""
-        alone = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else None
-        return alone if alone in TARGETS else value
+        """A list of one word means the word; a list is the tuple of it, also where nothing is converted."""
+        if not isinstance(value, (list, tuple)):
+            return value
+        return value[0] if len(value) == 1 and value[0] in TARGETS else tuple(value)
 
 
 class LoraConfig(LowRank):
