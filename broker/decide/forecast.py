@@ -2,7 +2,7 @@
 
 The pace is wall time a step over the whole of what was watched, so saves and evaluations are in it. On spot machines
 the time that preemptions will cost is added as the quote does it: work / (1 - rate x loss), with a loss of half a
-checkpoint interval and another set-up.
+checkpoint interval, a save that was under way and another set-up.
 """
 
 from dataclasses import dataclass, replace
@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 
 from broker.decide.billing import HOUR, accrued, machine_s, price_now, time_left_s, traffic, traffic_cost
-from broker.decide.hazard import History, preemptions_per_s
+from broker.decide.hazard import History, losses_per_hour, preemptions_per_s
 from broker.decide.quote import CENT
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job, Traffic
 from broker.domain.money import show, usd
+from trainer.contract.interval import interval_s
 
 LEAST_STEPS, LEAST_S = 2, 20.0
 """Evidence without which nothing is said."""
@@ -66,7 +67,7 @@ def forecast(
     if beat is None or step_s is None or beat.total_steps <= 0:
         return None
     left_s = min(MOST_S, max(0, beat.total_steps - beat.step) * step_s * _disturbed(attempt, job, history))
-    spent, before = _spent(attempt, job, caps, left_s, now), job.forecast
+    spent, before = _spent(attempt, job, caps, left_s, now, history), job.forecast
     return Forecast(
         usd=spent,
         finish_at=now + timedelta(seconds=left_s),
@@ -81,16 +82,31 @@ def _disturbed(attempt: Attempt, job: Job, history: History) -> float:
     """How much longer the rest takes for preemptions to come, by what the set-up took this time; ten times at most."""
     first, sent = attempt.first_beat_at, attempt.create_sent_at
     setup_s = max(0.0, (first - sent).total_seconds()) if first and sent else 0.0
-    lost_s = job.spec.checkpoint.most_s / 2 + setup_s
-    return 1 / max(0.1, 1 - preemptions_per_s(attempt.line.offer, history) * attempt.line.nodes * lost_s)
+    rate = preemptions_per_s(attempt.line.offer, history) * attempt.line.nodes
+    lost_s = _every_s(attempt, job, history) / 2 + _save_s(attempt) + setup_s
+    return 1 / max(0.1, 1 - rate * lost_s)
 
 
-def _spent(attempt: Attempt, job: Job, caps: Caps, left_s: float, now: datetime) -> Decimal:
+def _save_s(attempt: Attempt) -> float:
+    """What the last save took; 0 before the first."""
+    saved = attempt.beat.checkpoint if attempt.beat else None
+    return saved.save_s if saved else 0.0
+
+
+def _every_s(attempt: Attempt, job: Job, history: History) -> float:
+    """Seconds between the beginnings of two saves, as the trainer chooses them from what they take."""
+    cost_s, most_s, line = _save_s(attempt), job.spec.checkpoint.most_s, attempt.line
+    if not cost_s:
+        return most_s
+    return max(cost_s, interval_s(cost_s, losses_per_hour(line.offer, history, line.nodes), most_s))
+
+
+def _spent(attempt: Attempt, job: Job, caps: Caps, left_s: float, now: datetime, history: History) -> Decimal:
     """By the job: other attempts, this one up to now, and the rest at the present price with its saves."""
     so_far = max(attempt.charged_usd - attempt.traffic_usd, accrued(attempt, now))
     rest = price_now(attempt) * attempt.line.nodes * Decimal(repr(round(left_s + caps.teardown_s, 3))) / HOUR
     moved, saved = traffic(attempt, now), attempt.beat.checkpoint if attempt.beat else None
-    saves = int(left_s / job.spec.checkpoint.most_s) + 1
+    saves = int(left_s / _every_s(attempt, job, history)) + 1
     sent = Traffic(sent=moved.sent + saves * (saved.bytes if saved else 0), received=moved.received)
     return usd(job.spent_usd - attempt.charged_usd + so_far + rest + traffic_cost(attempt.line.offer, sent))
 

@@ -50,14 +50,20 @@ def preemptions_per_s(offer: Offer, history: History) -> float:
     """Expected of one such machine; 0 on demand."""
     if not offer.spot:
         return 0.0
-    seen = history.get(place(offer)) if history else None
-    return expected_per_hour(offer.preemptions_per_hour, seen) / 3600
+    stated = offer.preemptions_per_hour
+    if not history:  # As `expected_per_hour` says; this is asked for each of tens of thousands of offers.
+        return (ASSUMED_PER_HOUR if stated is None else stated) / 3600
+    return expected_per_hour(stated, history.get(place(offer))) / 3600
+
+
+def failures_per_hour(offer: Offer, nodes: int) -> float:
+    """Of machines that nobody takes away, all of an attempt together."""
+    return nodes * FAILURES_PER_GPU_HOUR * max(1, offer.gpus)
 
 
 def losses_per_hour(offer: Offer, history: History, nodes: int) -> float:
     """Of all machines of an attempt together: one that is taken away or fails ends the work of all."""
-    failures = FAILURES_PER_GPU_HOUR * max(1, offer.gpus)
-    return nodes * (preemptions_per_s(offer, history) * 3600 + failures)
+    return nodes * preemptions_per_s(offer, history) * 3600 + failures_per_hour(offer, nodes)
 
 
 def certainty(offer: Offer, history: History) -> float:

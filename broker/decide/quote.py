@@ -4,7 +4,7 @@ What a kind of machine takes is worked out in `quote_kinds`; here prices, hazard
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from math import ceil, inf
@@ -15,8 +15,9 @@ from broker.decide.experience import NOTHING, Experience
 from broker.decide.fit import fit
 from broker.decide.hazard import basis
 from broker.decide.quote_ask import Ask, policy
-from broker.decide.quote_kinds import Kind, few, kind_of, line_key, short
+from broker.decide.quote_kinds import Kind, few, kind_of, short
 from broker.decide.ranking import rank
+from broker.decide.shelf import Machines, Shelf, shelf
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
 from broker.domain.offer import Considered, Drop, Offer, Quote, QuoteLine, Verdict
@@ -30,12 +31,6 @@ UNKNOWN_CAPS = Caps(spot=True)
 
 _HARDWARE = attrgetter("accelerator", "gpus", "gpu_memory_bytes", "emulated_on", "emulated_vcpus")
 """All that `fit` looks at, with the link between the GPUs and the cores of a CPU."""
-_MACHINE = attrgetter(
-    "provider", "accelerator", "gpus", "gpu_memory_bytes", "spot", "trust", "billing_quantum_s", "billing_minimum_s"
-)
-_HERE = attrgetter("emulated_on", "emulated_vcpus", "vcpus", "reaches_local_files")
-"""With its lines, all that `_kind` looks at: two offers that agree in these are one kind of machine. Few have the
-second part, and the time of a quote is that of making keys."""
 
 
 def _kind(ask: Ask, offer: Offer) -> Kind:
@@ -70,38 +65,50 @@ def _total(offer: Offer, kind: Kind, nodes: int, rate: float, seconds: float) ->
     return _up((price + kind.aside_usd) * kind.billed(seconds) + kind.traffic(rate))
 
 
-def _assess(ask: Ask, offer: Offer, kind: Kind) -> tuple[Drop | None, int]:
-    """An offer whose kind of machine would do: what speaks against it, and micro-dollars to finish; -1: never does."""
+def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found: "_Found") -> None:
+    """Offers of one kind of machine: what speaks against each, and what it costs to finish."""
+    drops, micros, nodes = found.drops, found.micros, ask.nodes
+    if kind.drop is not None:
+        for number in sold.numbers:
+            drops[number] = kind.drop
+        return
+    somewhere = ask.regions or sold.cores < kind.cores or sold.ram < kind.ram or sold.disk < kind.disk
+    # Zero means unknown in several catalogues, but a machine of one's own may be free.
+    own, (hours, traffic) = kind.caps.trust == "own", kind.undisturbed
+    aside, limit, cap, timed, excluded = kind.aside_usd, ask.limit, ask.cap_micros, ask.timed, ask.excluded
+    for number, asked, rate, gone in zip(sold.numbers, sold.prices, sold.rates, sold.gone, strict=True):
+        price = asked * nodes
+        if somewhere and (drop := _placed(ask, offers[number], kind)) is not None:
+            drops[number] = drop
+        elif price <= 0 and (price < 0 or not own):
+            drops[number] = Drop.PRICE
+        elif price > limit:
+            drops[number] = Drop.HOURLY_LIMIT
+        elif (usd := kind.usd(price, rate * nodes) if rate else (price + aside) * hours + traffic) == inf:
+            drops[number] = Drop.PREEMPTED_TOO_OFTEN
+        else:
+            micros[number] = cost = ceil(usd * 1e6)
+            if timed and _late_s(ask, offers[number], kind) > 0:
+                drops[number] = Drop.DEADLINE
+            elif cost > cap:
+                drops[number] = Drop.CAP
+            elif gone:
+                drops[number] = Drop.UNAVAILABLE
+            elif excluded and _excluded(ask, offers[number]):
+                drops[number] = Drop.EXCLUDED
+
+
+def _placed(ask: Ask, offer: Offer, kind: Kind) -> Drop | None:
+    """What speaks against where it stands."""
     if ask.regions and offer.region not in ask.regions:
-        return Drop.REGION, -1
+        return Drop.REGION
     if offer.vcpus < kind.cores or offer.ram_bytes < kind.ram or offer.disk_bytes < kind.disk:
-        return Drop.HOST, -1
-    asked = offer.usd_per_hour
-    price = float(asked) * ask.nodes
-    if price <= 0 and (price < 0 or kind.caps.trust != "own"):
-        # Zero means unknown in several catalogues, but a machine of one's own may be free.
-        return Drop.PRICE, -1
-    if price > ask.limit:
-        return Drop.HOURLY_LIMIT, -1
-    if offer.spot:
-        on_demand, rate = offer.on_demand_usd_per_hour, ask.rate(offer)
-        if on_demand is not None and asked > on_demand:
-            return Drop.PRICE, -1
-        if rate * kind.lost >= 1:
-            return Drop.PREEMPTED_TOO_OFTEN, -1
-        hours, traffic = kind.bill(rate)
-    else:
-        hours, traffic = kind.undisturbed
-    micros = ceil(((price + kind.aside_usd) * hours + traffic) * 1e6)
-    if ask.timed and _late_s(ask, offer, kind) > 0:
-        return Drop.DEADLINE, micros
-    if micros > ask.cap_micros:
-        return Drop.CAP, micros
-    if offer.available is False:
-        return Drop.UNAVAILABLE, micros
-    if ask.excluded and (offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded)):
-        return Drop.EXCLUDED, micros
-    return None, micros
+        return Drop.HOST
+    return None
+
+
+def _excluded(ask: Ask, offer: Offer) -> bool:
+    return offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded)
 
 
 def _late_s(ask: Ask, offer: Offer, kind: Kind) -> float:
@@ -125,7 +132,7 @@ def _reason(ask: Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
             limit = ask.spec.resources.max_usd_per_hour
             return f"{show(offer.usd_per_hour * ask.nodes)}/h is above max_usd_per_hour {limit}"
         case Drop.PREEMPTED_TOO_OFTEN:
-            return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost / 60:.0f} min"
+            return f"preempted every {1 / rate / 60:.0f} min, and each time costs {kind.lost(rate) / 60:.0f} min"
         case Drop.DEADLINE:
             p50, p90, late = (s / 3600 for s in (kind.p50(rate), ask.p90(offer, kind), _late_s(ask, offer, kind)))
             return f"takes {p50:.2f} h (P50), {p90:.2f} h (P90): {late:.2f} h too long for the deadline or max_duration"
@@ -148,20 +155,48 @@ def _notes(ask: Ask, offer: Offer, kind: Kind) -> str:
     return notes
 
 
+class _Found:
+    """Columns with an entry for each offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
+
+    def __init__(self, ask: Ask, sold: Shelf) -> None:
+        self.ask, self.sold = ask, sold
+        self.kinds = [_kind(ask, machines.like) for machines in sold.machines]
+        self.drops: list[Drop | None] = [None] * len(sold.offers)
+        self.micros = [-1] * len(sold.offers)
+        """Micro-dollars to finish; -1: never does."""
+        for kind, machines in zip(self.kinds, sold.machines, strict=True):
+            _assess(ask, sold.offers, machines, kind, self)
+
+    def at(self, number: int) -> tuple[Offer, Kind, Drop | None]:
+        return self.sold.offers[number], self.kinds[self.sold.which[number]], self.drops[number]
+
+    def keys(self) -> Sequence[float]:
+        """What offers are ranked by: less is better. Nothing is known of a script but prices."""
+        objective = self.ask.spec.resources.objective
+        if not self.ask.workload.shape or objective == "hourly":
+            return self._each(lambda kind, price, rate: price)
+        if objective == "cheapest":
+            return self.micros
+        seconds = self._each(lambda kind, price, rate: kind.p50(rate))
+        if objective == "fastest":
+            return seconds
+        # One percent less money is worth one percent more time.
+        return [cost * time for cost, time in zip(self.micros, seconds, strict=True)]
+
+    def _each(self, key: Callable[[Kind, float, float], float]) -> list[float]:
+        """By its kind, price and preemptions a second of the whole job."""
+        found, nodes = [inf] * len(self.micros), self.ask.nodes
+        for kind, sold in zip(self.kinds, self.sold.machines, strict=True):
+            for number, price, rate in zip(sold.numbers, sold.prices, sold.rates, strict=True):
+                found[number] = key(kind, price, rate * nodes)
+        return found
+
+
 class _Lines(Sequence[QuoteLine]):
     """Lines of a quote, each built when it is looked at. `order`: numbers of offers, `kept` kept ones first."""
 
-    def __init__(
-        self,
-        ask: Ask,
-        offers: Sequence[Offer],
-        kinds: list[Kind],
-        drops: list[Drop | None],
-        micros: list[int],
-        order: list[int],
-    ) -> None:
-        self._ask, self._offers, self._kinds = ask, offers, kinds
-        self._drops, self._micros, self._order = drops, micros, order
+    def __init__(self, found: _Found, order: list[int]) -> None:
+        self._ask, self._found, self._order = found.ask, found, order
 
     def __len__(self) -> int:
         return len(self._order)
@@ -178,16 +213,16 @@ class _Lines(Sequence[QuoteLine]):
     def considered(self) -> Iterator[Considered]:
         """In short; an offer's dollars are those that `_assess` found, as they are in its line."""
         for number in self._order:
-            offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
+            offer, kind, drop = self._found.at(number)
             if drop is None:
-                cost = _dollars(self._micros[number]) if kind.fit.pace else None
+                cost = _dollars(self._found.micros[number]) if kind.fit.pace else None
                 reason = kind.reason + _notes(self._ask, offer, kind)
             else:
                 cost, reason = None, _reason(self._ask, offer, kind, drop)
             yield Considered(offer.id, offer.usd_per_hour, drop, reason, cost)
 
     def _line(self, number: int) -> QuoteLine:
-        offer, kind, drop = self._offers[number], self._kinds[number], self._drops[number]
+        offer, kind, drop = self._found.at(number)
         if drop is None:
             return _kept_line(self._ask, offer, kind)
         reason = _reason(self._ask, offer, kind, drop)
@@ -219,56 +254,17 @@ def _kept_line(ask: Ask, offer: Offer, kind: Kind) -> QuoteLine:
     )
 
 
-def _assess_all(ask: Ask, offers: Sequence[Offer]) -> tuple[list[Kind], list[Drop | None], list[int]]:
-    """Kind, drop and micro-dollars of every offer. Flat lists: 50,000 tuples would keep the garbage collector busy."""
-    known: dict[object, Kind] = {}
-    kinds: list[Kind] = []
-    drops: list[Drop | None] = []
-    micros: list[int] = []
-    for offer in offers:
-        machine = _MACHINE(offer)
-        if offer.facts is not None:
-            machine = (machine, line_key(offer.facts))
-        if offer.emulated_on is not None or offer.reaches_local_files or not offer.gpus:
-            machine = (machine, _HERE(offer))
-        kind = known.get(machine)
-        if kind is None:
-            kind = known[machine] = _kind(ask, offer)
-        drop, cost = _assess(ask, offer, kind) if kind.drop is None else (kind.drop, -1)
-        kinds.append(kind)
-        drops.append(drop)
-        micros.append(cost)
-    return kinds, drops, micros
-
-
-def _keys(ask: Ask, offers: Sequence[Offer], kinds: list[Kind], micros: list[int]) -> Sequence[float]:
-    """What offers are ranked by: less is better. Nothing is known of a script but prices."""
-    objective = ask.spec.resources.objective
-    if not ask.workload.shape or objective == "hourly":
-        return [float(offer.usd_per_hour) for offer in offers]
-    if objective == "cheapest":
-        return micros
-    seconds = [
-        kind.p50(rate) if (rate := ask.rate(offer)) * kind.lost < 1 else inf
-        for offer, kind in zip(offers, kinds, strict=True)
-    ]
-    if objective == "fastest":
-        return seconds
-    # One percent less money is worth one percent more time.
-    return [cost * time for cost, time in zip(micros, seconds, strict=True)]
-
-
 def _proposed_cap(spent: Decimal, p90: Decimal) -> Decimal:
     """Whole cents; a cap must be positive, also where the machine is free."""
     return max(CENT, (spent + p90 * CAP_MARGIN).quantize(CENT, rounding=ROUND_CEILING))
 
 
 def _quote(ask: Ask, offers: Sequence[Offer], spent: Decimal) -> Quote:
-    kinds, drops, micros = _assess_all(ask, offers)
+    found = _Found(ask, shelf(offers, ask.learned.spots))
+    drops, micros = found.drops, found.micros
     kept = [number for number, drop in enumerate(drops) if drop is None]
-    keys = _keys(ask, offers, kinds, micros)
-    order = rank(kept, keys, offers) + [number for number, drop in enumerate(drops) if drop is not None]
-    lines = _Lines(ask, offers, kinds, drops, micros, order)
+    order = rank(kept, found.keys(), offers) + [number for number, drop in enumerate(drops) if drop is not None]
+    lines = _Lines(found, order)
     p90 = lines[0].usd_p90 if kept else None
     cheapest = min(filter((-1).__lt__, micros), default=None)
     return Quote(

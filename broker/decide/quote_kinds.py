@@ -1,21 +1,24 @@
 """Seconds and dollars of a workload on one kind of machine, all that does not depend on the offer's price and hazard.
 
-A machine is billed from create to confirmed absence. With set-up s, work w (checkpoint stalls included), the last
-upload f, a rate of preemptions λ and a loss per preemption of half a checkpoint interval and another set-up, the
-expected time is s + w / (1 - λ (τ/2 + s)) + f: Young's and Daly's form for a given interval τ. Lifetimes of spot
-machines are heavy-tailed, so on 26 real pools the prediction was 6 to 16 points of cost too low.
+A machine is billed from create to confirmed absence. With set-up s, work w, a checkpoint every τ that stops training
+for c and is safe after C, the last upload f and a rate of preemptions λ, each of which costs half an interval, the
+checkpoint that was under way and another set-up, the expected time is s + w (1 + c/τ) / (1 - λ (τ/2 + C + s)) + f:
+Young's and Daly's form. τ is what the trainer itself will choose. Lifetimes of spot machines are heavy-tailed, so on 26
+real pools the prediction was 6 to 16 points of cost too low.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
-from math import ceil, floor, log2, sqrt
+from math import ceil, floor, inf, log2, sqrt
 from typing import Any
 
 from broker.decide.fit import Fit
+from broker.decide.hazard import failures_per_hour
 from broker.decide.throughput import DOWNLOAD_BYTES_PER_S
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer
 from broker.domain.workload import Workload
+from trainer.contract.interval import interval_s
 
 Z90 = 1.2816
 """Normal quantile, for the time that preemptions take."""
@@ -74,7 +77,7 @@ def lines_of(facts: HostFacts | None) -> Lines:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Kind:
     """What is common to all offers of one machine type at one provider; seconds, dollars for all nodes."""
 
@@ -88,20 +91,30 @@ class Kind:
     setup: float
     """Boot, image, model and data."""
     work: float
+    """Steps and evaluations."""
+    stall: float
+    """For which training stands still at a checkpoint."""
+    saving: float
+    """From the beginning of a checkpoint until it is safe."""
+    most: float
+    """Of work that may be lost, as the spec says."""
+    failures: float
+    """Of machines, an hour, besides preemptions."""
+    longest: float = field(init=False)
+    rare: float = field(init=False)
+    """Up to so many preemptions a second, checkpoints are `longest` seconds apart."""
     final: float
     """The last upload."""
-    lost: float
-    """What a preemption costs."""
     standing: float
     """Billed seconds without work."""
-    undisturbed: tuple[float, float] = (0.0, 0.0)
+    undisturbed: tuple[float, float] = field(init=False)
     """Billed hours and dollars of traffic without preemption."""
     moves: bool
     """Its traffic costs something."""
     entry_usd: float
     """Traffic of each set-up."""
     sent_usd: float
-    """Traffic of the checkpoints, a second of work."""
+    """Traffic of a checkpoint."""
     space_usd: float
     aside_usd: float
     """The bucket's space, and with its requests, an hour."""
@@ -112,9 +125,32 @@ class Kind:
     disk: int
     """What a host must have."""
 
+    def __post_init__(self) -> None:
+        self.longest = max(self.saving, interval_s(self.saving, 0.0, self.most))
+        # Young's sqrt(2 C / λ), which is less than Daly's interval and C, is more than may be lost.
+        self.rare = 2 * self.saving / self.most**2 - self.failures / 3600 if self.saving else inf
+        self.undisturbed = self.billed(self.p50(0.0)), self.traffic(0.0)
+
+    def every(self, rate: float) -> float:
+        """Seconds between the beginnings of two checkpoints, at `rate` preemptions a second; one waits for another."""
+        if rate <= self.rare:
+            return self.longest
+        return max(self.saving, interval_s(self.saving, self.failures + 3600 * rate, self.most))
+
+    def lost(self, rate: float) -> float:
+        """Seconds that a preemption costs."""
+        return self.every(rate) / 2 + self.saving + self.setup
+
+    def worked(self, rate: float) -> float:
+        """Expected seconds from the first step to the last, with stalls, lost work and other set-ups; infinite where
+        preemptions leave no time for work."""
+        every = self.every(rate)
+        calm = 1 - rate * (every / 2 + self.saving + self.setup)
+        return self.work * (1 + self.stall / every) / calm if calm > 0 else inf
+
     def p50(self, rate: float) -> float:
         """Expected seconds at `rate` preemptions a second."""
-        return self.setup + self.work / (1 - rate * self.lost) + self.final
+        return self.setup + self.worked(rate) + self.final
 
     def p90(self, rate: float, certainty: float) -> float:
         """Seconds that nine of ten runs keep, by the spread of the pace, of the number of preemptions, and of their
@@ -123,30 +159,32 @@ class Kind:
         With work w, m = λ w / (1 - λ l) losses of l each are expected. Their number is Poisson's, of variance m; the
         rate's moves the elapsed time by its derivative w l / (1 - λ l)² (the delta method).
         """
-        spread, calm = self.fit.pace.spread if self.fit.pace else 1.0, 1 - rate * self.lost
-        work = self.work * spread / calm
+        spread, lost = self.fit.pace.spread if self.fit.pace else 1.0, self.lost(rate)
+        calm, work = 1 - rate * lost, self.worked(rate) * spread
         losses = rate * work
         chance = sqrt(losses + (losses / calm) ** 2 / certainty)
-        return (self.setup + self.final) * SETUP_SPREAD + work + Z90 * chance * self.lost
+        return (self.setup + self.final) * SETUP_SPREAD + work + Z90 * chance * lost
 
     def billed(self, seconds: float) -> float:
         """Hours on the bill for `seconds` and the teardown, in whole quanta."""
         return ceil(max(seconds + self.teardown, self.least_billed) / self.quantum) * self.quantum / 3600
 
-    def bill(self, rate: float) -> tuple[float, float]:
-        """(billed hours, dollars of traffic) at `rate` preemptions a second; as `billed`, `p50` and `traffic` say, in
-        one call for each of tens of thousands of offers."""
-        work = self.work / (1 - rate * self.lost)
+    def usd(self, price: float, rate: float) -> float:
+        """Expected dollars to finish at `price` dollars an hour of all nodes and `rate` preemptions a second, by what
+        `p50`, `billed` and `traffic` say, in one call for each of tens of thousands of offers."""
+        work = self.worked(rate)
+        if work == inf:
+            return inf
         seconds = self.standing + work
         if seconds < self.least_billed:
             seconds = self.least_billed
-        hours = ceil(seconds / self.quantum) * self.quantum / 3600
-        return hours, self.entry_usd * (1 + rate * work) + self.sent_usd * work if self.moves else 0.0
+        usd = (price + self.aside_usd) * (ceil(seconds / self.quantum) * self.quantum / 3600)
+        return usd + self.traffic(rate) if self.moves else usd
 
     def traffic(self, rate: float) -> float:
         """Expected dollars."""
-        work = self.work / (1 - rate * self.lost)
-        return self.entry_usd * (1 + rate * work) + self.sent_usd * work
+        work = self.worked(rate)
+        return self.entry_usd * (1 + rate * work) + self.sent_usd * work / self.every(rate)
 
     def hours(self, rate: float) -> Hours:
         """Of the expected time, where it is known."""
@@ -157,8 +195,8 @@ class Kind:
             load=pace.load_s / 3600,
             training=pace.training_s / 3600,
             evaluation=pace.evaluation_s / 3600,
-            checkpoints=(self.work - pace.training_s - pace.evaluation_s + self.final) / 3600,
-            preemptions=(self.p50(rate) - self.p50(0.0)) / 3600,
+            checkpoints=(self.work * self.stall / self.every(rate) + self.final) / 3600,
+            preemptions=(self.worked(rate) - self.work * (1 + self.stall / self.every(rate))) / 3600,
         )
 
     def costs(self, rate: float, price: float) -> Costs:
@@ -204,7 +242,7 @@ def kind_of(
     moved = fetched + (0 if here else IMAGE_PULL)
     slower = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
     setup, final = caps.boot_s + (pace.load_s if pace else 0.0) + slower, saved / lines.up
-    kind = Kind(
+    return Kind(
         fit=fits,
         drop=verdict[0],
         reason=verdict[1],
@@ -214,22 +252,24 @@ def kind_of(
         teardown=caps.teardown_s,
         setup=setup,
         work=pace.work_s if pace else 0.0,
+        stall=pace.stall_s if pace else 0.0,
+        saving=pace.stall_s + final if pace else 0.0,
+        most=workload.checkpoint_every_s,
+        failures=failures_per_hour(offer, nodes),
         final=final,
         standing=setup + final + caps.teardown_s,
-        lost=workload.checkpoint_every_s / 2 + setup,
-        **_aside(lines, moved, saved / workload.checkpoint_every_s, nodes),
+        **_aside(lines, moved, saved, nodes),
         **_space(saved, storage_usd_per_gib_month, nodes),
         **_host(workload, offer, fits, nodes),
     )
-    return replace(kind, undisturbed=kind.bill(0.0))
 
 
-def _aside(lines: Lines, moved: int, sent_per_s: float, nodes: int) -> dict[str, Any]:
+def _aside(lines: Lines, moved: int, saved: int, nodes: int) -> dict[str, Any]:
     """Of `Kind`: what goes over its lines, in dollars."""
     return {
         "moves": bool(lines.ingress or lines.egress),
         "entry_usd": lines.ingress * moved / GIB * nodes,
-        "sent_usd": lines.egress * sent_per_s / GIB,
+        "sent_usd": lines.egress * saved / GIB,
     }
 
 

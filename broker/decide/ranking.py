@@ -1,7 +1,8 @@
 """The order of the offers that were kept."""
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import compress, groupby, islice
+from operator import eq
 
 from broker.domain.offer import Offer
 
@@ -9,8 +10,8 @@ from broker.domain.offer import Offer
 def rank(kept: list[int], keys: Sequence[float], offers: Sequence[Offer]) -> list[int]:
     """Offer numbers by key, ties by offer id; sorting numbers first and the few ties after is the fast way."""
     ranked = sorted(kept, key=keys.__getitem__)
-    costs = [keys[number] for number in ranked]
-    same = [place for place, (one, next_) in enumerate(pairwise(costs)) if one == next_]
+    costs = list(map(keys.__getitem__, ranked))
+    same = compress(range(len(costs)), map(eq, costs, islice(costs, 1, None)))
     for _, run in groupby(enumerate(same), key=lambda at: at[1] - at[0]):
         places = [place for _, place in run]
         tie = slice(places[0], places[-1] + 2)

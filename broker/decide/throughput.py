@@ -35,7 +35,9 @@ class Pace:
 
     step_s: float
     work_s: float
-    """Steps, evaluations and the stall of checkpoints, without set-up."""
+    """Steps and evaluations."""
+    stall_s: float
+    """For which training stands still at a checkpoint."""
     training_s: float
     evaluation_s: float
     load_s: float
@@ -178,11 +180,11 @@ def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
         workload.steps * at.step_s,
         workload.eval_rows * workload.sequences * workload.tokens_per_row * at.evaluated_s,
     )
-    stall = states / SNAPSHOT_BYTES_PER_S / workload.checkpoint_every_s
     rate = READ_BYTES_PER_S if local else DOWNLOAD_BYTES_PER_S
     return Pace(
         step_s=at.step_s,
-        work_s=(training + evaluation) * (1 + stall),
+        work_s=training + evaluation,
+        stall_s=states / SNAPSHOT_BYTES_PER_S,
         training_s=training,
         evaluation_s=evaluation,
         load_s=START_S + fetched / rate,

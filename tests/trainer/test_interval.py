@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.agent.pace import Pace
+from trainer.contract.interval import daly_s, interval_s, told
 from trainer.contract.train import CheckpointConfig
-from trainer.interval import daly_s, interval_s, told
 from trainer.ipc import RunFolder
 
 costs = st.floats(0.001, 600)
@@ -41,7 +41,7 @@ def test_no_other_interval_wastes_much_less(cost: float, per_hour: float) -> Non
 @given(costs, losses, mosts)
 def test_it_stays_within_what_may_be_lost_and_what_saves_may_cost(cost: float, per_hour: float, most: float) -> None:
     config = CheckpointConfig(every_s=most)
-    chosen = interval_s(cost, per_hour, config)
+    chosen = interval_s(cost, per_hour, most)
     assert config.least_s <= chosen <= most
     assert chosen + cost <= most * (1 + 1e-9) or chosen == pytest.approx(min(most, max(cost, config.least_s)))
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from statistics import mean
 
-from trainer import interval
+from trainer.contract import interval
 from trainer.contract.train import CheckpointConfig
 from trainer.ipc import RunFolder, replace
 
@@ -30,10 +30,10 @@ class Pace:
     def saved(self, cost_s: float) -> None:
         """A checkpoint was committed, so many seconds after its snapshot began."""
         self._costs.append(cost_s)
-        known = mean(self._costs), self._losses, self._config
-        self.every_s = interval.interval_s(*known)
+        cost_s = mean(self._costs)
+        self.every_s = interval.interval_s(cost_s, self._losses, self._config.most_s)
         with contextlib.suppress(OSError):  # a full disk: the worker keeps to the last one
             replace(self._run.interval, f"{self.every_s:.3f}")
         if not self._told_s / TOLD_AGAIN <= self.every_s <= self._told_s * TOLD_AGAIN:
             self._told_s = self.every_s
-            self._tell("interval", interval.told(*known))
+            self._tell("interval", interval.told(cost_s, self._losses, self._config))

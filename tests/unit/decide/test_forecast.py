@@ -16,12 +16,13 @@ from broker.decide.forecast import (
     told_over,
     watch,
 )
-from broker.decide.hazard import History, place
+from broker.decide.hazard import History, failures_per_hour, place
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job
 from broker.domain.observation import SpotHours
 from broker.domain.offer import GIB, HostFacts
 from tests.unit.decide import build
+from trainer.contract.interval import interval_s
 from trainer.contract.rendezvous import Beat, CheckpointRef
 
 CAPS = Caps(spot=True, teardown_s=0)
@@ -114,6 +115,17 @@ def test_preemptions_to_come_and_saves_cost_as_well() -> None:
     saved = CheckpointRef(manifest="m", step=50, bytes=GIB)
     sending = at_step(0, line=facts, beat=beat(50, checkpoint=saved, sent_bytes=2 * GIB))
     assert made(sending, job(checkpoint={"every_s": 300})).usd == Decimal(1) + Decimal("0.1") * (2 + 2)
+
+
+def test_a_preemption_loses_as_much_as_the_trainers_own_interval_lets_it() -> None:
+    spot = replace(LINE, offer=replace(LINE.offer, spot=True, preemptions_per_hour=6.0))
+    saved = CheckpointRef(manifest="m", step=50, bytes=GIB, save_s=10.0)
+    running = at_step(50, line=spot, first_beat_at=build.at(150), beat=beat(50, checkpoint=saved))
+    every_s = interval_s(10.0, 6.0 + failures_per_hour(spot.offer, 1), 300.0)
+    assert 60 < every_s < 120
+    lost_s = every_s / 2 + 10 + 150
+    finish_at = made(running, job(checkpoint={"every_s": 300})).finish_at
+    assert (finish_at - build.at(500)).total_seconds() == pytest.approx(500 / (1 - lost_s / 600), abs=1e-3)
 
 
 def test_without_evidence_nothing_is_said() -> None:

@@ -28,6 +28,7 @@ from broker.domain.observation import SpotHours
 from broker.domain.offer import Drop, Offer, QuoteLine
 from broker.domain.workload import Workload
 from tests.unit.decide.build import T0, offer, spec
+from trainer.contract.interval import interval_s
 
 rates = st.none() | st.floats(0, 20)
 hours = st.floats(0, 1e5)
@@ -124,6 +125,15 @@ def kind(setup: float = 300.0, work: float = 36_000.0) -> Kind:
     return replace(made, work=work)
 
 
+@given(st.floats(0, 5000), st.floats(1, 86_400), st.floats(0, 1), st.floats(0, 1))
+def test_a_quote_counts_on_the_interval_that_the_trainer_will_choose(
+    saving: float, most: float, per_s: float, failures: float
+) -> None:
+    one = replace(kind(), saving=saving, most=most, failures=failures)
+    chosen = interval_s(saving, 3600 * per_s + failures, most) if saving else most
+    assert one.every(per_s) == pytest.approx(max(saving, chosen))
+
+
 rates_of = st.floats(0, 2)
 certainties = st.floats(1, 1000)
 
@@ -145,7 +155,7 @@ def test_history_that_speaks_against_a_market_never_narrows_its_p90_below_a_bett
 ) -> None:
     def p90(history: SpotHours) -> float | None:
         at, rate = {place(offer()): history}, preemptions_per_s(offer(), {place(offer()): history})
-        return kind().p90(rate, certainty(offer(), at)) if rate * kind().lost < 1 else None
+        return kind().p90(rate, certainty(offer(), at)) if rate * kind().lost(rate) < 1 else None
 
     better, worse = p90(seen(max(one, other), min(few, many))), p90(seen(min(one, other), max(few, many)))
     assert better is None or worse is None or worse >= better * (1 - 1e-12)
@@ -164,8 +174,8 @@ def test_nine_of_ten_runs_keep_the_p90_where_the_rate_is_drawn_from_what_is_know
     kept = 0
     for _ in range(3000):
         drawn = dice.gammavariate(known, 1 / prior) / 3600
-        left, took = one.work, one.setup
+        left, took = one.work * (1 + one.stall / one.every(rate)), one.setup
         while drawn > 0 and (gap := dice.expovariate(drawn)) < left and took < limit:
-            left, took = left - gap + one.lost, took + gap
+            left, took = left - gap + one.lost(rate), took + gap
         kept += took + left <= limit
     assert 0.87 <= kept / 3000 <= 0.93

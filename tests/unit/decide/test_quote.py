@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.decide.hazard import FAILURES_PER_GPU_HOUR
 from broker.decide.quote import quote
 from broker.decide.quote_words import LABELS, summary
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Drop, HostFacts, Offer, QuoteLine, Verdict
 from tests.unit.decide.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
+from trainer.contract.interval import interval_s
 
 UPLOAD_S = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)) * 12 / 50e6
 """Of a checkpoint: adapters and two moments in float32, at 50 MB/s."""
@@ -131,13 +133,32 @@ def test_preemptions_cost_lost_work_and_another_setup() -> None:
     calm, spot = (only(quoted([offer(spot=True, preemptions_per_hour=r)])) for r in (0.0, 1.0))
     assert calm.hours_p50 is not None
     assert spot.hours_p50 is not None
-    # Lost in each: half of 300 s and a set-up of 120 s, 15 s of start and the download of 16 GB at 200 MB/s.
+    # Lost in each: half an interval, a checkpoint that was under way and a set-up of 120 s, 15 s of start and the
+    # download of 16 GB at 200 MB/s.
     setup = (120 + 15 + 2 * 8_030_261_248 / 200e6) / 3600
     assert calm.hours is not None
     last = calm.hours_p50 - setup - calm.hours.training - calm.hours.evaluation  # stalls, and the last upload
-    work = calm.hours_p50 - setup - UPLOAD_S / 3600
     assert UPLOAD_S / 3600 < last < 1.1 * UPLOAD_S / 3600
-    assert spot.hours_p50 == pytest.approx(setup + work / (1 - (150 / 3600 + setup)) + UPLOAD_S / 3600)
+    stall = UPLOAD_S * 50e6 / 2e9
+    every = interval_s(UPLOAD_S + stall, 1 + FAILURES_PER_GPU_HOUR, 300)
+    assert UPLOAD_S < every < 300 - UPLOAD_S - stall, "saves come sooner where machines are often taken away"
+    work = (calm.hours.training + calm.hours.evaluation) * (1 + stall / every)
+    lost = (every / 2 + UPLOAD_S + stall) / 3600 + setup
+    assert spot.hours_p50 == pytest.approx(setup + work / (1 - lost) + UPLOAD_S / 3600)
+
+
+def test_a_full_fine_tune_loses_what_its_uploads_take() -> None:
+    """96 GB at 50 MB/s: one checkpoint follows the other, and a preemption loses one and a half of them."""
+    full = replace(WORK, method="full", micro_batch=1)
+    markets = [[offer(accelerator="b200", gpu_memory_bytes=180 * GIB, spot=spot)] for spot in (False, True)]
+    calm, spot = (only(quoted(market, work=full, cap_left=Decimal(10**6))) for market in markets)
+    assert calm.hours is not None
+    assert spot.hours is not None
+    upload = 12 * 8_030_261_248 / 50e6
+    lost = 1.5 * upload * (1 + 50e6 / 2e9) + 3600 * (spot.hours.boot + spot.hours.load)
+    rate = 1 / 3.7 / 3600
+    work = (spot.hours.training + spot.hours.evaluation) * (1 + 1 / 41)
+    assert spot.hours.preemptions == pytest.approx(work * (1 / (1 - rate * lost) - 1))
 
 
 def test_an_unknown_preemption_rate_is_assumed_and_said() -> None:
@@ -220,6 +241,8 @@ offers = st.builds(
     available=st.sampled_from([None, True, False]),
     preemptions_per_hour=st.none() | st.floats(0, 30),
     billing_quantum_s=st.sampled_from([1, 60, 3600]),
+    billing_minimum_s=st.sampled_from([0, 7200]),
+    vcpus=st.sampled_from([1, 26]),
 )
 markets = st.lists(offers, max_size=12)
 resource_asks = st.fixed_dictionaries(

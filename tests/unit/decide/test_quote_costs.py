@@ -82,6 +82,8 @@ def test_the_bucket_costs_space_and_requests_where_it_costs_anything() -> None:
 
 def test_the_least_that_a_cloud_bills_is_paid() -> None:
     assert parts(kept(offer(billing_minimum_s=36_000)))[0] == 25
+    (spot,) = quoted([offer(billing_minimum_s=36_000, spot=True, preemptions_per_hour=0.01)]).considered()
+    assert spot.usd_p50 == 25
     assert parts(kept(offer(billing_minimum_s=1))) == parts(kept(offer()))
 
 

@@ -1,4 +1,4 @@
-"""How long to train between two saves.
+"""How long to train between two saves. The trainer keeps to it, and a quote counts on it.
 
     sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + C / 18M) - C
 
@@ -10,7 +10,7 @@ so that is too much, and the interval rather too long; but never longer than wha
 
 import math
 
-from trainer.contract.train import CheckpointConfig
+from trainer.contract.train import OFTENER, CheckpointConfig
 
 SLACK_S = 1.0
 
@@ -26,16 +26,18 @@ def daly_s(cost_s: float, losses_per_hour: float) -> float:
     return math.sqrt(2 * cost_s * mean_s) * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
 
 
-def interval_s(cost_s: float, losses_per_hour: float, config: CheckpointConfig) -> float:
+def interval_s(cost_s: float, losses_per_hour: float, most_s: float) -> float:
     """Seconds between the beginnings of two saves, each of which takes `cost_s`: with that the work that may be lost
-    is what the user allows, unless a save takes more than half of it; then the next one follows at once."""
-    wanted = min(daly_s(cost_s, losses_per_hour), config.most_s - cost_s)
-    return max(wanted, min(config.most_s, max(config.least_s, cost_s)))
+    is the `most_s` that the user allows, unless a save takes more than half of it; then the next one follows at
+    once."""
+    wanted = min(daly_s(cost_s, losses_per_hour), most_s - cost_s)
+    return max(wanted, min(most_s, max(most_s / OFTENER, cost_s)))
 
 
 def told(cost_s: float, losses_per_hour: float, config: CheckpointConfig) -> str:
     """The interval and where it comes from, for people."""
-    chosen, most_s = interval_s(cost_s, losses_per_hour, config), config.most_s
+    most_s = config.most_s
+    chosen = interval_s(cost_s, losses_per_hour, most_s)
     best = daly_s(cost_s, losses_per_hour)
     words = f"saves every {chosen:.0f} s, as a save takes {cost_s:.2f} s"
     if math.isfinite(best):
