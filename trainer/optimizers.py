@@ -17,11 +17,11 @@ def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> 
     """Vectors (norms, biases) are not decayed. `divided`: weights are shared out (FSDP). Raises UserFault."""
     if divided and optim.name in WHOLE:
         raise UserFault(f"train.optim.name: {optim.name} cannot be divided by FSDP; use adamw, or a plan with DDP")
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    kept, betas = [g for g in groups if g["params"]], (optim.beta1, optim.beta2)
+    groups: dict[Any, list[torch.nn.Parameter]] = {}
+    for p in sorted(parameters.values(), key=lambda p: p.ndim < 2):
+        groups.setdefault((p.ndim >= 2, getattr(p, "device_mesh", None)), []).append(p)  # one kernel: divided alike
+    kept = [{"params": some, "weight_decay": optim.weight_decay * wide} for (wide, _), some in groups.items()]
+    betas = optim.beta1, optim.beta2
     match optim.name:
         case "adamw_8bit":
             from bitsandbytes.optim import adamw

@@ -82,6 +82,10 @@ class Parallelism(Document):
     (hybrid); on several nodes the GPUs of one node are the usual choice."""
     offload: bool = False
     """`fsdp`: the shares and the optimizer stay in host memory."""
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """`fsdp`: so many processes next to each other compute every layer together."""
+    context: Annotated[int, Field(ge=1)] = 1
+    """`fsdp`: so many of these compute a stretch of the same sequences each; `shard` counts those with other rows."""
 
 
 class World(Document):
