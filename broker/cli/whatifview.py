@@ -75,7 +75,8 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
             if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not Drop.PRICE
         ]
         scaled = of_spec(
-            said, train, shape, hardware, mean=found.tokens_mean, steps=steps_of(prepared.file.spec, found.rows),
+            said, train, shape, hardware, mean=found.tokens_mean - found.tokens_written,
+            written=found.tokens_written, steps=steps_of(prepared.file.spec, found.rows),
             usd_per_gpu_hour=min(prices, default=None),
         )  # fmt: skip
     except BadAsk as e:
