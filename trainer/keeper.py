@@ -85,11 +85,12 @@ class Keeper:
             }
         )
         grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
+        model = self._parallel.held(self._parameters)
         held = {
-            "model": parallel.held(self._parameters),
-            "optimizer": parallel.held(optimizers.tensors(self._optimizer.optimizer, self._parameters)),
-            "gradients": parallel.held(grown),
-            "best": self._selection.held(self._parameters),
+            "model": model,
+            "optimizer": self._parallel.held(optimizers.tensors(self._optimizer.optimizer, self._parameters)),
+            "gradients": self._parallel.held(grown),
+            "best": self._selection.held(model),
         }
         writer = self.snapshots.writer
         plan = self._parallel.plan(held, writer)

@@ -13,26 +13,30 @@ WHOLE = ("adamw_8bit", "adafactor")
 """Keep states of other shapes than the weights, which FSDP cannot divide."""
 
 
+UNSET = 0.0
+
+
 def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
-    """Vectors (norms, biases) are not decayed. `divided`: weights are shared out (FSDP). Raises UserFault."""
+    """Vectors (norms, biases) are not decayed; each step sets its own learning rate. `divided`: weights are shared out
+    (FSDP). Raises UserFault."""
     if divided and optim.name in WHOLE:
         raise UserFault(f"train.optim.name: {optim.name} cannot be divided by FSDP; use adamw, or a plan with DDP")
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    kept, betas = [g for g in groups if g["params"]], (optim.beta1, optim.beta2)
+    groups: dict[Any, list[torch.nn.Parameter]] = {}
+    for p in sorted(parameters.values(), key=lambda p: p.ndim < 2):
+        groups.setdefault((p.ndim >= 2, getattr(p, "device_mesh", None)), []).append(p)  # one kernel: divided alike
+    kept = [{"params": some, "weight_decay": optim.weight_decay * wide} for (wide, _), some in groups.items()]
+    betas = optim.beta1, optim.beta2
     match optim.name:
         case "adamw_8bit":
             from bitsandbytes.optim import adamw
 
-            found: torch.optim.Optimizer = adamw.AdamW8bit(kept, lr=optim.lr, betas=betas)
+            found: torch.optim.Optimizer = adamw.AdamW8bit(kept, lr=UNSET, betas=betas)
             return found
         case "adafactor":  # one weight after the other, since all at once take as much memory as AdamW's moments
-            return torch.optim.Adafactor(kept, lr=optim.lr, foreach=False)
+            return torch.optim.Adafactor(kept, lr=UNSET, foreach=False)
         case "sgd":
-            return torch.optim.SGD(kept, lr=optim.lr, foreach=False)
-    return torch.optim.AdamW(kept, lr=optim.lr, betas=betas, fused=True)
+            return torch.optim.SGD(kept, lr=UNSET, foreach=False)
+    return torch.optim.AdamW(kept, lr=UNSET, betas=betas, fused=True)
 
 
 def tensors(optimizer: Any, parameters: Parameters) -> dict[str, torch.Tensor]:

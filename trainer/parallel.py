@@ -5,23 +5,13 @@ Written on torch's own `fully_shard`, so parameters keep their names: what one a
 
 import contextlib
 import os
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -29,8 +19,7 @@ from trainer import optimizers
 from trainer.checkpoint_plan import Plan, Progress, Window
 from trainer.contract.rendezvous import Parallelism
 from trainer.contract.train import TrainConfig
-from trainer.faults import Fault, UserFault
-from trainer.ipc import Part
+from trainer.faults import Fault
 from trainer.snapshot import Held, Local, Stored, Writer, joined, parts
 
 TIMEOUT = timedelta(minutes=10)
@@ -70,7 +59,25 @@ class Copies:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.world, self.rank = accelerator.num_processes, accelerator.process_index
+        self.world: int = accelerator.num_processes
+        self.rank: int = accelerator.process_index
+        self.alike = 1
+        """Processes that have the same rows."""
+
+    @property
+    def groups(self) -> int:
+        """How many have rows of their own."""
+        return self.world // self.alike
+
+    @property
+    def group(self) -> int:
+        """Which of them this is."""
+        return self.rank // self.alike
+
+    @property
+    def averaged(self) -> int:
+        """Processes over which gradients are averaged."""
+        return self.world
 
     def takes(self, config: TrainConfig) -> None:
         """Raises UserFault for what cannot be trained so."""
@@ -94,6 +101,32 @@ class Copies:
         """Around all micro-batches of a step but the last: gradients are summed over processes once."""
         manager: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return manager
+
+    def stretch(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What this process computes of a batch to be trained on."""
+        return batch
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum over processes of what each has of its own rows; entered by all."""
+        if self.world == 1:
+            return value
+        summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
+        return summed
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
+        """Scales the gradients down where their norm is above the limit; their norm before that. Entered by all."""
+        return number(self.accelerator.clip_grad_norm_(parameters, limit))
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """Whether this process, and no other, is the one to write what it has of a tensor."""
+        return self.rank == 0
+
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Local]:
+        """What this process has of each."""
+        return {
+            n: Local(tensor=local(t), start=window(t)[0], whole=tuple(t.shape), mine=self.writes(t))
+            for n, t in tensors.items()
+        }
 
     def writer(self) -> Writer | None:
         """This process's share of the writing; None where another one writes the same."""
@@ -133,104 +166,6 @@ class Copies:
             )
 
 
-class Shares(Copies):
-    """FSDP2: each process holds a share of every layer, and has a layer whole only while it computes it."""
-
-    divided = True
-
-    def __init__(self, accelerator: Accelerator, how: Parallelism, precision: str) -> None:
-        super().__init__(accelerator)
-        self._shard = how.shard or self.world
-        if self.world % self._shard:
-            raise UserFault(f"world.parallelism.shard: {self._shard} does not divide {self.world} processes")
-        self._how, self._type = how, PRECISIONS.get(precision)
-        self.name = f"fsdp over {self._shard}{', in host memory' if how.offload else ''}"
-        shape = (self.world // self._shard, self._shard)
-        mesh = init_device_mesh(accelerator.device.type, shape, mesh_dim_names=("copies", "shares"))
-        self._mesh: DeviceMesh = mesh if shape[0] > 1 else mesh["shares"]
-        self._nonce = _told(secrets.token_hex(4))
-
-    def takes(self, config: TrainConfig) -> None:
-        if config.quantised is not None:
-            raise UserFault("train.method.kind: qlora's base cannot be divided by FSDP; use lora, or a plan with DDP")
-
-    def build(self, make: Callable[[bool], Any]) -> Any:
-        """The first process alone reads the weights, into host memory, and hands out the shares."""
-        model = make(self.rank > 0)
-        if self.rank > 0:
-            _fill(model)
-        source = {name: t.detach() for name, t in _tensors(model)}
-        bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-        policy = MixedPrecisionPolicy(param_dtype=self._type, reduce_dtype=torch.float32 if self._type else None)
-        offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self._how.offload else OffloadPolicy()
-        for layer in layers(bare):
-            fully_shard(layer, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
-        fully_shard(bare, mesh=self._mesh, mp_policy=policy, offload_policy=offload)
-        if hasattr(bare, "generate"):
-            register_fsdp_forward_method(bare, "generate")
-        with torch.no_grad():
-            for name, tensor in _tensors(model):
-                self._hand_out(tensor, source.pop(name))
-        return model
-
-    def _hand_out(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
-        whole = source.to(self.accelerator.device).contiguous()
-        distributed.broadcast(whole, 0)
-        start, shape = window(tensor)
-        mine = whole[tuple(slice(at, at + size) for at, size in zip(start, shape, strict=True))]
-        local(tensor).copy_(mine)
-
-    def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """Autocast as elsewhere, so that what torch computes in float32 there is so here as well."""
-        self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
-        return model, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
-
-    def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are divided after every micro-batch: whole ones would take as much as the model."""
-        return contextlib.nullcontext()
-
-    def writer(self) -> Writer | None:
-        if self.rank >= self._shard:
-            return None
-        here = int(os.environ.get("GROUP_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(self.world)))
-        beside = tuple(r for r in range(self._shard) if r // here[1] == here[0])
-        nodes = -(-self._shard // here[1])
-        part = Part(node=here[0], nodes=nodes, nonce=self._nonce) if nodes > 1 else None
-        return Writer(number=self.rank, of=self._shard, beside=beside, part=part)
-
-    def plan(self, held: Held, writer: Writer | None) -> Plan | None:
-        own = parts(held, writer) if writer is not None else None
-        all_parts: list[Any] = [None] * self.world
-        distributed.all_gather_object(all_parts, own)
-        return joined([p for p in all_parts if p is not None]) if self.rank == 0 else None
-
-    def whole(self, model: Any, trained: Mapping[str, Any] | None) -> dict[str, torch.Tensor] | None:
-        wanted = None if trained is None else {id(p) for p in trained.values()}
-        found: dict[str, torch.Tensor] = {}
-        known: dict[int, torch.Tensor] = {}
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if wanted is not None and id(tensor) not in wanted:
-                continue
-            if id(tensor) not in known:
-                full = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-                known[id(tensor)] = full.cpu() if self.rank == 0 else torch.empty(0)
-            found[name] = known[id(tensor)]
-        return found if self.rank == 0 else None
-
-    def settle(self, model: Any) -> None:
-        """What is held whole after an evaluation is let go, else it would be computed with once more."""
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
-
-
-def of(how: Parallelism, accelerator: Accelerator, precision: str) -> Copies:
-    """The arrangement that the plan asks for; a process alone holds everything. Raises UserFault."""
-    if how.kind == "ddp" or accelerator.num_processes == 1:
-        return Copies(accelerator)
-    return Shares(accelerator, how, precision)
-
-
 def window(tensor: torch.Tensor) -> Window:
     """Which part of a tensor this process has."""
     if not isinstance(tensor, DTensor):
@@ -258,12 +193,9 @@ def like(parameter: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def held(tensors: Mapping[str, torch.Tensor]) -> dict[str, Local]:
-    """What this process has of each."""
-    return {
-        n: Local(tensor=local(t), start=window(t)[0], whole=tuple(t.shape), divided=isinstance(t, DTensor))
-        for n, t in tensors.items()
-    }
+def division(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that are divided among the same processes."""
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def load_model(parameters: Mapping[str, torch.Tensor], stored: Stored) -> None:
@@ -298,12 +230,6 @@ def number(value: torch.Tensor) -> float:
     return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
-def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights and buffers by name, tied ones once."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
 def layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """What is repeated: the items of the outermost lists of modules."""
     for child in module.children():
@@ -311,23 +237,3 @@ def layers(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from (item for item in child if next(item.parameters(), None) is not None)
         else:
             yield from layers(child)
-
-
-def _fill(model: torch.nn.Module) -> None:
-    """Gives memory to what has none. Nothing is written to it, so that the kernel need not find any."""
-    known: dict[int, Any] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                empty = torch.nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-                module._parameters[name] = known.setdefault(id(parameter), empty)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = known.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
-
-
-def _told(value: str) -> str:
-    """The first process's value."""
-    box = [value]
-    distributed.broadcast_object_list(box, 0)
-    return box[0]

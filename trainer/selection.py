@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -74,13 +75,9 @@ class Selection:
             self._kept = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
         return progress.model_copy(update={"scores": scores})
 
-    def held(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, Local]:
-        """For a checkpoint."""
-        like = parallel.held(parameters) if self._kept else {}
-        return {
-            n: Local(tensor=self._kept[n], start=one.start, whole=one.whole, divided=one.divided)
-            for n, one in like.items()
-        }
+    def held(self, parameters: Mapping[str, Local]) -> dict[str, Local]:
+        """For a checkpoint; `parameters`: as they are now."""
+        return {n: replace(one, tensor=self._kept[n]) for n, one in parameters.items()} if self._kept else {}
 
     def restore(self, stored: Stored, parameters: Mapping[str, torch.Tensor]) -> None:
         """Raises KeyError, ValueError."""

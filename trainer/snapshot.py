@@ -56,8 +56,8 @@ class Local:
     start: tuple[int, ...]
     whole: tuple[int, ...]
 
-    divided: bool = False
-    """Whether other processes hold other parts."""
+    mine: bool = True
+    """Whether this process is the one to write it: others may hold the same."""
 
 
 Held = Mapping[str, Mapping[str, Local]]
@@ -81,10 +81,8 @@ class Writer:
         return self.number == self.beside[0]
 
     def own(self, held: "Held") -> "Held":
-        """What this one writes: what all hold alike is the first one's."""
-        if self.number == 0:
-            return held
-        return {g: {n: t for n, t in tensors.items() if t.divided} for g, tensors in held.items()}
+        """What this one writes."""
+        return {g: {n: t for n, t in tensors.items() if t.mine} for g, tensors in held.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

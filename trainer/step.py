@@ -10,7 +10,20 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import devices, evaluate, guard, model, optimizers, order, parallel, schedule, switches, tasks
+from trainer import (
+    devices,
+    evaluate,
+    guard,
+    model,
+    optimizers,
+    order,
+    parallel,
+    rates,
+    schedule,
+    shares,
+    switches,
+    tasks,
+)
 from trainer.checkpoint_plan import Progress
 from trainer.faults import Drained, UserFault
 from trainer.ipc import RunFolder, WorkerJob
@@ -29,9 +42,10 @@ class Steps:
         train, held = order.split(config.seed, len(examples), config.data.eval_share)
         self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
         self._total = schedule.total_steps(config, len(self._train))
-        self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._world))
+        self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._parallel.groups))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
         self._parameters = model.trainable(self._bare)
+        self._rate = rates.of(config, self._bare)
         optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
         if config.tf32:
             switches.tf32(self._device)
@@ -50,9 +64,9 @@ class Steps:
         self._precision = model.precision_of(config, self._device)
         mixed = "no" if self._precision == "fp32" else self._precision
         self._accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision=mixed)
-        self._parallel = parallel.of(self._job.parallelism, self._accelerator, self._precision)
+        self._parallel = shares.of(self._job.parallelism, self._accelerator, self._precision)
         self._parallel.takes(config)
-        self._world, self._rank = self._parallel.world, self._parallel.rank
+        self._world = self._parallel.world
         self._report = Reporter(self._run, self._accelerator)
         self._report.say(devices.check(self._device))
         self._report.set(0, phase="loading", message=f"loading {config.model}")
@@ -67,8 +81,8 @@ class Steps:
         rows = order.window(config.seed, self._progress.samples, config.global_batch, len(self._train))
         micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
         targets = sum(self._task.targets(e) for micro in micros for e in micro)
-        micros += [[] for _ in range(-len(micros) % self._world)]
-        return micros[self._rank :: self._world], targets
+        micros += [[] for _ in range(-len(micros) % self._parallel.groups)]
+        return micros[self._parallel.group :: self._parallel.groups], targets
 
     def _step(self) -> None:
         """One optimizer step; after a mid-step restore, what is left of it."""
@@ -79,19 +93,22 @@ class Steps:
         loss = torch.tensor(self._progress.micro_loss, dtype=torch.float64, device=self._device)
         for number in range(self._progress.micro, len(batches)):
             last = number == len(batches) - 1
-            set_seed(order.noise(self._config.seed, self._progress.step, number * self._world + self._rank))
+            set_seed(
+                order.noise(
+                    self._config.seed, self._progress.step, number * self._parallel.groups + self._parallel.group
+                )
+            )
             with contextlib.nullcontext() if last else self._parallel.collecting(self._model):
                 part = self._forward(batches[number])
-                self._accelerator.backward(part * (self._world / targets))
+                self._accelerator.backward(part * (self._parallel.averaged / targets))
             loss += part.detach()
             if not last and self._world == 1 and self._run.drain.exists():
                 halfway = {"micro": number + 1, "micro_rows": self._micro, "micro_loss": float(loss)}
                 self._progress = self._progress.model_copy(update=halfway)
                 raise Drained
         norm = self._clip()
-        if self._world > 1:
-            loss = self._accelerator.reduce(loss, reduction="sum")
-        rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
+        loss = self._parallel.total(loss)
+        rate = schedule.learning_rate(self._rate.lr, self._config.optim.warmup_share, self._progress.step, self._total)
         row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
         if self._is_good(row):
             for group in self._optimizer.param_groups:
@@ -99,7 +116,7 @@ class Steps:
             self._before_update()
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        tokens = sum(self._task.size(e) for b in batches for e in b) * self._world
+        tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
         self._record(row, tokens, time.monotonic() - started)
 
     def _jump(self) -> None:
@@ -133,8 +150,7 @@ class Steps:
 
     def _clip(self) -> float:
         """Scales the gradients down where their norm is above the limit; their norm before that."""
-        limit = self._config.optim.clip_norm
-        return parallel.number(self._accelerator.clip_grad_norm_(self._parameters.values(), limit))
+        return self._parallel.clip(self._parameters.values(), self._config.optim.clip_norm)
 
     def _probe(self) -> None:
         """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
@@ -150,9 +166,9 @@ class Steps:
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
     def _forward(self, batch: list[Any]) -> torch.Tensor:
-        if batch:
-            return self._task.loss_sum(self._model, self._task.collate(batch, self._device))
-        return self._task.loss_sum(self._model, self._task.collate(self._train[:1], self._device)) * 0.0
+        made = self._parallel.stretch(self._task.collate(batch or self._train[:1], self._device))
+        loss = self._task.loss_sum(self._model, made)
+        return loss if batch else loss * 0.0
 
     def _before_update(self) -> None:
         """Weights and moments change next."""

@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from broker.client.client import AsyncClient
+from tests.crash.waits import Within
 from tests.processes import processes_of
 
 CONFIG: dict[str, Any] = {
@@ -49,11 +50,13 @@ while count < to or not (to or resumed):
 class Daemon:
     """`gpubroker serve` on a home of its own."""
 
-    def __init__(self, *, limits: Mapping[str, float] = {}, **simulated: Any) -> None:
+    def __init__(self, *, limits: Mapping[str, float] = {}, database_url: str | None = None, **simulated: Any) -> None:
+        """`database_url` None: with a PostgreSQL of its own."""
         self.home = Path(tempfile.mkdtemp(prefix="gb-"))
         config = json.loads(json.dumps(CONFIG))
         config["providers"]["simulated"] |= simulated
         config["limits"] |= limits
+        config["database_url"] = database_url
         (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
         self.process: asyncio.subprocess.Process | None = None
 
@@ -64,7 +67,7 @@ class Daemon:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home), stdout=log, stderr=log,
         )  # fmt: skip
-        async with asyncio.timeout(60):
+        async with Within(60, f"the start of {self.home}", self.log):
             while not client_file.exists() or client_file.stat().st_mtime_ns == before:
                 assert self.process.returncode is None, self.log()
                 await asyncio.sleep(0.02)

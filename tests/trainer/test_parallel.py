@@ -22,8 +22,12 @@ from trainer.ipc import SnapshotInfo, Status, WorkerJob
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
 HYBRID = Parallelism(kind="fsdp", shard=2)
+TENSOR = Parallelism(kind="fsdp", tensor=2)
+CONTEXT = Parallelism(kind="fsdp", context=2)
 OFFLOADED = Parallelism(kind="fsdp", offload=True)
 STEPS = 4
+METHODS = {"lora": LoraConfig(r=4, dropout=0.2), "still lora": LoraConfig(r=4, dropout=0)}
+"""Still: without dropout, which draws by what a process has of a layer."""
 Hire = Callable[..., Crew]
 
 
@@ -32,7 +36,8 @@ def job(model: Path, method: str, **more: Any) -> TrainConfig:
     return TrainConfig(
         **{
             "model": str(model),
-            "method": LoraConfig(r=4, dropout=0.2) if method == "lora" else FullConfig(),
+            "method": METHODS.get(method, FullConfig()),
+            "packing": method == "packed",
             "data": DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0.1),
             "optim": OptimConfig(lr=1e-2),
             "max_steps": STEPS,
@@ -103,7 +108,7 @@ def results(snapshot: Path, method: str) -> dict[str, Any]:
     """The tensors of the finished adapter or model."""
     from safetensors.torch import load_file
 
-    folder = snapshot / ("adapter" if method == "lora" else "model")
+    folder = snapshot / ("adapter" if method in METHODS else "model")
     return load_file(next(folder.glob("*.safetensors")))
 
 
@@ -115,6 +120,9 @@ def results(snapshot: Path, method: str) -> dict[str, Any]:
         pytest.param(2, FSDP, "lora", id="fsdp-lora"),
         pytest.param(2, OFFLOADED, "full", id="fsdp-offloaded"),
         pytest.param(4, HYBRID, "lora", id="hybrid"),
+        pytest.param(2, TENSOR, "still lora", id="tensor-lora"),
+        pytest.param(4, TENSOR, "full", id="fsdp-tensor-full"),
+        pytest.param(2, CONTEXT, "packed", id="context-packed"),
     ],
 )
 def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path]) -> None:
@@ -130,7 +138,9 @@ def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, al
         torch.testing.assert_close(one[name], tensor, rtol=1e-3, atol=1e-5)
     assert json.loads((found / "samples.json").read_text()) == json.loads((expected / "samples.json").read_text())
     files = len(list(found.glob("model*.safetensors")))
-    assert files == {"ddp": 1, "fsdp": 2}[how.kind], "copies are not written twice"
+    assert files == (each if how.tensor * how.context > 1 else {"ddp": 1, "fsdp": 2}[how.kind]), (
+        "copies are not written twice"
+    )
 
 
 @pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
@@ -168,14 +178,14 @@ def killed_within_a_step(rank: int) -> None:
 
 def test_four_two_one_four(hire: Hire, alone: Callable[[str], Path]) -> None:
     """The one that is alone stops within a step, which the four then begin anew."""
-    four = hire(4, HYBRID).drained().last
-    two = hire(2, FSDP, restore=four).drained().last
-    one = hire(1, restore=two).drained().last
+    four = hire(4, HYBRID, method="still lora").drained().last
+    two = hire(2, TENSOR, method="still lora", restore=four).drained().last
+    one = hire(1, method="still lora", restore=two).drained().last
     state = json.loads((one / "state.json").read_text())
     assert (state["step"], state["samples"]) == (2, 36)
     assert state["micro"] > 0
-    last = hire(4, FSDP, restore=one).done().last
-    near(last, alone("lora"))
+    last = hire(4, TENSOR, method="still lora", restore=one).done().last
+    near(last, alone("still lora"))
     assert json.loads((last / "state.json").read_text())["samples"] == STEPS * 18
 
 

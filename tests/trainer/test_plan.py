@@ -28,7 +28,7 @@ def write(folder: Path, step: int = 1) -> Path:
     whole = torch.arange(15.0).reshape(5, 3)
     halves = []
     for number, (start, end) in enumerate(((0, 3), (3, 5))):
-        own = Local(tensor=whole[start:end].clone(), start=(start, 0), whole=(5, 3), divided=True)
+        own = Local(tensor=whole[start:end].clone(), start=(start, 0), whole=(5, 3))
         halves.append(({"model": {"w": own}, "optimizer": {}, "gradients": {}}, Writer(number=number, of=2)))
     from safetensors.torch import save_file
 

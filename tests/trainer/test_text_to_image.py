@@ -64,6 +64,10 @@ def test_resume_bitwise_of_an_adapter_that_a_pipeline_takes(models: Made, data: 
     assert sample == {"prompt": "circle", "base": "samples/00-base.png", "tuned": "samples/00-tuned.png"}
     assert (calm / sample["tuned"]).read_bytes() == (rough / sample["tuned"]).read_bytes()
     assert (calm / sample["tuned"]).read_bytes() != (calm / sample["base"]).read_bytes()
+    adapters = [next((folder / "adapter").glob("*.safetensors")).read_bytes() for folder in (calm, rough)]
+    assert adapters[0] == adapters[1]
+    length = int.from_bytes(adapters[0][:8], "little")
+    assert list(json.loads(adapters[0][8 : 8 + length])["__metadata__"]) == ["format", "lora_adapter_metadata"]
 
     pipeline = StableDiffusionPipeline.from_pretrained(models["sd"])
     pipeline.load_lora_weights(calm / "adapter")

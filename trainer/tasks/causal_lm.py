@@ -64,14 +64,16 @@ class CausalLm(Task[Example | Pack]):
     def collate(self, examples: Sequence[Example | Pack], device: torch.device) -> Batch:
         if self.config.packing:
             packs = [e if isinstance(e, Pack) else Pack(rows=(e,)) for e in examples]
-            return packing.collate(packs, self.pad, device)
-        return collate([e for e in examples if isinstance(e, Example)], self.pad, device)
+            found = packing.collate(packs, self.pad, device)
+        else:
+            found = collate([e for e in examples if isinstance(e, Example)], self.pad, device)
+        found["wanted"] = functional.pad(found.pop("labels")[:, 1:], (0, 1), value=IGNORED)  # of each token the next
+        return found
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
-        logits = model(**{n: t for n, t in batch.items() if n != "labels"}).logits
-        wanted = batch["labels"][:, 1:]
-        carries = wanted != IGNORED
-        return functional.cross_entropy(logits[:, :-1][carries].float(), wanted[carries], reduction="sum")
+        logits = model(**{n: t for n, t in batch.items() if n != "wanted"}).logits
+        carries = batch["wanted"] != IGNORED
+        return functional.cross_entropy(logits[carries].float(), batch["wanted"][carries], reduction="sum")
 
     def write(self, model: Any, device: torch.device) -> list[str]:
         prompts = self.config.samples.prompts

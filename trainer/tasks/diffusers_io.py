@@ -136,6 +136,19 @@ def save_lora(folder: Path, kind: Kind, model: Any, state: dict[str, torch.Tenso
     getattr(diffusers, kind.pipeline).save_lora_weights(
         folder, unet_lora_layers=layers, unet_lora_adapter_metadata=told, safe_serialization=True
     )
+    for file in folder.glob("*.safetensors"):
+        _in_order(file)
+
+
+def _in_order(file: Path) -> None:
+    """safetensors writes several metadata in an order of chance: a run that was resumed would leave other bytes."""
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    told = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    told += b" " * (-len(told) % 8)
+    file.write_bytes(len(told).to_bytes(8, "little") + told + data[end:])
 
 
 def pipeline(config: TrainConfig, kind: Kind, parts: Frozen, model: Any) -> Any:
