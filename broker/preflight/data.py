@@ -67,6 +67,8 @@ class DataReport(Document):
     heldout_rows: int
     duplicates: int
     tokens_mean: float
+    tokens_written: float = 0.0
+    """Of these, what an encoder-decoder writes."""
     tokens_p99: float
     tokens_total: float
     """One epoch."""
@@ -339,6 +341,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         heldout_rows=held,
         duplicates=summary.duplicates,
         tokens_mean=tokens_mean,
+        tokens_written=rows_of(train, summary).written_mean,
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,
