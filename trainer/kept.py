@@ -71,7 +71,8 @@ class Writer(Generic[E]):
     def __init__(self, folder: Path, kind: type[E]) -> None:
         self._folder, self._form = folder, _Form(kind)
         self._ends = array("Q", [0])
-        (folder / NOTE).unlink(missing_ok=True)
+        for name in (NOTE, ROWS):  # a file that another process has mapped must not be cut short under it
+            (folder / name).unlink(missing_ok=True)
         self._file = (folder / ROWS).open("wb")
 
     def append(self, example: E) -> None:

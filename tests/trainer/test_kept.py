@@ -117,6 +117,19 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Task[Any]]:
     return made
 
 
+def test_rows_that_are_written_anew_do_not_cut_short_what_another_process_reads(tmp_path: Path) -> None:
+    def written(count: int) -> Kept[Example]:
+        writer = Writer(tmp_path, Example)
+        for number in range(count):
+            writer.append(Example(ids=[number] * 5_000, prompt=1))
+        writer.close({})
+        return Kept(tmp_path, Example)
+
+    first = written(9)
+    written(1)
+    assert first[8].ids[0] == 8
+
+
 def test_rows_are_tokenised_once_until_something_that_they_depend_on_changes(
     task: Callable[..., Task[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,7 @@ class Task(ABC, Generic[E]):
             rows: list[Any] = []
             self._read(path, data_format, seen, rows.append)
             return rows
-        if folder is None:
+        if folder is None or not sha256:
             with tempfile.TemporaryDirectory(prefix="rows-") as temporary:  # what is mapped stays until it is let go
                 return self._on_disk(path, data_format, seen, Path(temporary), sha256)
         with kept.alone(folder):
