@@ -82,6 +82,9 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
+    for part in (config, text_of(config)):
+        if not isinstance(part.get("model_type", ""), str | None):
+            raise BadAsk(f"config.json of {name!r} has model_type {part['model_type']!r}, which is no word")
     try:
         if task is not None:
             found = task_shape(name, config, task)
@@ -121,8 +124,7 @@ def _speed(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
     target = (ask.target or ask.length) if shape.decoder_layers else 0
-    run = replace(run_of(shape, ask, plan, ask.length), reference=task == "dpo")
-    run = replace(run, written=ask.rows * target, written_length=target)
+    run = replace(run_of(shape, ask, plan, ask.length, written=target), reference=task == "dpo")
     rate = ask.rows * ask.gpus * (ask.length + target) / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"

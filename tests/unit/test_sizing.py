@@ -277,3 +277,9 @@ def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumul
         number["peak_allocated_bytes"]
         <= estimate(model, task="text_classification", micro_batch=8, **asked)["peak_allocated_bytes"]
     )
+
+
+@pytest.mark.parametrize("config", [TINY | {"model_type": ["llama"]}, {"text_config": TINY | {"model_type": {}}}])
+def test_a_kind_that_is_no_word_is_refused_in_one_line(config: dict[str, Any]) -> None:
+    with pytest.raises(BadAsk, match="which is no word"):
+        estimate(config=config)

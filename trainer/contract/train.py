@@ -6,7 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.contract.base import Config, Text
 from trainer.contract.guard import GuardConfig, SelectionConfig
-from trainer.contract.output import OutputConfig
+from trainer.contract.metrics import MetricsConfig
+from trainer.contract.output import OutputConfig, Secret
 
 TaskName = Literal[
     "causal_lm",
@@ -22,7 +23,7 @@ TaskName = Literal[
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
 Attention = Literal["auto", "sdpa", "flash", "eager"]
-DataFormat = Literal["csv", "json", "jsonl", "tar", "zip"]
+DataFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 Parallelism = Literal["single", "ddp"]
 PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
 """What the trainer can run; no other plan is bought."""
@@ -36,8 +37,12 @@ class DataConfig(Config):
     """Where the rows come from and how a row becomes a prompt and its completion."""
 
     path: Annotated[Text, Field(min_length=1, max_length=1024)]
-    """A CSV, JSON or JSONL file, or a .tar, .zip or folder of pictures: relative to the spec for the CLI, or
-    `upload:<sha256>` for the API."""
+    """A CSV, JSON, JSONL or Parquet file, several of them by a pattern or in a folder, or a .tar, .zip or folder of
+    pictures: relative to the spec, or `s3://bucket/...`, `gs://bucket/...`, `hf://datasets/owner/name` with or without
+    `@revision` and `/pattern`. The CLI fetches and uploads it; for the API it is `upload:<sha256>`."""
+    secret: Secret | None = None
+    """Name of the environment variable that may read `path`, where the spec is submitted, checked or run alone: of a
+    bucket a JSON object of the store's options, such as `aws_access_key_id`; of the Hub a token (else `HF_TOKEN`)."""
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""
@@ -181,13 +186,21 @@ class OptimConfig(Config):
     name: OptimizerName = "adamw"
     """`adamw_8bit` keeps AdamW's moments in a byte each (arXiv 2110.02861), `adafactor` sums of rows and columns in
     their place (arXiv 1804.04235; its `lr` is relative to the size of the weights, 1e-3 to 1e-2), `sgd` nothing."""
-    lr: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    lr: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """The highest, after the warm-up. `auto`: a published one for the task, the method and the model's size, kept
+    through every resume."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Of AdamW, as `beta2`; the others have none."""
     beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+    @model_validator(mode="after")
+    def _rate_known(self) -> Self:
+        if self.lr == "auto" and self.name == "sgd":
+            raise ValueError("lr: no rate of sgd was published that goes for other models; give a number")
+        return self
 
 
 class DpoConfig(Config):
@@ -262,6 +275,7 @@ class TrainConfig(Config):
     selection: SelectionConfig = SelectionConfig()
     samples: SamplesConfig = SamplesConfig()
     output: OutputConfig = OutputConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def rows_at_once(self) -> int:
