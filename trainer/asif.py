@@ -91,6 +91,8 @@ class AsIf(TorchFunctionMode):
                 args, kwargs = self._cast(args, kwargs, torch.get_autocast_dtype("cpu"))
             elif self._cuda and func in RAISED_ON_CUDA:
                 args, kwargs = self._cast(args, kwargs, torch.float32)
+        if getattr(func, "__module__", "") == "torch.nn.init" and (drawn := (*args, *kwargs.values())[0]).is_meta:
+            return drawn  # there are no numbers to draw
         if func is torch.Tensor.backward:
             return self._backward(args[0])
         if func is functional.dropout and self._cuda:
@@ -120,15 +122,24 @@ class AsIf(TorchFunctionMode):
             self._casts[id(value)] = value.to(to)
         return self._casts[id(value)]
 
-    def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, *rest: Any, **kwargs: Any) -> Any:
+    def _attend(self, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, **kwargs: Any) -> Any:
         """On a GPU, float32 with grouped heads has no kernel but the one that writes the scores out; keys of fewer
-        heads without `enable_gqa` (falcon) have no other on any device: torch's fused kernels ask for equal heads."""
+        heads without `enable_gqa` (falcon) have no other on any device: torch's fused kernels ask for equal heads. Nor
+        have a bias that wants a gradient and dropout (T5's) on a CPU: torch's sdp_utils_cpp asks for neither."""
         if not q.is_meta:
-            return functional.scaled_dot_product_attention(q, k, v, attn_mask, *rest, **kwargs)
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **kwargs)
         grouped = bool(kwargs.get("enable_gqa"))
-        if (self._cuda and q.dtype is torch.float32) if grouped else k.shape[1] != q.shape[1]:
+        learned = attn_mask is not None and attn_mask.requires_grad
+        plain = not self._cuda and (learned or dropout_p > 0)
+        if plain or ((self._cuda and q.dtype is torch.float32) if grouped else k.shape[1] != q.shape[1]):
             return torch.ops.aten._scaled_dot_product_attention_math(
-                q, k, v, attn_mask, is_causal=kwargs.get("is_causal", False), enable_gqa=grouped
+                q,
+                k,
+                v,
+                attn_mask,
+                dropout_p if plain else 0.0,
+                is_causal=kwargs.get("is_causal", False),
+                enable_gqa=grouped,
             )[0]
         bias = attn_mask
         if bias is not None and bias.dtype is torch.bool:

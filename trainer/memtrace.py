@@ -35,6 +35,9 @@ from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of,
 from trainer.memtrace_step import Ask, Probe
 from trainer.storages import Storages, in_backward
 
+if __name__ == "__main__":
+    lean.ready()
+
 TRACED = 3, 4
 """Layers of the two traces; with three the first, the last and one between differ."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -319,6 +322,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("is not a JSON object")
         started = time.monotonic()
         peak = extrapolate(config, _ask(args, str(config.get("model_type", config.get("_class_name")))))
+    except lean.Lacking:
+        lean.start_over(sys.argv[1:] if argv is None else argv)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
         print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
         return 2

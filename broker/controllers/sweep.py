@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Set
+from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
-from broker.decide.billing import owed, traffic_owed
+from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
@@ -114,8 +115,7 @@ class Sweep:
         if why_not is not None:
             return
         self._sooner(provider, self._again_s)
-        if key not in self._asked:  # also beforehand: who dies after the destruction cannot tell of it any more
-            await self._charge(orphan)
+        await self._charge(key, orphan)  # also beforehand: who dies after the destruction cannot tell of it any more
         self._asked[key] = orphan
         try:
             if not await self._destroys.ask(provider, handle):
@@ -126,31 +126,41 @@ class Sweep:
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
         del self._asked[key]
-        await self._charge(orphan)
+        await self._charge(key, orphan)
 
     def _sooner(self, provider: str, in_s: float) -> None:
         self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)
 
-    async def _charge(self, orphan: Orphan) -> None:
-        """The time after `ended` is charged too: the cloud will. Cumulative and fenced, so each second once."""
+    async def _charge(self, key: str, orphan: Orphan) -> None:
+        """The time after `ended` is charged too: the cloud will. Fenced, so each second once."""
         if orphan.attempt is None or orphan.attempt.live:
             return
         now, store = self._context.clock.now(), self._context.store
         try:
             attempt = (await store.attempts_by_id([orphan.id]))[orphan.id]
+            machines = owed_late(attempt, orphan.observed.handle, self._born(key, orphan, now), now)
+            traffic = traffic_owed(attempt, now)
+            if not machines and not traffic:
+                return  # a charge of nothing would move the time up to which it is charged
             late = Charge(
                 attempt_id=attempt.id,
                 job_id=attempt.job_id,
                 since=attempt.charged_to,
                 to=max(now, attempt.charged_to or now),
-                usd=owed(attempt, now),
-                traffic_usd=traffic_owed(attempt, now),
+                usd=machines,
+                traffic_usd=traffic,
                 kind=LedgerKind.ADJUSTMENT,
                 note="seen after its end",
             )
             await store.charge([late])
         except StoreUnavailable as e:
             log.warning("sweep: %s, which outlived its attempt, cannot be charged: %s", orphan.observed.handle.name, e)
+
+    def _born(self, key: str, orphan: Orphan, now: datetime) -> datetime | None:
+        """As the cloud says, but no later than it was seen: a cloud's clock may be ahead of the house's."""
+        monotonic = self._context.clock.monotonic()
+        seen = now - timedelta(seconds=monotonic - self._first_seen.get(key, monotonic))
+        return None if orphan.born is None else min(orphan.born, seen)
 
 
 def _key(provider: str, orphan: Orphan) -> str:

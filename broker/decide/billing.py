@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from broker.decide.liveness import dearer
 from broker.domain.instance import Caps, Observed
-from broker.domain.job import Attempt, AttemptState, Job, PriceChange, Reason, Signal, Traffic
+from broker.domain.job import Attempt, AttemptState, Handle, Job, PriceChange, Reason, Signal, Traffic
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, Offer, QuoteLine
 
@@ -196,6 +196,16 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
 def owed(attempt: Attempt, until: datetime) -> Decimal:
     """What is still to be charged for machines up to `until`; never negative, also when a clock went backwards."""
     return max(ZERO, accrued(attempt, until) - (attempt.charged_usd - attempt.traffic_usd))
+
+
+def owed_late(attempt: Attempt, machine: Handle, born: datetime | None, until: datetime) -> Decimal:
+    """What is still to be charged for machines of an attempt that has ended, from their birth to `until`; never
+    negative. `born` None: no cloud says when, so it was as soon as the attempt's charges end."""
+    if born is None or attempt.charged_to is None:
+        return owed(attempt, until)
+    late = replace(attempt, create_sent_at=born, running_at=born, handles=(machine,))
+    charged = accrued(late, attempt.charged_to)  # of this birth; nothing where it came later
+    return max(ZERO, accrued(late, until) - charged)
 
 
 def traffic_owed(attempt: Attempt, until: datetime) -> Decimal:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from broker.domain.ids import AttemptId, Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
@@ -16,6 +17,8 @@ class Orphan:
     attempt: Attempt | None
     """The ended attempt that it belongs to, if there is one: the time is charged to its job."""
     why: str
+    born: datetime | None
+    """When the first machine under its name came to stand, by the cloud's clock; None: the cloud does not say."""
 
 
 def orphans(
@@ -28,15 +31,27 @@ def orphans(
         if attempt_id is None or machine.state is InstanceState.GONE:
             continue
         attempt = attempts.get(attempt_id)
-        if attempt is None:
-            found.append(Orphan(observed=machine, id=attempt_id, attempt=None, why="no attempt of ours has this name"))
-        elif not attempt.live:
-            found.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why="its attempt has ended"))
-        elif not _known(attempt, machine):
-            found.append(
-                Orphan(observed=machine, id=attempt_id, attempt=attempt, why="a second machine under one name")
-            )
+        why = _unanswered(attempt, machine)
+        if why is not None:
+            born = _born(seen, machine)
+            found.append(Orphan(observed=machine, id=attempt_id, attempt=attempt, why=why, born=born))
     return tuple(found)
+
+
+def _unanswered(attempt: Attempt | None, machine: Observed) -> str | None:
+    """Why nobody answers for it; None: its attempt does."""
+    if attempt is None:
+        return "no attempt of ours has this name"
+    if not attempt.live:
+        return "its attempt has ended"
+    return None if _known(attempt, machine) else "a second machine under one name"
+
+
+def _born(seen: Sequence[Observed], machine: Observed) -> datetime | None:
+    """Of all that stand under its name, each of which is charged for as if all of the attempt's machines stood."""
+    times = [o.created_at for o in seen if o.handle.name == machine.handle.name and o.state is not InstanceState.GONE]
+    known = [at for at in times if at is not None]
+    return min(known) if len(known) == len(times) else None
 
 
 def spared(orphan: Orphan, *, report_only: bool, bought: bool | None) -> str | None:

@@ -2,13 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.controllers.context import Context, Rhythm
-from broker.controllers.destroys import Destroys
+from broker.controllers.destroys import WAIT_S, Destroys
 from broker.controllers.inventory import Inventory
 from broker.controllers.sweep import AGAIN_S, Sweep
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
@@ -205,7 +209,7 @@ def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged(
     """Its machine is listed no more by the time of the answer."""
 
     async def story() -> None:
-        yard, asked, charged = Yard(tmp_path, "one"), list[Handle](), list[AttemptId]()
+        yard, asked, charged = Yard(tmp_path, "one"), list[Handle](), list[Charge]()
         ended, provider = await yard.ended(), yard.clouds["one"]
         destroy, charge = provider.destroy, yard.context.store.charge
 
@@ -215,14 +219,48 @@ def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged(
             await yard.context.clock.sleep(40)
 
         async def heard(charges: Sequence[Charge]) -> None:
-            charged.extend(one.attempt_id for one in charges)
+            charged.extend(charges)
             await charge(charges)
 
         monkeypatch.setattr(provider, "destroy", slow)
         monkeypatch.setattr(yard.context.store, "charge", heard)
         await yard.sweeps(yard.sweep(), 200)
         assert len(asked) == 1
-        assert charged == [ended, ended]  # before, for who does not live to hear the answer, and after
+        assert {one.attempt_id for one in charged} == {ended}
+        # Before it, for who does not live to hear the answer; at each look at the call under way; and after it.
+        looks = [one.to for one in charged]
+        assert (looks[-1] - looks[0]).total_seconds() >= 40
+        assert max((b - a).total_seconds() for a, b in pairwise(looks)) <= AGAIN_S + WAIT_S
+
+    told(story())
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
+def test_a_machine_that_came_late_is_charged_from_its_birth_and_from_when_it_was_seen_by_a_clock_that_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        clock, provider = yard.context.clock, yard.clouds["one"]
+        attempt, job = await running(yard.context.store, AttemptState.ENDED)
+        settled = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=clock.now(), usd=Decimal(0))
+        assert await yard.context.store.charge([settled]) == [True]
+        await clock.sleep(10_000)
+        born, shown = clock.now(), provider.list
+        await yard.stray(attempt=attempt.id)
+
+        async def dated() -> Sequence[Observed]:
+            return [replace(one, created_at=born + timedelta(seconds=ahead_s)) for one in await shown()]
+
+        monkeypatch.setattr(provider, "list", dated)
+        await yard.sweeps(yard.sweep(), 3 * LAG_S + 60)
+        assert await yard.standing() == []
+        (ended,) = await yard.context.store.attempts(job.id)
+        assert ended.charged_to is not None
+        stood_s = (ended.charged_to - born).total_seconds()
+        price = ended.line.offer.usd_per_hour * ended.line.nodes / 3600
+        least_s = stood_s if ahead_s == 0 else stood_s - LAG_S - yard.context.rhythm.sweep_s
+        assert price * Decimal(least_s) <= ended.charged_usd <= price * Decimal(stood_s + 1)
 
     told(story())
 

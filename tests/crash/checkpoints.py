@@ -22,6 +22,7 @@ from tests.crash.gate import Gate, Point
 from tests.crash.proxy import HttpProxy
 from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Nursery, blob_store, nursery_of
 from tests.crash.trainee import GO, LOCK, TOLD, Order
+from tests.crash.waits import Within
 from trainer.contract import keys
 
 StoreKind = Literal["folder", "s3"]
@@ -172,8 +173,10 @@ class Saved:
             (folder / GO).touch()
             try:
                 if kill is not None and kill.point is None:
-                    await asyncio.wait_for(self._end_at(kill, pidfd, folder), LIFE_S)
-                await asyncio.wait_for(_ended(pidfd), LIFE_S)
+                    async with Within(LIFE_S, f"the worker began ({kill})", lambda: _last(folder)):
+                        await self._end_at(kill, pidfd, folder)
+                async with Within(LIFE_S, f"the machine ended ({kill})", lambda: _last(folder)):
+                    await _ended(pidfd)
             finally:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -203,6 +206,12 @@ class Saved:
             self.told_step = max(self.told_step, one.get("committed", 0))
         if not any("ended" in one for one in told) and (kill is None or kill.worker_only):
             found.broken.append(f"{where}: its agent did not come to its end ({kill})")
+
+
+def _last(folder: Path) -> str:
+    """What a machine told last."""
+    file = folder / TOLD
+    return file.read_text()[-1000:] if file.exists() else ""
 
 
 async def _ended(pidfd: int) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,11 @@ class Stand:
     destroyed: float = math.inf
     late: bool = False
     """Created after its attempt's end, against all proofs: it is nobody's fault that it stands beside another."""
+
+    @property
+    def born_at(self) -> datetime:
+        """By the wall clock."""
+        return datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.born)
 
     @property
     def ended(self) -> float:
@@ -160,7 +165,8 @@ class FakeCloud:
             late_s = LAG_S * unit(self._seed, "lag", stand.id)
             if now >= stand.born + late_s and now < stand.destroyed + late_s:
                 state = "running" if now < stand.taken_at else "gone"
-                shown.append({"id": stand.id, "name": stand.name, "state": state})
+                born_at = stand.born_at.isoformat()
+                shown.append({"id": stand.id, "name": stand.name, "state": state, "created_at": born_at})
         running = frozenset(one["id"] for one in shown if one["state"] == "running")
         self.listings[asking].append(Listed(at=now, caller=request.query["caller"], running=running))
         return web.json_response(shown)
@@ -273,6 +279,7 @@ class PaperProvider:
             Observed(
                 handle=Handle(provider=self.name, id=one["id"], name=InstanceName(one["name"]), region="here"),
                 state=InstanceState(one["state"]), accelerator="l40s", gpus=1, usd_per_hour=USD_PER_HOUR,
+                created_at=datetime.fromisoformat(one["created_at"]),
             )
             for one in shown
         ]  # fmt: skip

@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from broker.client.client import AsyncClient
+from tests.crash.waits import Within
 from tests.processes import processes_of
 
 CONFIG: dict[str, Any] = {
@@ -64,7 +65,7 @@ class Daemon:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home), stdout=log, stderr=log,
         )  # fmt: skip
-        async with asyncio.timeout(60):
+        async with Within(60, f"the start of {self.home}", self.log):
             while not client_file.exists() or client_file.stat().st_mtime_ns == before:
                 assert self.process.returncode is None, self.log()
                 await asyncio.sleep(0.02)

@@ -61,6 +61,13 @@ class Gate:
         """How often it has come by."""
         return self._numbers[name]
 
+    def told(self) -> str:
+        """What has become of the orders, and what passed last."""
+        waits = " ".join(f"({point})" for point in (self.kill_at, self.hold_at) if point is not None)
+        passed = ", ".join(f"{point.name}#{point.number}" for point in self.seen[-3:])
+        done = f"{self.killed} killed, {self.held} held, {self.cut} cut"
+        return f"{done}; waited for: {waits or 'nothing'}; passed last: {passed or 'nothing'}"
+
     async def lets(self, name: str, number: int, moment: Moment) -> bool:
         """As `passes`, for who can wait."""
         if self.hold_at == Point(name=name, number=number, moment=moment):

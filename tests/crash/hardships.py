@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from tests.crash.gate import Moment, Point
-from tests.crash.house import LOOK_S, House, Seat
+from tests.crash.house import LOOK_S, SETTLE_S, House, Seat
 from tests.crash.nursery import LEASE_S, watched
 from tests.crash.rig import Rig
 from tests.crash.scenes import Flow, Totals
+from tests.crash.waits import Within
 
 MIGRATED = re.compile(r"schema_migrations")
 DRAFT = re.compile(r"\.[0-9a-f]{8}$")
 FROZEN_S = 1.4 * LEASE_S
+UNBORN_S = 2.5
+"""From an attempt's end to a machine that comes late: nobody pays for that."""
 MARK = "sweep-report-only"
 
 # ----------------------------------------------------------------------------------------------------------- the home
@@ -95,20 +98,24 @@ async def born_late(rig: Rig, again: Moment | None, totals: Totals) -> None:
             if again is not None:
                 gate.kill_at = Point(name="cloud:destroy", number=gate.count("cloud:destroy") + 1, moment=again)
             settled.update(await house.charged())
+            await asyncio.sleep(UNBORN_S)
             come.set()
 
         gate.hold_at, gate.hold = Point(name="cloud:create", number=1, moment="before"), keep
         seat.start()
         await house.submit()
-        await come.wait()
+        async with Within(2 * SETTLE_S, "the job rests, and its create comes through", seat.told):
+            await come.wait()
         before = len(rig.cloud.of(house.installation))
-        while len(rig.cloud.of(house.installation)) == before:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_S)
+        async with Within(SETTLE_S, "the machine is born late", seat.told):
+            while len(rig.cloud.of(house.installation)) == before:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
         late = rig.cloud.of(house.installation)[-1]
         late.late = True
         unpaid = await house.unpaid(late, settled, less_s=float(again == "after"))
         verdict = await house.settle()
         verdict.underbilled += unpaid
+        verdict.overbilled += await house.paid_before_birth(late, settled)
         totals.add(house, verdict, 1 + gate.killed)
 
 

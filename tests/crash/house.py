@@ -28,6 +28,7 @@ from tests.crash.gate import Gate
 from tests.crash.nursery import READY
 from tests.crash.proxy import HttpProxy, PostgresProxy
 from tests.crash.rig import BUCKET, ENDPOINT, KEYS, NO_ANSWER, TEMPLATE, Rig
+from tests.crash.waits import Within
 
 CONFIG: dict[str, Any] = {
     "port": 0,
@@ -142,7 +143,7 @@ class Seat:
     async def serves(self) -> None:
         """Waits until a daemon that lives now has said that it serves."""
         file = self.home / READY
-        async with asyncio.timeout(SETTLE_S):
+        async with Within(SETTLE_S, f"{self.home} serves", self.told):
             while not (file.exists() and self._sits(int(file.read_text()))):  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(LOOK_S)
 
@@ -171,6 +172,11 @@ class Seat:
     def log(self) -> str:
         file = self.home / "daemon.log"
         return file.read_text()[-3000:] if file.exists() else ""
+
+    def told(self) -> str:
+        """Who sits here, and its last words."""
+        sits = "nobody sits here" if self._pidfd is None else f"process {self._number} sits here"
+        return f"{self.starts} starts, {sits}; {self.gate.told()}\n{self.log()}"
 
 
 @dataclass(kw_only=True)
@@ -238,7 +244,7 @@ class House:
         """As people do it: again, with the same key, until it is acknowledged."""
         code, spec = counting(1)
         key, seat = secrets.token_hex(8), self.seat
-        async with asyncio.timeout(SETTLE_S):
+        async with Within(SETTLE_S, f"{seat.home} acknowledges a job", seat.told):
             while True:
                 with contextlib.suppress(OSError, ValueError, Unreachable, ApiError):
                     async with seat.client() as client:
@@ -337,6 +343,13 @@ class House:
                 return []
         return [f"{late.id} came late, and stood from {late.born:.1f} to {late.ended:.1f} s, uncharged"]
 
+    async def paid_before_birth(self, late: Stand, settled: Mapping[str, Decimal]) -> list[str]:
+        """What is charged for such a machine beyond the time from its birth, in words."""
+        found = await self.ask(f"SELECT charged_usd, charged_to FROM attempts WHERE id = '{late.attempt}'")
+        usd, charged_to = found[0]
+        most = settled[late.attempt] + usd_for((charged_to - late.born_at).total_seconds() + CLOCK_S)
+        return [f"{late.id} came late, and ${usd} is charged, at most ${most} due"] if usd > most else []
+
     def _least_usd(self, attempt: str) -> Decimal:
         cloud = self.rig.cloud
         unlisted = cloud.unlisted(self.installation, attempt)
@@ -344,14 +357,15 @@ class House:
         return Decimal(0) if unlisted is None else usd_for(unlisted - born - CLOCK_S)
 
     async def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        connection = await asyncpg.connect(self.rig.dsn(self.database))
-        try:
-            return [tuple(row) for row in await connection.fetch(statement)]
-        finally:
-            await connection.close()
+        async with Within(SETTLE_S, f"PostgreSQL answers {' '.join(statement.split())}", self._trouble):
+            connection = await asyncpg.connect(self.rig.dsn(self.database))
+            try:
+                return [tuple(row) for row in await connection.fetch(statement)]
+            finally:
+                await connection.close()
 
     def _trouble(self) -> str:
-        return "; ".join(seat.log() for seat in self.seats)
+        return "\n".join(f"{seat.home.name}: {seat.told()}" for seat in self.seats)
 
 
 def together(stands: Sequence[Stand], job_of: dict[str, str]) -> list[str]:

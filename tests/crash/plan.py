@@ -23,6 +23,7 @@ from tests.crash.scenes import (
     postgres_killed,
     sampled,
 )
+from tests.crash.waits import during
 
 AGAIN: Sequence[Moment | None] = (None, "before", "after")
 """When the daemon is killed as well, at the destruction of a machine that came late."""
@@ -120,7 +121,8 @@ async def _in_lanes(
     async def lane() -> None:
         while waiting:
             item, began, broken = waiting.pop(), clock.monotonic(), len(totals.broken)
-            await act(item)
+            with during(f"{name or 'killed'} {item}"):
+                await act(item)
             trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
             say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
 

@@ -198,6 +198,7 @@ async def _either(wire: _Wire) -> None:
 
 HOP = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "date", "server"}
 CLOUD = "/cloud/"
+READS = ("GET", "HEAD")
 
 
 class HttpProxy:
@@ -235,27 +236,34 @@ class HttpProxy:
         if await self._gate.lets(name, number, "before"):
             with contextlib.suppress(aiohttp.ClientError):
                 answer = await self._forward(request, body)
-                if await self._gate.lets(name, number, "after"):
+                if answer is not None and await self._gate.lets(name, number, "after"):
                     return answer
         if request.transport is not None:
             request.transport.abort()
         return web.Response(status=499)  # for aiohttp's sake: nobody is there to read it
 
-    async def _forward(self, request: web.Request, body: bytes) -> web.Response:
+    async def _forward(self, request: web.Request, body: bytes) -> web.Response | None:
+        """None: who asked has left before its turn at the blob store, and reads change nothing. To answer them all the
+        same would keep those waiting who ask again, and they would leave too."""
         assert self._client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
-        upstream, turn = self._blobs, contextlib.AsyncExitStack()
-        if request.path.startswith(CLOUD):
-            upstream = self._cloud
-        else:
-            await turn.enter_async_context(self._turn)
-        target = URL(upstream + request.raw_path, encoded=True)
-        async with turn, self._client.request(request.method, target, data=body, headers=headers) as answer:
-            kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
-            data = await answer.read()
-            if request.method == "HEAD":
-                kept["Content-Length"] = answer.headers.get("Content-Length", "0")
-            return web.Response(status=answer.status, body=data, headers=kept)
+        async with contextlib.AsyncExitStack() as turn:
+            upstream = self._cloud if request.path.startswith(CLOUD) else self._blobs
+            if upstream is self._blobs:
+                await turn.enter_async_context(self._turn)
+                if request.method in READS and request.transport is None:
+                    return None
+            target = URL(upstream + request.raw_path, encoded=True)
+            asked = self._client.request(request.method, target, data=body, headers=headers)
+            return await _copied(await turn.enter_async_context(asked), request.method)
+
+
+async def _copied(answer: aiohttp.ClientResponse, method: str) -> web.Response:
+    kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+    data = await answer.read()
+    if method == "HEAD":
+        kept["Content-Length"] = answer.headers.get("Content-Length", "0")
+    return web.Response(status=answer.status, body=data, headers=kept)
 
 
 def _call(request: web.Request) -> str:

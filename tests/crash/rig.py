@@ -1,10 +1,12 @@
 """What all houses of a run share: a PostgreSQL, a blob store, a cloud, and a nursery of daemons."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -25,6 +27,7 @@ from broker.store.migrate import migrate
 from tests.crash.cloud import FakeCloud
 from tests.crash.gate import Gate
 from tests.crash.proxy import HttpProxy
+from tests.crash.waits import Within
 
 TEMPLATE = "template_crash"
 BUCKET = "crash"
@@ -44,7 +47,17 @@ class Nursery:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def fork(self, **order: Any) -> int:
-        """The number of a new process."""
+        """The number of a new process. Whoever is cancelled meanwhile leaves none, and no number to the next one."""
+        asked = asyncio.ensure_future(self._ask(order))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            number = await asked
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+            raise
+
+    async def _ask(self, order: Mapping[str, Any]) -> int:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         async with self._turn:
@@ -96,7 +109,7 @@ class Rig:
 
     async def postgres_answers(self) -> None:
         """Waits until it does."""
-        async with asyncio.timeout(120):
+        async with Within(120, "PostgreSQL answers"):
             while True:
                 try:
                     return await self.administer("SELECT 1")

@@ -1,9 +1,11 @@
 """Nothing is lost, doubled, left over or unpaid, wherever real processes end: a sample of `python -m tests.crash`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import asyncpg
+import psutil
 import pytest
 
 from broker.domain.ids import Installation, InstanceName
@@ -11,7 +13,7 @@ from tests.crash.cloud import FakeCloud, Listed, Stand
 from tests.crash.gate import Gate, Moment, Point
 from tests.crash.house import House, together
 from tests.crash.proxy import PostgresProxy
-from tests.crash.rig import Rig, opened
+from tests.crash.rig import Rig, nursery_of, opened
 from tests.crash.scenes import (
     Totals,
     commit,
@@ -23,6 +25,7 @@ from tests.crash.scenes import (
     postgres_killed,
     sampled,
 )
+from tests.crash.waits import Within
 
 TESTS = 10
 """Each kills at one point of the sample."""
@@ -108,6 +111,23 @@ async def test_the_points_of_a_life_are_its_effects_and_commits(rig: Rig) -> Non
     names = {str(point) for point in await enumerate_points(rig)}
     for what in ("commit:apply(launching)#1", "cloud:create#1", "cloud:destroy#1", "blob:put spec.json#1"):
         assert {f"before {what}", f"after {what}"} <= names
+
+
+async def test_a_start_that_is_broken_off_leaves_no_process_and_no_number_to_the_next_one() -> None:
+    async with nursery_of("tests.crash.forks") as nursery:
+        first = asyncio.create_task(nursery.fork(seconds=600))
+        await asyncio.sleep(0)  # it has asked
+        first.cancel()
+        second = await nursery.fork(seconds=600)
+        left = [child for child in psutil.Process(nursery.process.pid).children() if child.pid != second]
+        await asyncio.to_thread(psutil.wait_procs, left, 60)
+        assert [child.pid for child in psutil.Process(nursery.process.pid).children()] == [second]
+
+
+async def test_what_takes_too_long_says_what_it_was() -> None:
+    with pytest.raises(TimeoutError, match="not within 0 s: the end\nsomebody sits here"):
+        async with Within(0, "the end", lambda: "somebody sits here"):
+            await asyncio.Event().wait()
 
 
 async def test_what_the_cloud_saw_is_told(rig: Rig) -> None:

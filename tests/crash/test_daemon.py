@@ -12,6 +12,7 @@ import pytest
 
 from broker.api.models import JobDetail
 from tests.crash.daemon import Daemon, submit
+from tests.crash.waits import Within
 
 RESTING = {"succeeded", "failed", "capped", "cancelled"}
 FROM = re.compile(r"^from (\d+)$", re.MULTILINE)
@@ -35,16 +36,13 @@ async def daemon() -> AsyncIterator[Callable[..., Awaitable[Daemon]]]:
 async def watch(daemon: Daemon, job: str, until: Callable[[JobDetail], bool], within_s: float = 90) -> JobDetail:
     """Polls the job; at every look there is at most one live attempt."""
     detail = None
-    try:
-        async with asyncio.timeout(within_s), daemon.client() as client:
-            while True:
-                detail = await client.job(job)
-                assert sum(a.state in LIVE for a in detail.runs) <= 1
-                if until(detail):
-                    return detail
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise AssertionError(f"{detail}\n{daemon.log()}") from None
+    async with Within(within_s, f"job {job}", lambda: f"{detail}\n{daemon.log()}"), daemon.client() as client:
+        while True:
+            detail = await client.job(job)
+            assert sum(a.state in LIVE for a in detail.runs) <= 1
+            if until(detail):
+                return detail
+            await asyncio.sleep(0.1)
 
 
 def rests(detail: JobDetail) -> bool:
@@ -101,12 +99,12 @@ async def test_a_cancelled_job_leaves_no_process(daemon: Callable[..., Awaitable
 
 async def test_a_job_outlives_a_broker_that_stays_away_at_no_retry(daemon: Callable[..., Awaitable[Daemon]]) -> None:
     """Its program is saved and ended once nobody has touched the lease for long, and goes on with the broker."""
-    house = await daemon(limits={"deadman_s": 3})
+    house = await daemon(limits={"deadman_s": 3}, boot_s=0.1)
     async with house.client() as client:
         job = await submit(client, 0)
     await watch(house, job, lambda d: any(a.beat is not None and a.beat.checkpoint is not None for a in d.runs))
     await house.kill()
-    async with asyncio.timeout(90):
+    async with Within(90, "nothing runs any more", house.log):
         while house.processes():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     (final,) = (house.home / "blobs").rglob("final.json")
@@ -144,7 +142,7 @@ async def test_on_a_new_database_under_an_old_home_orphans_are_only_reported(
     shutil.rmtree(house.home / "postgres")
     for _ in range(2):
         await house.start()
-        async with asyncio.timeout(30):
+        async with Within(60, "the log tells of orphans", house.log):
             while "only reported: the database is new to this home" not in house.log():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         await house.stop()

@@ -12,6 +12,7 @@ from aiohttp import web
 from broker.api.http import REQUESTS
 from tests.crash.house import SETTLE_S, House, Seat
 from tests.crash.rig import opened
+from tests.crash.waits import Within
 
 CALLERS = 2 * REQUESTS
 PAUSE_S = 300
@@ -74,7 +75,7 @@ async def crowd(seat: Seat) -> Counter[tuple[int, str | None]]:
             await writer.drain()
     finally:
         seat.signal(signal.SIGCONT)
-    async with asyncio.timeout(SETTLE_S):
+    async with Within(SETTLE_S, f"{CALLERS} callers are answered", seat.told):
         answers = await asyncio.gather(*(reader.read() for reader, _ in streams))
     for _, writer in streams:
         writer.close()

@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +18,7 @@ from broker.ports import Clock
 from providers.seeded import unit
 from providers.simulated import SimulatedProvider
 from tests.sim.bodies import Body
-from tests.sim.loop import Process
+from tests.sim.loop import EPOCH, Process
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -94,7 +95,14 @@ class Cloud(SimulatedProvider):
             )
             for i, name in enumerate(FOREIGN)
         ]
-        return [*await super().list(), *self.more.values(), *foreign]
+        return [*map(self._dated, [*await super().list(), *self.more.values()]), *foreign]
+
+    def _dated(self, machine: Observed) -> Observed:
+        """Every second cloud says since when its machines stand."""
+        born = self.world.watch.born_at.get(machine.handle.id)
+        if born is None or unit(self._config.seed, "dates") < 0.5:
+            return machine
+        return replace(machine, created_at=EPOCH + timedelta(seconds=born))
 
     async def destroy(self, handle: Handle) -> None:
         if handle.id.startswith("foreign") or attempt_of(self._installation, handle.name) is None:

@@ -61,9 +61,9 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
 """What makes a kind strike that would else seldom meet what it breaks, and with which share."""
 RARE = (
     "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.short_life", "cloud.wrong_machine", "kill.launching",
-    "launcher.unknown", "machine.torn_save",
+    "launcher.unknown", "machine.torn_save", "store.down", "store.error",
 )  # fmt: skip
-"""They strike a create, a save or a destroy only, and so are drawn more often than the others."""
+"""They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
 """Drawn beside others, or not at all, and for plans that aim: people stop a job as its machine is launched, or comes to
 stand."""
@@ -126,6 +126,7 @@ class Weather:
 
     seed: int
     strikes: Strikes
+    brokers: int
     now: Mapping[str, list[Fault]] = field(default_factory=lambda: {kind: [] for kind in (*SHARES, *AIMED)})
     _draws: dict[str, int] = field(default_factory=dict)
 
@@ -138,7 +139,8 @@ class Weather:
 
     def lasts(self, kind: str, broker: int | None = None) -> bool:
         """The same, where nobody is struck by the question."""
-        active = [f for f in self.now[kind] if broker is None or kind not in OF_BROKERS or f.target % 3 == broker]
+        everybody = broker is None or kind not in OF_BROKERS
+        active = [f for f in self.now[kind] if everybody or f.target % self.brokers == broker]
         if not active:
             return False
         share = max(fault.share for fault in active)

@@ -64,6 +64,8 @@ class Watch:
         self._orphan_since: dict[str, float] = {}
         self._told_since: dict[AttemptId, float] = {}
         self.stands: list[Stand] = []
+        self.born_at: dict[str, float] = {}
+        """Each machine, by its id: when it last came to stand."""
         self.measures = Measures()
         self.keeping, self.budgets = Keeping(world), Purse(world)
         self._acknowledged: dict[str, JobId] = {}
@@ -290,7 +292,8 @@ class Watch:
         """From here on, for one machine of an attempt."""
         own = attempt_of_machine(machine_id)
         price = self._world.state.attempts[own].value.line.offer.usd_per_hour
-        self.stands.append(Stand(id=machine_id, attempt=own, usd_per_hour=price, born=self._world.loop.time()))
+        self.born_at[machine_id] = self._world.loop.time()
+        self.stands.append(Stand(id=machine_id, attempt=own, usd_per_hour=price, born=self.born_at[machine_id]))
 
     def swept(self, machine_id: str) -> None:
         """The sweep destroys what has been an orphan for as long as listings may lag."""

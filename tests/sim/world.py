@@ -76,7 +76,6 @@ class World:
         self._pauses = random.Random(f"{seed}/pauses")
         self._draw = rng(seed, "world")
         self.strikes = Strikes(now=self.loop.time)
-        self.weather = Weather(seed=seed, strikes=self.strikes)
         self.trace: list[str] = []
         self.violation: tuple[str, str] | None = None
         self.launches: list[Launch] = []
@@ -108,10 +107,9 @@ class World:
         self.cloud = Cloud(config, self.body, installation=self.installation, state=self.folder, clock=clock)
         self.body.world = self.cloud.world = self
         skewed = self._draw.random() < 0.25
-        self.slots = [
-            self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0)
-            for n in range(self._draw.choice((1, 1, 2, 2, 3)))
-        ]
+        brokers = self._draw.choice((1, 1, 2, 2, 3))
+        self.weather = Weather(seed=seed, strikes=self.strikes, brokers=brokers)
+        self.slots = [self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0) for n in range(brokers)]
 
     def _config(self) -> SimulatedConfig:
         draw = self._draw

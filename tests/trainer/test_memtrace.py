@@ -1,6 +1,7 @@
 """The tracer against torch itself: the same step, really computed on this CPU, makes the same storages."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -178,8 +179,11 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**LLAMA, "num_hidden_layers": 12}))
     command = [sys.executable, "-m", "trainer.memtrace", "--config", str(config), "--seq", "64", "--method", "full"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, "--gradient-checkpointing"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
+    deep = {**LLAMA, "num_hidden_layers": 12}
+    here = peak("full", deep, sequence=64, micro_batch=4, gradient_checkpointing=True)
+    assert found["segments"] == here.segments  # by libraries that are whole
     assert found["peak_allocated_bytes"] == sum(found["by_category"].values())
     assert set(found["by_category"]) == {"weights", "gradients", "optimizer", "activations", "logits", "temporary"}
 
@@ -203,6 +207,22 @@ def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path
     told = capsys.readouterr().err
     assert words in told
     assert told.count("\n") == 1
+
+
+def test_a_tracer_that_lacks_a_part_of_a_library_starts_over_with_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer import lean, memtrace
+
+    config, started = tmp_path / "config.json", []
+    config.write_text(json.dumps(LLAMA))
+    monkeypatch.setenv(lean.WHOLE, "")
+    monkeypatch.setattr(memtrace, "extrapolate", lambda *_: lean._no_compiler().unheard_of)
+    monkeypatch.setattr("os.execv", lambda *command: started.append(command) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        memtrace.main(["--config", str(config)])
+    assert started == [(sys.executable, [sys.executable, "-m", "trainer.memtrace", "--config", str(config)])]
+    assert os.environ[lean.WHOLE]
 
 
 def test_a_process_that_shuts_libraries_out_does_without_them() -> None:

@@ -46,6 +46,8 @@ def test_few_layers_of_both_stacks_tell_the_peak_of_any_depth(config: dict[str, 
     [
         (BART | {"model_type": "bart"}, ["--method", "full", "--gradient-checkpointing"]),
         (BART | {"model_type": "bart"}, ["--method", "lora", "--attention", "eager"]),
+        (T5, ["--method", "full", "--gradient-checkpointing"]),  # a bias that is learned, and dropout
+        (T5 | {"dropout_rate": 0.0}, ["--method", "full", "--precision", "fp32"]),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else given["model_type"],
 )

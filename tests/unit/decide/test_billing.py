@@ -18,6 +18,7 @@ from broker.decide.billing import (
     least_usd,
     out_of_time,
     owed,
+    owed_late,
     price_change,
     reservation,
     runs_since,
@@ -63,6 +64,53 @@ def test_what_is_billed_from_running_is_charged_for_the_boot_only_until_it_is_kn
 
 def test_what_is_billed_from_the_create_is_charged_for_the_boot() -> None:
     assert accrued(priced("3.6", running_at=build.at(90)), build.at(100)) == Decimal("0.1")
+
+
+LATE = Handle(provider="simulated", id="i-1", name=build.attempt().name)
+
+
+def ended(charged_to: float, **changes: Any) -> Attempt:
+    """Whose bill was settled then."""
+    attempt = priced("3.6", state=AttemptState.ENDED, charged_to=build.at(charged_to), **changes)
+    return replace(attempt, charged_usd=accrued(attempt, build.at(charged_to)))
+
+
+def test_a_machine_that_comes_late_is_charged_from_its_birth_and_before_it_is_known_from_the_last_charge() -> None:
+    attempt = ended(100)
+    assert owed_late(attempt, LATE, build.at(160), build.at(170)) == Decimal("0.01")
+    assert owed_late(attempt, LATE, None, build.at(170)) == Decimal("0.07")
+    never_charged = replace(attempt, charged_to=None, charged_usd=ZERO)
+    assert owed_late(never_charged, LATE, build.at(160), build.at(170)) == Decimal("0.17")
+
+
+def test_a_machine_that_comes_late_costs_no_less_than_the_least_that_its_cloud_bills() -> None:
+    attempt = ended(100)
+    offer = replace(attempt.line.offer, billing_minimum_s=60)
+    least = replace(attempt, line=replace(attempt.line, offer=offer))
+    assert owed_late(least, LATE, build.at(160), build.at(170)) == Decimal("0.06")
+    charged = replace(least, charged_to=build.at(170))
+    assert owed_late(charged, LATE, build.at(160), build.at(190)) == ZERO
+    assert owed_late(charged, LATE, build.at(160), build.at(230)) == Decimal("0.01")
+
+
+@given(
+    looks=st.lists(st.floats(0, 5000), min_size=1, max_size=6).map(sorted), born=st.floats(0, 5000), quantum=quanta,
+    nodes=st.integers(1, 3),
+)  # fmt: skip
+def test_however_often_a_machine_that_came_late_is_charged_each_second_is_charged_once(
+    looks: list[float], born: float, quantum: int, nodes: int
+) -> None:
+    attempt = ended(100)
+    offer = replace(attempt.line.offer, billing_quantum_s=quantum)
+    attempt = replace(attempt, line=replace(attempt.line, offer=offer, nodes=nodes))
+    birth, total, last = build.at(100 + born), ZERO, build.at(100 + born + looks[-1])
+    at_once = owed_late(attempt, LATE, birth, last)
+    for look in looks:
+        now = build.at(100 + born + look)
+        usd = owed_late(attempt, LATE, birth, now)
+        total += usd
+        attempt = replace(attempt, charged_to=now, charged_usd=attempt.charged_usd + usd)
+    assert total == at_once
 
 
 def test_what_was_charged_for_the_boot_is_worked_off() -> None:

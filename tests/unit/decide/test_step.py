@@ -132,6 +132,14 @@ def test_memory_may_run_out_twice_and_then_the_job_says_what_was_tried() -> None
     assert "\n" not in failed.reason
 
 
+def test_a_job_that_fails_says_whose_memory_ran_out_last() -> None:
+    for ran_out, what in (("host", "l40s (64.0 GiB of the machine)"), ("device", "l40s (48.0 GiB)")):
+        last = Final(attempt="x", outcome=Outcome.OOM, ran_out=ran_out)
+        none_left = build.active_job(spec_changes={"retry": {"max": 0}})
+        failed = after_attempt(none_left, build.attempt(final=last), Reason.OOM, "", build.T0)
+        assert (failed.state, what in failed.reason) == (JobState.FAILED, True), failed.reason
+
+
 def test_a_job_that_is_not_to_be_retried_fails_at_once() -> None:
     job = build.active_job(spec_changes={"retry": {"on": ["preempted"]}})
     after = after_attempt(job, build.attempt(), Reason.OOM, "", build.T0)

@@ -31,14 +31,26 @@ def test_a_live_attempts_machine_is_left_alone() -> None:
 def test_unknown_ended_and_second_machines_are_orphans() -> None:
     machine, twin = observed(LIVE.name), observed(LIVE.name, id="i-2")
     assert orphans(build.INSTALLATION, [machine], {}) == (
-        Orphan(observed=machine, id=LIVE.id, attempt=None, why="no attempt of ours has this name"),
+        Orphan(observed=machine, id=LIVE.id, attempt=None, why="no attempt of ours has this name", born=None),
     )
     assert orphans(build.INSTALLATION, [machine], {ENDED.id: ENDED}) == (
-        Orphan(observed=machine, id=ENDED.id, attempt=ENDED, why="its attempt has ended"),
+        Orphan(observed=machine, id=ENDED.id, attempt=ENDED, why="its attempt has ended", born=None),
     )
     assert orphans(build.INSTALLATION, [machine, twin], {LIVE.id: LIVE}) == (
-        Orphan(observed=twin, id=LIVE.id, attempt=LIVE, why="a second machine under one name"),
+        Orphan(observed=twin, id=LIVE.id, attempt=LIVE, why="a second machine under one name", born=None),
     )
+
+
+def test_an_orphan_was_born_with_the_first_machine_under_its_name_that_stands_if_the_cloud_tells_of_all() -> None:
+    first, second = (
+        replace(observed(ENDED.name, id=i), created_at=build.at(at)) for i, at in (("i-1", 60), ("i-2", 70))
+    )
+    gone = replace(observed(ENDED.name, InstanceState.GONE, id="i-0"), created_at=build.at(0))
+    silent, other = observed(ENDED.name, id="i-3"), replace(observed("gb-other"), created_at=build.at(1))
+    found = orphans(build.INSTALLATION, [gone, second, first, other], {ENDED.id: ENDED})
+    assert [orphan.born for orphan in found] == [build.at(60)] * 2
+    found = orphans(build.INSTALLATION, [first, silent], {ENDED.id: ENDED})
+    assert [orphan.born for orphan in found] == [None] * 2
 
 
 def test_what_the_cloud_calls_gone_and_what_is_foreign_hides_no_orphan_behind_it() -> None:

@@ -1,0 +1,39 @@
+"""Waiting in a harness: what takes too long says what it was, and what there is to tell of it."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+
+class Within:
+    """`async with Within(60, "it serves", log):` raises TimeoutError in words, with what there is to tell, where the
+    block takes longer, or itself runs into a time-out."""
+
+    def __init__(self, seconds: float, what: str, told: Callable[[], str] = lambda: "") -> None:
+        self._seconds, self._what, self._told = seconds, what, told
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+            if isinstance(error, TimeoutError):
+                raise error
+        except TimeoutError as e:
+            words = (f"not within {self._seconds:g} s: {self._what}", self._told())
+            raise TimeoutError("\n".join(part for part in words if part)) from e
+
+
+@contextlib.contextmanager
+def during(what: str) -> Iterator[None]:
+    """Whatever the block raises names it."""
+    try:
+        yield
+    except BaseException as e:
+        e.add_note(f"during: {what}")
+        raise
