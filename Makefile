@@ -28,7 +28,7 @@ help: ## show this list
 venv: $(STAMP) ## make .venv with everything that the tests and benchmarks need
 
 $(STAMP): pyproject.toml constraints.txt .ci/install.py
-	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,clouds,plots,dev]'
+	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,trackers,clouds,plots,dev]'
 	@touch $@
 
 $(BIN)/uv:

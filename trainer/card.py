@@ -2,19 +2,22 @@
 
 import importlib.metadata
 import json
+import time
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trainer.checkpoint_plan import Rate
 from trainer.contract.train import FullConfig
 from trainer.ipc import WorkerJob
 
 MADE_WITH = ("torch", "transformers", "peft", "accelerate", "safetensors")
 
 
-def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: str) -> str:
+def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: str, rate: Rate) -> str:
     """README.md; of a model in a folder of the user's machine only the folder's name."""
     config = job.train
     base = Path(config.model).name if Path(config.model).is_dir() else config.model
@@ -32,12 +35,30 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
         _table(
             "Made of",
             ("what", "which"),
-            [("base model", base), ("data, sha256", job.data_sha256 or "unknown"), ("job", job.job or "unknown")],
+            [("base model", base), *_made_of(job, rate)],
         ),
         _table("Made with", ("what", "version"), [("processes", made_on), *_versions()]),
         f"## Configuration\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
     ]
     return "\n".join(parts)
+
+
+def _made_of(job: WorkerJob, rate: Rate) -> list[tuple[str, ...]]:
+    return [
+        ("data, sha256", job.data_sha256 or "unknown"),
+        ("job", job.job or "unknown"),
+        ("learning rate", f"{rate.lr:.3g}, {rate.source or 'as the job says'}"),
+        ("cost", _cost(job)),
+    ]
+
+
+def _cost(job: WorkerJob) -> str:
+    """As far as it is known when the results are written: the bill has the machine's start and end besides."""
+    if job.cost is None:
+        return "unknown"
+    hours = Decimal(max(0.0, time.time() - job.began)) / 3600
+    before, now = job.cost.before, job.cost.before + job.cost.per_hour * hours
+    return f"about {now:.4f} USD, {before:.4f} of it before the last attempt"
 
 
 def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

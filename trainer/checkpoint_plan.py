@@ -54,6 +54,14 @@ class Care(Document):
     """Those made on the way here."""
 
 
+class Rate(Document):
+    """The highest learning rate of a run."""
+
+    lr: float
+    source: str = ""
+    """Where it was published; empty: the job says it."""
+
+
 class Progress(Document):
     """`state.json`: where the training stands, without tensors."""
 
@@ -64,6 +72,8 @@ class Progress(Document):
     """Optimizer steps done."""
     samples: int = 0
     """The data cursor."""
+    rate: Rate | None = None
+    """That the run began with, where it was left to the trainer."""
     micro: int = 0
     """Micro-batches of the next step whose gradients are already accumulated (in gradients.safetensors)."""
     micro_rows: int = 0

@@ -14,7 +14,7 @@ from typing import Literal
 
 from trainer.checkpoint_plan import Jump
 from trainer.contract.base import Document
-from trainer.contract.rendezvous import Parallelism, Phase
+from trainer.contract.rendezvous import Cost, Memory, Parallelism, Phase
 from trainer.contract.train import TrainConfig
 
 
@@ -30,6 +30,11 @@ class WorkerJob(Document):
     """Its id."""
     number: int
     """Number of the attempt, for the metrics."""
+    cost: Cost | None = None
+    memory: Memory | None = None
+    """As estimated."""
+    began: float = 0.0
+    """Unix seconds of the agent's start."""
     save_every_s: float
     """At the most; the agent may shorten it (`RunFolder.interval`)."""
     jumps: tuple[Jump, ...] = ()
@@ -143,6 +148,21 @@ class RunFolder:
     def told(self) -> Path:
         """What the worker has to tell people: a JSON list [kind, message] a line."""
         return self.root / "told.jsonl"
+
+    @property
+    def track(self) -> Path:
+        """What trackers are told."""
+        return self.root / "track.json"
+
+    @property
+    def track_end(self) -> Path:
+        """The outcome, once there is one."""
+        return self.root / "track_end"
+
+    @property
+    def heldout(self) -> Path:
+        """Held-out losses so far: a JSON list of [step, loss]."""
+        return self.root / "heldout.json"
 
     def waiting(self) -> list[Path]:
         """Whole snapshots, oldest first; those being written start with a dot."""

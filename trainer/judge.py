@@ -8,8 +8,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from trainer import card, evaluate, order, parallel, results
-from trainer.checkpoint_plan import METRICS, Progress
+from trainer import board, card, evaluate, order, parallel, results
+from trainer.checkpoint_plan import METRICS, Progress, Rate
 from trainer.faults import Drained
 from trainer.ipc import RunFolder, WorkerJob
 from trainer.report import Reporter
@@ -51,7 +51,9 @@ class Judge:
             self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
         )
 
-    def write(self, folder: Path, progress: Progress, after: float | None, metrics: Mapping[str, float]) -> None:
+    def write(
+        self, folder: Path, progress: Progress, rate: Rate, after: float | None, metrics: Mapping[str, float]
+    ) -> None:
         """The results of the weights as they are, into a folder; entered by all. Raises Fault."""
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
         samples = self._samples(progress)
@@ -71,7 +73,9 @@ class Judge:
             if self.accelerator.is_main_process:
                 evaluate.write_artifacts(folder, self.task, self.model, whole, samples, scores)
                 rows, made_on = self.run.root / METRICS, self.arrangement.told()
-                (folder / "README.md").write_text(card.text(self.job, metrics=rows, scores=scores, made_on=made_on))
+                told = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
+                (folder / "README.md").write_text(told)
+                board.write(folder, rows, progress.heldout, self.report.event)
                 if self.job.train.output.merge:
                     self.task.merge(folder)
 

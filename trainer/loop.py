@@ -1,14 +1,18 @@
 """The training loop: from a job to a tuned model, resumable at every micro-batch, bit by bit."""
 
+import contextlib
 import functools
+import json
 import math
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from trainer import guard, model, selection
+from trainer import board, breakdown, guard, model, selection
+from trainer.checkpoint_plan import METRICS
 from trainer.faults import Drained
-from trainer.ipc import RunFolder, WorkerJob
+from trainer.ipc import RunFolder, WorkerJob, replace
 from trainer.judge import Judge
 from trainer.keeper import Keeper
 from trainer.step import Steps
@@ -31,6 +35,7 @@ class Loop(Steps):
         }
         self._keeper = Keeper(job, run, optimizer=self._optimizer, selection=self._selection, **common)
         self._judge = Judge(job=job, run=run, task=self._task, held=self._held, rows=self._micro * 2, **common)
+        self._board = board.Board(run.root / board.FOLDER, self._report.event)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)
         self._report_start()
 
@@ -69,6 +74,11 @@ class Loop(Steps):
             self._keeper.snapshots.join()
             raise
 
+    def memory(self) -> str:
+        """What holds it, in one line."""
+        peak = self._report.peak()
+        return breakdown.told(self._bare, self._optimizer, peak=peak, expected=self._job.memory)
+
     def _goes_on(self) -> bool:
         """Evaluates before the next step, not after the last one: a run that was stopped between them does as well."""
         if self._progress.step >= self._total:
@@ -97,6 +107,10 @@ class Loop(Steps):
     def _restore(self) -> None:
         """Goes on where the checkpoint ends, or from the beginning."""
         self._progress = self._keeper.restore(micro_rows=self._micro)
+        self._choose_rate()
+        if self._accelerator.is_main_process:
+            self._board.begin(self._run.root / METRICS, self._progress.heldout)
+            self._tell_heldout()
         if self._job.restore is None:
             return self._set(phase="evaluating", message="", total_steps=self._total)
         return self._set(
@@ -134,8 +148,10 @@ class Loop(Steps):
         self._recent.append((seconds, tokens, self._config.global_batch))
         spent = sum(s for s, _, _ in self._recent)
         if self._accelerator.is_main_process:
-            whole = {"step": step, **row, "tokens": tokens, "seconds": round(seconds, 4), "attempt": self._job.number}
+            whole = {"step": step, **row, "tokens": tokens, "seconds": round(seconds, 4)}
+            whole |= {"time": round(time.time(), 3), "attempt": self._job.number}
             self._keeper.journal.add(whole)
+            self._board.step(whole)
         self._set(
             phase="training",
             message="",
@@ -156,9 +172,28 @@ class Loop(Steps):
         heldout = (*(h for h in self._progress.heldout if h[0] != self._progress.step), (self._progress.step, loss))
         self._progress = self._progress.model_copy(update={"heldout": heldout})
         self._set(heldout_loss=loss)
+        self._board.heldout(self._progress.step, loss)
+        self._tell_heldout()
         told = "".join(f", {name} {value:.4f}" for name, value in metrics.items())
         self._report.say(f"held-out loss after {self._progress.step} steps: {loss:.4f}{told}")
         return loss, metrics
+
+    def _choose_rate(self) -> None:
+        """A rate that was left to the trainer is that of the run's first start."""
+        if not self._rate.source:
+            self._progress = self._progress.model_copy(update={"rate": None})
+            return
+        kept = self._progress.rate
+        self._rate = kept or self._rate
+        self._progress = self._progress.model_copy(update={"rate": self._rate})
+        again = ", as before" if kept else ""
+        self._report.event("learning_rate", f"optim.lr auto: {self._rate.lr:.3g}{again} ({self._rate.source})")
+
+    def _tell_heldout(self) -> None:
+        """Trackers."""
+        if self._accelerator.is_main_process:
+            with contextlib.suppress(OSError):  # the disk is full; the next one has all
+                replace(self._run.heldout, json.dumps(self._progress.heldout))
 
     def _finish(self) -> None:
         after, metrics = self._evaluate() if self._held else (None, {})
@@ -168,7 +203,7 @@ class Loop(Steps):
             if at is not None:
                 self._report.event("best", f"the result has the weights of step {at}, which were judged best")
                 after, metrics = self._judge.judged(self._progress)
-            self._judge.write(folder, self._progress, after, metrics)
+            self._judge.write(folder, self._progress, self._rate, after, metrics)
         self._judge.insist(lambda: self._keeper.finish(self._progress, folder))
 
     def _set(self, **changes: Any) -> None:

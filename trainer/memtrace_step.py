@@ -8,7 +8,7 @@ import torch
 
 from trainer import model as models
 from trainer import optimizers, parallel
-from trainer.checkpoint_plan import Progress
+from trainer.checkpoint_plan import Progress, Rate
 from trainer.contract.train import TrainConfig
 from trainer.memtrace_kinds import BY_TASK
 from trainer.step import Steps
@@ -47,6 +47,7 @@ class Probe(Steps):
         cuda = next(model.parameters()).device.type == "cuda"
         self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
         self._parameters = models.trainable(model)
+        self._rate = Rate(lr=1e-4)
         optimizer = optimizers.of(self._parameters, config.optim)
         if ask.foreach:
             for group in optimizer.param_groups:

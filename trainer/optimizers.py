@@ -13,8 +13,12 @@ WHOLE = ("adamw_8bit", "adafactor")
 """Keep states of other shapes than the weights, which FSDP cannot divide."""
 
 
+UNSET = 0.0
+
+
 def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> torch.optim.Optimizer:
-    """Vectors (norms, biases) are not decayed. `divided`: weights are shared out (FSDP). Raises UserFault."""
+    """Vectors (norms, biases) are not decayed; each step sets its own learning rate. `divided`: weights are shared out
+    (FSDP). Raises UserFault."""
     if divided and optim.name in WHOLE:
         raise UserFault(f"train.optim.name: {optim.name} cannot be divided by FSDP; use adamw, or a plan with DDP")
     groups: dict[Any, list[torch.nn.Parameter]] = {}
@@ -26,13 +30,13 @@ def of(parameters: Parameters, optim: OptimConfig, *, divided: bool = False) -> 
         case "adamw_8bit":
             from bitsandbytes.optim import adamw
 
-            found: torch.optim.Optimizer = adamw.AdamW8bit(kept, lr=optim.lr, betas=betas)
+            found: torch.optim.Optimizer = adamw.AdamW8bit(kept, lr=UNSET, betas=betas)
             return found
         case "adafactor":  # one weight after the other, since all at once take as much memory as AdamW's moments
-            return torch.optim.Adafactor(kept, lr=optim.lr, foreach=False)
+            return torch.optim.Adafactor(kept, lr=UNSET, foreach=False)
         case "sgd":
-            return torch.optim.SGD(kept, lr=optim.lr, foreach=False)
-    return torch.optim.AdamW(kept, lr=optim.lr, betas=betas, fused=True)
+            return torch.optim.SGD(kept, lr=UNSET, foreach=False)
+    return torch.optim.AdamW(kept, lr=UNSET, betas=betas, fused=True)
 
 
 def tensors(optimizer: Any, parameters: Parameters) -> dict[str, torch.Tensor]:

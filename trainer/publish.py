@@ -19,6 +19,7 @@ from trainer.contract.output import CopyConfig, OutputConfig, PushConfig
 
 ROOTS = ("model", "adapter")
 """Folders of weights; the first that is there is the repository's root."""
+FOLDERS = (*ROOTS, "samples", "tensorboard")
 BESIDE = ("README.md", "eval.json", "samples.json", "metrics.jsonl")
 
 
@@ -48,7 +49,7 @@ def _layout(folder: Path) -> dict[str, Path]:
     if root is None:
         raise NotPublished(f"{folder}: neither model/ nor adapter/ is there; give the folder of a job's results")
     found = {name: folder / name for name in BESIDE if (folder / name).is_file()}
-    for top in (*ROOTS, "samples"):
+    for top in FOLDERS:
         for path in sorted(p for p in (folder / top).rglob("*") if p.is_file()):
             inner = path.relative_to(folder / top).as_posix()
             found[inner if top == root else f"{top}/{inner}"] = path

@@ -20,16 +20,17 @@ class Reporter:
 
     def set(self, step: int, **changes: Any) -> None:
         """Changes the status."""
-        peak = (
-            torch.cuda.max_memory_allocated()
-            if self._accelerator.device.type == "cuda"
-            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        )
-        changes |= {"step": step, "peak_memory_bytes": peak}
+        changes |= {"step": step, "peak_memory_bytes": self.peak()}
         self.status = self.status.model_copy(update=changes)
         if self._accelerator.is_local_main_process:
             with contextlib.suppress(OSError):  # the disk is full; later ones may be told again
                 replace(self._run.status, self.status.model_dump_json())
+
+    def peak(self) -> int:
+        """Bytes of the GPU, or of the machine where there is none, that this process has taken at the most."""
+        if self._accelerator.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def event(self, kind: str, message: str) -> None:
         """What people should hear of; `kind` as in `Told`."""

@@ -2,7 +2,7 @@
 
 import math
 
-from trainer.contract.train import OptimConfig, TrainConfig
+from trainer.contract.train import TrainConfig
 
 
 def total_steps(config: TrainConfig, rows: int) -> int:
@@ -12,9 +12,9 @@ def total_steps(config: TrainConfig, rows: int) -> int:
     return max(1, math.ceil(config.epochs * rows / config.global_batch))
 
 
-def learning_rate(optim: OptimConfig, step: int, total: int) -> float:
+def learning_rate(peak: float, warmup_share: float, step: int, total: int) -> float:
     """Rate of optimizer step `step` (from 0): linear warm-up, then cosine to zero (Loshchilov, Hutter 2017, eq. 5)."""
-    warmup = round(optim.warmup_share * total)
+    warmup = round(warmup_share * total)
     if step < warmup:
-        return optim.lr * (step + 1) / warmup
-    return optim.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))

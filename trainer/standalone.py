@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from trainer import checkpoint
+from trainer import checkpoint, fit
+from trainer.agent import gpus as load
 from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
@@ -26,7 +28,7 @@ from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, 
 from trainer.contract.train import CheckpointConfig, DataFormat, TrainConfig
 
 ME = "standalone"
-RESULTS = ("adapter", "model", "metrics.jsonl", "samples.json", "samples", "eval.json", "README.md")
+RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
 
 
 class BadConfig(ValueError):
@@ -75,11 +77,13 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
     objects = Objects(connect(store.as_uri(), {}), ME)
     number = len([k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]) + 1
     attempt = f"{ME}-{number:04d}"
+    train = await _sized(train, how)
     spec = AttemptSpec(
         installation=ME,
         job=ME,
         attempt=attempt,
         number=number,
+        run=await _run_name(objects),
         train=train,
         data=await _put_data(objects, train, beside),
         checkpoint=CheckpointConfig(every_s=save_every_s),
@@ -89,11 +93,31 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
     )
     await objects.create(keys.spec(attempt), spec.model_dump_json().encode())
     env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
-    outcome = await Agent(env, echo=print).run()
+    outcome = await Agent(env, echo=print, folder=output).run()
     if outcome is Outcome.COMPLETED:
         _publish(store / ME, (await checkpoint.own(objects, Origin(job=ME, attempt=attempt, kind="train")))[0], output)
     shutil.rmtree(output / "work", ignore_errors=True)
     return outcome
+
+
+async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
+    """With as many rows at once as fit the GPUs of this machine; a CPU gains nothing by more of them."""
+    processes = gpus()
+    memory = load.memory_bytes() if processes and how == Parallelism() else None
+    if memory is None:
+        return train
+    found, told = await asyncio.to_thread(fit.sized, train, memory=memory, processes=processes)
+    if told:
+        print(told)
+    return found
+
+
+async def _run_name(objects: Objects) -> str:
+    """The same whenever it goes on in this folder."""
+    await objects.create("run", f"{ME}-{secrets.token_hex(6)}".encode())
+    found = await objects.read("run")
+    assert found is not None
+    return found.decode()
 
 
 async def _put_data(objects: Objects, train: TrainConfig, beside: Path) -> DataFile:

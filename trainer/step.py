@@ -10,7 +10,20 @@ import accelerate
 import torch
 from accelerate.utils import set_seed
 
-from trainer import devices, evaluate, guard, model, optimizers, order, parallel, schedule, shares, switches, tasks
+from trainer import (
+    devices,
+    evaluate,
+    guard,
+    model,
+    optimizers,
+    order,
+    parallel,
+    rates,
+    schedule,
+    shares,
+    switches,
+    tasks,
+)
 from trainer.checkpoint_plan import Progress
 from trainer.faults import Drained, UserFault
 from trainer.ipc import RunFolder, WorkerJob
@@ -32,6 +45,7 @@ class Steps:
         self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._parallel.groups))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
         self._parameters = model.trainable(self._bare)
+        self._rate = rates.of(config, self._bare)
         optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
         if config.tf32:
             switches.tf32(self._device)
@@ -94,7 +108,7 @@ class Steps:
                 raise Drained
         norm = self._clip()
         loss = self._parallel.total(loss)
-        rate = schedule.learning_rate(self._config.optim, self._progress.step, self._total)
+        rate = schedule.learning_rate(self._rate.lr, self._config.optim.warmup_share, self._progress.step, self._total)
         row = {"loss": float(loss) / targets, "lr": rate, "grad_norm": norm}
         if self._is_good(row):
             for group in self._optimizer.param_groups:

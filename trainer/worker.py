@@ -47,8 +47,8 @@ def _attempt(job: WorkerJob, run: RunFolder) -> Ended:
         return Ended(code=ExitCode.BACK, jumps=e.jumps)
     except Fault as e:
         return Ended(code=e.code, message=str(e), bad_host=isinstance(e, BadHost))
-    except MemoryError:
-        return _host_oom("no memory could be allocated")
+    except MemoryError as e:
+        return _host_oom("no memory could be allocated", e)
     except Exception as e:
         traceback.print_exc()
         return _oom(e) or _unforeseen(e)
@@ -78,10 +78,15 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
     if torch.cuda.is_available():
         # Without this a resumed run may differ from an uninterrupted one in the last bits.
         torch.use_deterministic_algorithms(True, warn_only=True)
+    loop = Loop(job, run)
     try:
-        Loop(job, run).run()
+        loop.run()
     except (Drained, GoBack):
         parallel.leave()
+        raise
+    except Exception as e:
+        if isinstance(e, MemoryError) or _oom(e):
+            e.add_note(loop.memory())
         raise
     parallel.leave()
 
@@ -91,22 +96,26 @@ def _oom(error: BaseException) -> Ended | None:
     import torch
 
     if isinstance(error, torch.cuda.OutOfMemoryError):
-        message = f"GPU memory is too small: {_line(error)}; lower train.micro_batch"
+        message = f"GPU memory is too small: {_line(error)}{_notes(error)}; lower train.micro_batch"
         return Ended(code=ExitCode.OOM, message=message, ran_out="device")
     cannot = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if cannot or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
-        return _host_oom(_line(error))
+        return _host_oom(_line(error), error)
     return None
 
 
-def _host_oom(what: str) -> Ended:
-    message = f"host memory is too small: {what}; take a larger machine or a lower train.micro_batch"
+def _host_oom(what: str, error: BaseException) -> Ended:
+    message = f"host memory is too small: {what}{_notes(error)}; take a larger machine or a lower train.micro_batch"
     return Ended(code=ExitCode.OOM, message=message, ran_out="host")
 
 
 def _rank(which: str) -> int | None:
     """This process's rank among those of a launcher, on all machines or on this one; None when it is the only one."""
     return int(os.environ[which]) if which in os.environ else None
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
 
 
 def _line(error: BaseException) -> str:

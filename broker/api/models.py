@@ -344,7 +344,7 @@ class UploadView(Wire):
 
 
 class SecretValue(Config):
-    value: Annotated[Text, Field(min_length=1, max_length=32_768)]
+    value: Annotated[Text, Field(min_length=1, max_length=32_768, json_schema_extra={"pattern": "^[^\\u0000]*$"})]
     """Encrypted before it is stored; never shown again."""
 
 

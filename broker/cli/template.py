@@ -22,7 +22,6 @@ VALUES: dict[Path, Any] = {
     ("train", "global_batch"): 8,
     ("train", "method", "kind"): "lora",
     ("train", "method", "r"): 16,
-    ("train", "optim", "lr"): 0.0002,
     ("script", "code"): "./code",
     ("script", "command"): ["python", "train.py"],
 }

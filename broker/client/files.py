@@ -7,7 +7,7 @@ from broker.api.models import ArtifactList, ArtifactView
 from broker.client.client import AsyncClient
 from broker.client.errors import NotSaved
 
-RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "eval.json", "README.md")
+RESULTS = ("adapter/", "model/", "metrics.jsonl", "samples.json", "samples/", "tensorboard/", "eval.json", "README.md")
 """What a fine-tune leaves for people; the rest of its last checkpoint is for resuming."""
 
 

@@ -15,12 +15,14 @@ from broker.decide.world import world
 from broker.domain.errors import AlreadyExists, Rejected
 from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
+from broker.domain.money import ZERO
 from broker.domain.tenancy import Tenant
+from broker.domain.workload import MemoryNeed
 from broker.ports import Leased, TenantStore
 from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
 from trainer.contract.data import format_of
-from trainer.contract.rendezvous import AttemptSpec, DataFile
+from trainer.contract.rendezvous import AttemptSpec, Cost, DataFile, Memory
 
 UPLOAD = "upload:"
 SELF_STOP_S = 1800.0
@@ -136,6 +138,25 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
         secrets=spec.secrets,
         world=world(attempt.line.plan, nodes=spec.resources.nodes, gpus=gpus),
         limits=context.limits,
+        cost=_cost(attempt, job),
+        memory=_memory(attempt.line.memory),
+    )
+
+
+def _cost(attempt: Attempt, job: Job) -> Cost:
+    before = max(ZERO, job.spent_usd - attempt.charged_usd)
+    return Cost(before=before, per_hour=attempt.line.offer.usd_per_hour * attempt.line.nodes)
+
+
+def _memory(need: MemoryNeed | None) -> Memory | None:
+    """What the plan was made by, for people whose memory runs out all the same."""
+    if need is None:
+        return None
+    return Memory(
+        weights=need.weights,
+        gradients=need.gradients,
+        optimizer=need.optimizer,
+        activations=need.activations + need.logits,
     )
 
 

@@ -160,7 +160,9 @@ class JobSpec(Config):
         both = sorted(set(self.env) & set(self.secrets))
         if both:
             raise ValueError(f"{both[0]} is in env and in secrets; keep one")
-        named = self.train.output.secrets if self.train else ()
-        if absent := [name for name in named if name not in self.secrets]:
-            raise ValueError(f"train.output: it needs the secret {absent[0]}; list it in secrets")
+        named = {"output": self.train.output.secrets, "metrics": self.train.metrics.secrets} if self.train else {}
+        if absent := [(place, name) for place, names in named.items() for name in names if name not in self.secrets]:
+            raise ValueError(f"train.{absent[0][0]}: it needs the secret {absent[0][1]}; list it in secrets")
+        if self.train and (local := self.train.metrics.local):
+            raise ValueError(f"train.metrics.{local}: is lost with the machine; only `python -m trainer` takes it")
         return self

@@ -1,11 +1,13 @@
 """Each wrong input gets one line that names the place and the fix, and leaves nothing behind."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from broker.api.models import SecretValue
 from broker.clock import SystemClock
 from broker.store.memory import MemoryStore
 from tests.api.harness import CSV, Running, memory_blobs, serving, spec
@@ -104,6 +106,9 @@ async def test_values_that_may_be_secret_are_not_repeated(memory_api: Running) -
         assert "verysecret" not in json.dumps(refused)
     refused = await memory_api.call("PUT", "/v1/secrets/A", me, 422, json={"value": "hf_verysecret" + "\0"})
     assert "verysecret" not in json.dumps(refused)
+    allowed = SecretValue.model_json_schema()["properties"]["value"]["pattern"]
+    assert re.match(allowed, "two\nlines")
+    assert not re.match(allowed, "hf_verysecret\0"), "the schema must not allow what is refused"
 
 
 UPLOADS = [

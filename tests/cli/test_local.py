@@ -45,7 +45,7 @@ def test_every_setting_of_init_validates_when_it_is_switched_on() -> None:
     on = [line.replace("# ", "", 1) if _is_setting(line) else line for line in lines]
     data = yamlfile.parse("\n".join(on), "job.yaml").data
     data["init_from"] = None
-    data["secrets"] = ["HF_TOKEN"]  # for train.output.push
+    data["secrets"] = ["HF_TOKEN", "WANDB_API_KEY"]  # for train.output.push and train.metrics.wandb
     assert QuoteSpec.model_validate(data).checkpoint.keep == 2
 
 

@@ -21,7 +21,7 @@ SAMPLE = 8
 POINTS = {"none": None, "sample": SAMPLE, "all": 1}
 CI = {
     "points": "all", "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20, "homes": 14,
-    "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3,
+    "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3, "lanes": 3,
 }  # fmt: skip
 """Of every change; its commit is the seed."""
 

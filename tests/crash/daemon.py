@@ -50,11 +50,13 @@ while count < to or not (to or resumed):
 class Daemon:
     """`gpubroker serve` on a home of its own."""
 
-    def __init__(self, *, limits: Mapping[str, float] = {}, **simulated: Any) -> None:
+    def __init__(self, *, limits: Mapping[str, float] = {}, database_url: str | None = None, **simulated: Any) -> None:
+        """`database_url` None: with a PostgreSQL of its own."""
         self.home = Path(tempfile.mkdtemp(prefix="gb-"))
         config = json.loads(json.dumps(CONFIG))
         config["providers"]["simulated"] |= simulated
         config["limits"] |= limits
+        config["database_url"] = database_url
         (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
         self.process: asyncio.subprocess.Process | None = None
 

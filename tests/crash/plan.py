@@ -28,6 +28,9 @@ from tests.crash.waits import during
 AGAIN: Sequence[Moment | None] = (None, "before", "after")
 """When the daemon is killed as well, at the destruction of a machine that came late."""
 
+FULL_HOUSES = 2
+"""With several jobs, and some with two daemons: so many at a time do two cores no harm."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -59,11 +62,12 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
     if plan.points or plan.homes or plan.migrations or plan.terms or plan.freezes or plan.births:
         async with opened(seed=plan.seed) as rig:
             await _at_points(plan, rig, totals, say)
+    several = min(plan.lanes, FULL_HOUSES)
     scenes: tuple[tuple[int, int, Callable[..., Awaitable[None]]], ...] = (
-        (plan.random, plan.lanes, killed_at_random),
-        (plan.cuts, plan.lanes, cut_at_random),
-        (plan.fights, plan.lanes, fought),
-        (plan.disks, plan.lanes, hardships.filled),
+        (plan.random, several, killed_at_random),
+        (plan.cuts, several, cut_at_random),
+        (plan.fights, several, fought),
+        (plan.disks, several, hardships.filled),
         (plan.postgres, 1, postgres_killed),
     )
     if any(count for count, _, _ in scenes):

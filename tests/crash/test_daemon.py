@@ -97,9 +97,11 @@ async def test_a_cancelled_job_leaves_no_process(daemon: Callable[..., Awaitable
     assert house.processes() == []
 
 
-async def test_a_job_outlives_a_broker_that_stays_away_at_no_retry(daemon: Callable[..., Awaitable[Daemon]]) -> None:
+async def test_a_job_outlives_a_broker_that_stays_away_at_no_retry(
+    postgres_dsn: str, daemon: Callable[..., Awaitable[Daemon]]
+) -> None:
     """Its program is saved and ended once nobody has touched the lease for long, and goes on with the broker."""
-    house = await daemon(limits={"deadman_s": 3}, boot_s=0.1)
+    house = await daemon(limits={"deadman_s": 3}, database_url=postgres_dsn, boot_s=0.1)
     async with house.client() as client:
         job = await submit(client, 0)
     await watch(house, job, lambda d: any(a.beat is not None and a.beat.checkpoint is not None for a in d.runs))

@@ -24,14 +24,14 @@ class Told:
 
 def houses(seeds: Iterable[int], *, hints: bool, processes: int | None = None) -> Iterator[Told]:
     """In the order of the seeds. Without `processes`: one for each core."""
-    pool = _pool(processes or os.cpu_count() or 1)
+    workers = pool(processes or os.cpu_count() or 1)
     try:
-        yield from pool.map(partial(house, hints=hints), seeds, chunksize=CHUNK)
+        yield from workers.map(partial(house, hints=hints), seeds, chunksize=CHUNK)
     finally:
-        pool.shutdown(cancel_futures=True)
+        workers.shutdown(cancel_futures=True)
 
 
-def _pool(processes: int) -> ProcessPoolExecutor:
+def pool(processes: int) -> ProcessPoolExecutor:
     """Started anew, not forked: each process is alone with what it has imported."""
     return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), quiet)
 
@@ -58,6 +58,6 @@ def hashes(seeds: Iterable[int]) -> dict[int, str]:
 
 def differing(seeds: range) -> list[int]:
     """Seeds whose story was another one in a second process, which has simulated the others before, not the same."""
-    with _pool(2) as pool:
-        once, again = pool.map(hashes, (seeds, seeds[::-1]))
+    with pool(2) as two:
+        once, again = two.map(hashes, (seeds, seeds[::-1]))
     return [seed for seed in seeds if once[seed] != again[seed]]

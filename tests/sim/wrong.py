@@ -155,7 +155,7 @@ async def destroy_nothing(self: termination.Termination, one: Any, *, launcher_d
 
 async def no_grace(self: sweep.Sweep, one: Any) -> None:
     provider, orphan = one
-    self._first_seen[sweep._key(provider, orphan)] = float("-inf")
+    self._first_seen[sweep._key(provider, orphan)] = self._context.clock.monotonic() - 3600
     await _DEAL_WITH(self, one)
 
 

@@ -2,13 +2,17 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pynvml
 import pytest
 import torch
 
 from trainer import devices
-from trainer.agent import host
+from trainer.agent import gpus, host
 from trainer.contract.rendezvous import Outcome
 from trainer.faults import BadHost
 
@@ -50,3 +54,26 @@ def test_what_the_driver_says_of_a_gpu_counts_where_it_is_grave() -> None:
     assert host.xid(line.format(31) + line.format(13)) == "", "errors of a program are not the machine's"
     assert host.uncorrected("0\n2\n") == "GPU 1 had 2 memory errors that were not corrected"
     assert host.uncorrected("[N/A]\n0\n") == ""
+
+
+def test_a_machine_without_a_driver_tells_nothing_of_gpus() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has one")
+    assert gpus.load() is None
+
+
+def test_figures_that_one_gpu_does_not_tell_cost_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def power(gpu: int) -> int:
+        if gpu == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return 250_500
+
+    told: dict[str, Callable[..., Any]] = {
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda number: number, "nvmlDeviceGetPowerUsage": power,
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=(100, 40)[gpu]),
+        "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=(5, 7)[gpu]),
+    }  # fmt: skip
+    for name, answer in told.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    assert gpus.load() == gpus.Load(utilisation=0.7, memory_bytes=7, power_w=250.5)

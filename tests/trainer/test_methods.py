@@ -68,7 +68,8 @@ def test_a_run_that_is_killed_and_drained_equals_the_whole_one(
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Path:
     """The complete snapshot of a QLoRA."""
-    return workers.finished(tmp_path_factory.mktemp("tuned") / "run", job(model, method=NF4, max_steps=14), data)
+    train = job(model, method=NF4, max_steps=14, output={"merge": True})
+    return workers.finished(tmp_path_factory.mktemp("tuned") / "run", train, data)
 
 
 def test_a_checkpoint_holds_the_adapters_and_refuses_another_base(
@@ -119,6 +120,25 @@ def test_the_adapter_serves_the_unquantised_base(model: Path, tuned: Path) -> No
         assert loss() == before
     scores = json.loads((tuned / "eval.json").read_text())
     assert scores["heldout_loss_after"] < scores["heldout_loss_before"]
+
+
+def test_a_qlora_is_merged_into_the_weights_as_they_were_published(model: Path, tuned: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    published, merged = (load_file(folder / "model.safetensors") for folder in (model, tuned / "model"))
+    assert {name: (t.dtype, t.shape) for name, t in merged.items()} == {
+        name: (t.dtype, t.shape) for name, t in published.items()
+    }
+    changed = {name for name, t in merged.items() if not torch.equal(t, published[name])}
+    assert changed == {name for name in published if "_proj" in name}
+    served = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tuned / "adapter").eval()
+    whole = AutoModelForCausalLM.from_pretrained(tuned / "model")
+    ids = torch.tensor([[3, 7, 8, 11, 2]])
+    with torch.no_grad():
+        assert torch.allclose(whole(input_ids=ids).logits, served(input_ids=ids).logits, atol=1e-4)
 
 
 def test_two_processes_equal_one(model: Path, data: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Memory that really runs out is told apart from all else, and the next attempt, with smaller micro-batches, trains on
 the same samples in the same order to the same losses."""
 
+import re
 import resource
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from tests.trainer.harness import Agent, Bench, until
 from tests.unit.decide import build
 from trainer.agent import child
 from trainer.agent.child import Child
-from trainer.contract.rendezvous import Outcome
+from trainer.contract.rendezvous import Memory, Outcome
 from trainer.contract.train import CheckpointConfig, DataConfig, LoraConfig, TrainConfig
 
 ROWS, LONG, STEPS = 128, 128, 3
 SMALL = 1 * GIB
 """Private memory that a process may have: enough for 8 of the rows at once, and not for 128, whose logits alone take
 0.25 GiB several times over."""
+ESTIMATED = Memory(weights=GIB // 4, gradients=0, optimizer=0, activations=GIB // 2)
 TOLERANCE = 1e-5
 """Relative, of a loss: sums of other parts, in float32."""
 
@@ -42,8 +44,9 @@ def train_config(folder: Path, micro_batch: int) -> TrainConfig:
     )
 
 
-def start(bench: Bench, train: TrainConfig, *, limited: bool = False) -> Agent:
-    agent = bench.start(train=train, data=bench.data(data(), "csv"), checkpoint=CheckpointConfig(every_s=1, keep=9))
+def start(bench: Bench, train: TrainConfig, *, limited: bool = False, **more: Any) -> Agent:
+    every = CheckpointConfig(every_s=1, keep=9)
+    agent = bench.start(train=train, data=bench.data(data(), "csv"), checkpoint=every, **more)
     if limited:  # before it starts the worker, which inherits it
         resource.prlimit(agent.process.pid, resource.RLIMIT_DATA, (SMALL, SMALL))
     return agent
@@ -66,10 +69,13 @@ def test_the_next_attempt_sees_the_same_samples_at_the_same_global_batch(
         before.desire("drain")
         assert before.wait().outcome is Outcome.DRAINED
         asked = train_config(tiny_models["lora"], ROWS)
-        short = start(rough, asked, limited=True).wait()
+        short = start(rough, asked, limited=True, memory=ESTIMATED).wait()
         assert (short.outcome, short.ran_out) == (Outcome.OOM, "host"), short.message
         assert short.message.startswith("host memory is too small: ")
         assert "\n" not in short.message
+        assert re.search(
+            r"GiB held: weights 0\.0\d \(estimated 0\.25\), gradients 0\.00 .*, activations and all", short.message
+        )
 
         work = Workload(shape=None, method="lora", lora_r=4, micro_batch=ROWS, global_batch=ROWS)
         job = build.job(workload=work)

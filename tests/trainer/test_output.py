@@ -1,7 +1,9 @@
 """Results: their card, the merged model, and where else they go once they are safe."""
 
 import json
+import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,15 @@ import torch
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.hub import TOKEN, Hub, serve
 from tests.trainer.tiny_jobs import KINDS
-from trainer import checkpoint, publish
+from trainer import card, checkpoint, publish
 from trainer.agent import deliver
 from trainer.blobs import Objects
 from trainer.checkpoint import Origin
+from trainer.checkpoint_plan import Rate
 from trainer.contract.output import OutputConfig
+from trainer.contract.rendezvous import Cost, ExitCode
 from trainer.contract.train import TrainConfig
+from trainer.ipc import WorkerJob
 
 RESULTS = {
     "adapter/adapter_model.safetensors": b"weights", "adapter/adapter_config.json": b"{}", "README.md": b"# card",
@@ -104,13 +109,50 @@ async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path:
     assert not await deliver.verified(objects, key)
 
 
+def test_the_card_has_the_cost_so_far(tmp_path: Path) -> None:
+    kind = KINDS["causal_lm lora"]
+    cost = Cost(before=Decimal("1.5"), per_hour=Decimal("2"))
+    job = WorkerJob(
+        train=tiny_jobs.train(kind, tmp_path / "model"), data="d", data_format="csv", number=2, save_every_s=1,
+        cost=cost, began=time.time() - 1800,
+    )  # fmt: skip
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "attempt": 1}\n{"step": 2, "attempt": 2}\n')
+    told = card.text(job, metrics=metrics, scores={}, made_on="1 x cpu", rate=Rate(lr=1e-4))
+    assert "| cost | about 2.50" in told
+    assert "USD, 1.5000 of it before the last attempt |" in told
+    assert "| learning rate | 0.0001, as the job says |" in told
+
+
+def test_a_rate_that_was_chosen_stays_through_a_resume(tmp_path: Path) -> None:
+    kind = KINDS["causal_lm lora"]
+    made = tiny_jobs.train(kind, tmp_path / "model").model_dump()
+    changes = {"max_steps": 2, "samples": {}, "optim": {}, "eval_every_steps": None}
+    train = TrainConfig.model_validate({**made, **changes, "data": {**made["data"], "eval_share": 0.0}})
+    data = tmp_path / "rows.csv"
+    data.write_bytes(tiny_jobs.data(kind))
+    first = workers.Worker(tmp_path / "first", train, data)
+    first.run.drain.touch()
+    assert first.start().end().code == ExitCode.DRAINED
+    state = json.loads((first.last / "state.json").read_text())
+    assert state["rate"]["source"].startswith("Schulman")
+    state["rate"] = {"lr": 0.0125, "source": "an earlier table"}
+    (first.last / "state.json").write_text(json.dumps(state))
+    last = workers.Worker(tmp_path / "last", train, data, restore=first.last).start()
+    assert last.end().code == ExitCode.COMPLETED
+    rows = [json.loads(line) for line in (last.last / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["lr"] for row in rows) == 0.0125
+    assert "optim.lr auto: 0.0125, as before (an earlier table)" in last.run.told.read_text()
+
+
 def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
     kind = KINDS["causal_lm lora"]
     made = tiny_jobs.train(kind, tmp_path / "model").model_dump()
-    train = TrainConfig.model_validate({**made, "output": {"merge": True}, "max_steps": 3, "samples": {}})
+    changes = {"output": {"merge": True}, "max_steps": 3, "samples": {}, "optim": {}}
+    train = TrainConfig.model_validate({**made, **changes})
     data = tmp_path / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     done = workers.finished(tmp_path / "run", train, data)
@@ -120,6 +162,8 @@ def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> No
     assert f"{after:.4f} |" in card
     assert "| 1 | 1 to 3 |" in card
     assert "| torch | 2." in card
+    assert "| learning rate | 0.000422, Schulman et al. 2025" in card
+    assert "| cost | unknown |" in card
     assert str(tmp_path) not in card
 
     settings = done / "adapter" / "adapter_config.json"

@@ -1,15 +1,17 @@
 """The trainer's pure rules: data order, learning rate, dead-man's switch, redaction and the log's bounds."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from trainer import order, schedule
+from trainer import order, rates, schedule
 from trainer.agent.deadman import DeadMan
 from trainer.agent.logs import CHUNK_BYTES, LogBuffer, Redactor
-from trainer.contract.train import DataConfig, OptimConfig, TrainConfig
+from trainer.contract.train import USES, DataConfig, TrainConfig
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -38,14 +40,13 @@ def test_split_is_a_partition(seed: int, rows: int, share: float) -> None:
 
 
 def test_learning_rate_warms_up_then_falls_to_zero() -> None:
-    optim = OptimConfig(lr=1.0, warmup_share=0.1)
-    rates = [schedule.learning_rate(optim, step, 100) for step in range(100)]
+    rates = [schedule.learning_rate(1.0, 0.1, step, 100) for step in range(100)]
     assert rates[:10] == [pytest.approx((i + 1) / 10) for i in range(10)]
     assert rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 0 < rates[-1] < 0.001
-    assert schedule.learning_rate(OptimConfig(warmup_share=0.0), 0, 1) == OptimConfig().lr
+    assert schedule.learning_rate(2e-4, 0.0, 0, 1) == 2e-4
 
 
 def test_total_steps() -> None:
@@ -125,3 +126,34 @@ def test_what_is_left_out_shows() -> None:
     assert text.startswith(b"line 0\n")
     assert b"log truncated" in text.splitlines()[-1]
     assert len(text) < 1100
+
+
+@pytest.mark.parametrize(
+    ("changes", "family", "width", "lr", "said"),
+    [
+        ({"global_batch": 128, "method": {"kind": "full"}}, "llama", 2000, 5e-5, "Schulman"),
+        ({"global_batch": 128}, "llama", 4096, 2.86e-4, "times 10 for LoRA"),
+        ({"global_batch": 128}, "qwen3", 4096, 4.73e-4, "hidden size)^0.0775 for qwen3"),
+        ({"global_batch": 64}, "llama", 2000, 3.54e-4, "64 rows for 128"),
+        ({"global_batch": 1}, "llama", 2000, 2.5e-4, "root of the batch"),
+        ({"global_batch": 128}, "llama", 32, 8.43e-4, "hidden size"),
+        ({"optim": {"name": "adafactor"}, "global_batch": 128}, "llama", 4096, 1e-2, "Raffel"),
+    ],
+)
+def test_a_rate_that_is_left_to_the_trainer_is_a_published_one(
+    changes: dict[str, Any], family: str, width: int, lr: float, said: str
+) -> None:
+    config = TrainConfig.model_validate({"model": "m", "data": {"path": "d", "completion": "{a}"}, **changes})
+    found = rates.published(config, family, width)
+    assert found.lr == pytest.approx(lr, rel=1e-2)
+    assert said in found.source
+
+
+def test_every_task_has_a_rate_but_not_with_sgd() -> None:
+    for task, (((needed, _), *_)) in USES.items():
+        fields = {"model": "m", "task": task, "data": {"path": "d", **dict.fromkeys(needed, "a")}}
+        found = rates.published(TrainConfig.model_validate(fields), "bert", 768)
+        assert 1e-6 < found.lr < 1e-2
+        assert found.source
+    with pytest.raises(ValidationError, match="give a number"):
+        TrainConfig.model_validate({**fields, "optim": {"name": "sgd"}})

@@ -1,5 +1,6 @@
 """deploy/: containers, compose file and unit hold together with the code, and with each other."""
 
+import ast
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -200,3 +202,22 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit.write_text(text.replace("/opt/gpubroker/bin/gpubroker", shutil.which("true") or "/bin/true"))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_trainers_extras_name_all_that_it_imports() -> None:
+    """A trainer's machine has these, and not what the broker needs besides."""
+    imported: set[str] = set()
+    for file in Path("trainer").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported |= {name.partition(".")[0] for name in names}
+    extras = PROJECT["project"]["optional-dependencies"]
+    listed = {_plain(re.split(r"[<>=;\[ ]", line)[0]) for line in extras["trainer"] + extras["trackers"]}
+    known = packages_distributions()
+    others = imported - sys.stdlib_module_names - {"trainer"}
+    assert {name: known[name] for name in others if not listed & {_plain(one) for one in known[name]}} == {}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

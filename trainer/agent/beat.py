@@ -2,15 +2,19 @@
 
 import asyncio
 import contextlib
-import shutil
+import threading
 
 import psutil
 
+from trainer.agent import gpus
 from trainer.agent.logs import Redactor
 from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
 from trainer.contract import keys
 from trainer.contract.rendezvous import Told
+
+DRIVER_S = 3.0
+"""How long a beat waits for the driver."""
 
 
 class Beater:
@@ -20,6 +24,7 @@ class Beater:
         self._objects, self._state = objects, state
         self._seq = 0
         self._hurry = asyncio.Event()
+        self._asking: threading.Thread | None = None
         self.redact = Redactor({})
 
     async def run(self) -> None:
@@ -38,7 +43,7 @@ class Beater:
     async def once(self) -> None:
         """One beat; a store that cannot be reached is tried again with the next one."""
         self._seq += 1
-        beat = self._state.beat(self._seq, await self._utilisation())
+        beat = self._state.beat(self._seq, await self._load())
         counted = {
             "message": self.redact(beat.message),
             "told": redacted(beat.told, self.redact),
@@ -50,27 +55,27 @@ class Beater:
         with contextlib.suppress(StoreError):
             await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
-    async def _utilisation(self) -> float | None:
-        """Mean GPU utilisation of this node, 0..1, by the driver's own tool; None without a GPU."""
+    async def _load(self) -> gpus.Load | None:
+        """Of this node's GPUs; None without one, or while the driver hangs."""
         spec = self._state.spec
-        tool = shutil.which("nvidia-smi")
-        if spec is None or spec.world.gpus_per_node == 0 or tool is None:
+        if spec is None or spec.world.gpus_per_node == 0 or (self._asking and self._asking.is_alive()):
             return None
-        process = await asyncio.create_subprocess_exec(
-            tool,
-            "--query-gpu=utilization.gpu",
-            "--format=csv,noheader,nounits",
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            async with asyncio.timeout(3):
-                out, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            return None
-        figures = [float(x) for x in out.decode().split() if x.strip().isdigit()]
-        return sum(figures) / len(figures) / 100 if figures else None
+        found: list[gpus.Load | None] = []
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            found.append(gpus.load())
+            with contextlib.suppress(RuntimeError):  # the agent has ended
+                loop.call_soon_threadsafe(answered.set)
+
+        # Not of the loop's own threads, since it would wait for one that hangs in the driver.
+        self._asking = threading.Thread(target=ask, daemon=True)
+        self._asking.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRIVER_S):
+                await answered.wait()
+        return found[0] if found else None
 
 
 def redacted(told: tuple[Told, ...], redact: Redactor) -> tuple[Told, ...]:

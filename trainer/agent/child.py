@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -137,10 +137,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Ends the child and everything below the agent."""
+    def kill(self, spared: Collection[int] = ()) -> None:
+        """Ends the child and everything below the agent but `spared`."""
         self.stopped = True
-        kill_descendants()
+        kill_descendants(spared)
 
     @property
     def killed_for_memory(self) -> bool:
@@ -162,8 +162,16 @@ class Child:
         return OUTCOMES.get(code, other)  # type: ignore[call-overload, no-any-return]
 
 
-def kill_descendants() -> None:
-    """SIGKILLs every process below this one, children of dead children included."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+def descendants(pid: int | None = None) -> list[psutil.Process]:
+    """Of a process, by default this one, children of dead children included; none of one that has gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def kill_descendants(spared: Collection[int] = ()) -> None:
+    """SIGKILLs every process below this one."""
+    for process in descendants():
+        if process.pid not in spared:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -11,7 +11,7 @@ from trainer.contract import keys
 from trainer.contract.output import OutputConfig
 from trainer.contract.rendezvous import Manifest
 
-RESULTS = (*(f"{name}/" for name in publish.ROOTS), *publish.BESIDE)
+RESULTS = (*(f"{name}/" for name in publish.FOLDERS), *publish.BESIDE)
 PAUSES_S = (5.0, 30.0)
 """Before what failed is tried again."""
 LIMIT_S = 3600.0

@@ -5,18 +5,19 @@ import contextlib
 import os
 import secrets
 import signal
-import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from trainer import checkpoint
 from trainer.agent import deliver, host, notices, prepare
-from trainer.agent.beat import Beater, redacted
+from trainer.agent.background import background
+from trainer.agent.beat import Beater
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
+from trainer.agent.last_word import LastWord
 from trainer.agent.logs import LogBuffer, Redactor
 from trainer.agent.notices import Notices
 from trainer.agent.orders import Orders
@@ -27,11 +28,12 @@ from trainer.agent.script_tree import ScriptTree
 from trainer.agent.ship import Shipper
 from trainer.agent.state import AttemptState
 from trainer.agent.tether import adopt_orphans, hide
+from trainer.agent.trackers import Trackers
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.checkpoint_plan import Jump
 from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, ExitCode, Final, Outcome, Sealed
+from trainer.contract.rendezvous import AttemptSpec, ExitCode, Outcome, Sealed
 from trainer.ipc import Ended, RunFolder, WorkerJob, replace
 
 EXIT = {
@@ -44,22 +46,23 @@ EXIT = {
     Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
 }
 ACTIVITY_S = 0.25
-FOLLOW_BEATS = 3
-"""How many beats another node's failure waits for node 0's word: the first to fall pulls the others down."""
-PULLED_BEATS = 9
-"""The same for a node that saw only that another one has gone: the launcher and the other's own wait come before."""
 
 
 class Agent:
     """Runs one attempt; `echo` also hears every (redacted) log line."""
 
-    def __init__(self, env: Environment, echo: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, env: Environment, echo: Callable[[str], None] | None = None, *, folder: Path | None = None
+    ) -> None:
+        """`folder`: outlives the attempt, for files of trackers."""
         self._env = env
         self._objects = Objects.open(env.blobs, env.store_options, env.installation)
         self._state = AttemptState(env=env, run=RunFolder(root=env.workdir / "run"))
         self._log = LogBuffer(Redactor({}), echo=echo)
         self._beater = Beater(self._objects, self._state)
         self._shipper = Shipper(self._objects, self._log, env, self._state)
+        self._last_word = LastWord(self._objects, env, self._state, beater=self._beater, shipper=self._shipper)
+        self._trackers = Trackers(self._state.run, folder or env.workdir, tell=self._tell)
         self._sealed = Sealed()
         self._grant_seq = -1
         self._pulled = False
@@ -84,7 +87,7 @@ class Agent:
                 self._log.feed(traceback.format_exc().encode())
                 outcome, message = Outcome.INFRASTRUCTURE, f"the agent failed: {type(e).__name__}: {e}"
             finally:
-                kill_descendants()
+                kill_descendants(self._trackers.pids)
             return await self._finish(outcome, self._log.redact(message), code)
 
     async def _attempt(self) -> tuple[Outcome, str, int | None]:
@@ -119,6 +122,8 @@ class Agent:
         self._state.phase = "loading"
         self._say(await host.check(self._state.run.root, gpus=spec.world.gpus_per_node))
         data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
+        if self._env.node == 0:
+            await self._trackers.start(spec, self._sealed.secrets)
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
         jumps: tuple[Jump, ...] = ()
         while True:
@@ -144,6 +149,9 @@ class Agent:
             data_sha256=spec.data.sha256,
             job=spec.job,
             number=spec.number,
+            cost=spec.cost,
+            memory=spec.memory,
+            began=self._state.began,
             probe=spec.probe,
             save_every_s=spec.checkpoint.most_s,
             jumps=jumps,
@@ -240,10 +248,10 @@ class Agent:
                 await asyncio.wait({exited}, timeout=min(ACTIVITY_S, self._state.drain_left_s))
             if not exited.done():
                 self._say("the program did not end in time; it is killed")
-                child.kill()
+                child.kill(self._trackers.pids)
         asked.cancel()
         code = await exited
-        kill_descendants()
+        kill_descendants(self._trackers.pids)
         await output
         self._log.end()
         return code
@@ -311,84 +319,13 @@ class Agent:
             return None
 
     async def _finish(self, outcome: Outcome, message: str, code: int | None) -> Outcome:
-        """The last log lines, `final.json`, the last beat.
-
-        Node 0 says how the attempt ended. Another one that fails says so too, since node 0 may wait for it for ever.
-        """
+        """How it ended, to everybody."""
         self._say(f"{outcome}: {message}" if message else str(outcome))
-        status = self._state.status()
-        final = Final(
-            attempt=self._env.attempt,
-            outcome=outcome,
-            message=message,
-            exit_code=code,
-            ran_out=self._state.ran_out,
-            bad_host=self._state.bad_host,
-            step=status.step,
-            total_steps=status.total_steps,
-            resumed_from=self._state.resumed_from,
-            checkpoint=self._state.checkpoint,
-            heldout_loss_before=status.heldout_loss_before,
-            heldout_loss_after=status.heldout_loss_after,
-            peak_memory_bytes=status.peak_memory_bytes,
-            tokens_per_s=status.tokens_per_s,
-            told=redacted(self._state.told(), self._log.redact),
-            boot=self._state.boot,
-        )
-        patience_s = max(30.0, self._state.drain_left_s)
-        try:
-            await prepare.insist(self._shipper.flush, patience_s)
-            if await self._speaks(outcome):
-                sent, received = self._objects.sent_bytes, self._objects.received_bytes
-                final = final.model_copy(update={"sent_bytes": sent, "received_bytes": received})
-                data = final.model_dump_json().encode()
-                await prepare.insist(lambda: self._objects.create(keys.final(self._env.attempt), data), patience_s)
-        except StoreError as e:
-            print(f"final.json cannot be written: {e}", file=sys.stderr)
-            return Outcome.INFRASTRUCTURE
-        self._state.phase, self._state.message = "done", message
-        await self._beater.once()
-        return outcome
-
-    async def _speaks(self, outcome: Outcome) -> bool:
-        """Whether this node writes `final.json`. Who was only pulled down waits longest for the one that knows why."""
-        if self._env.node == 0 and not self._pulled:
-            return True
-        if outcome in (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN):
-            return False
-        self._state.phase = "saving"
-        await asyncio.sleep((PULLED_BEATS if self._pulled else FOLLOW_BEATS) * self._state.limits.beat_s)
-        return await self._objects.read(keys.final(self._env.attempt)) is None
+        await self._trackers.finish(outcome, self._state.drain_left_s)
+        return await self._last_word.speak(outcome, message, code, pulled=self._pulled)
 
     def _say(self, line: str) -> None:
         self._log.say(f"[agent] {line}")
-
-
-@contextlib.asynccontextmanager
-async def background(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Runs endless tasks beside the body. One that fails ends the body with its error."""
-    owner = asyncio.current_task()
-    assert owner is not None
-    failures: list[BaseException] = []
-
-    def watch(task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            failures.append(error)
-            owner.cancel()
-
-    tasks = [asyncio.ensure_future(c) for c in coroutines]
-    for task in tasks:
-        task.add_done_callback(watch)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if failures:
-            raise failures[0] from None
-        raise
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main(env: Environment) -> int:

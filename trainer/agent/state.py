@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from trainer.agent.environment import Environment
+from trainer.agent.gpus import Load
 from trainer.contract.rendezvous import TOLD, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase, Told
 from trainer.ipc import RunFolder, Status
 
@@ -38,6 +39,8 @@ class AttemptState:
     env: Environment
     run: RunFolder
     boot: str = field(default_factory=lambda: secrets.token_hex(4))
+    began: float = field(default_factory=time.time)
+    """Unix seconds."""
     spec: AttemptSpec | None = None
     limits: Limits = field(default_factory=Limits)
     phase: Phase | None = "starting"
@@ -109,7 +112,7 @@ class AttemptState:
         self._lines = max(self._lines, len(lines))
         return tuple(self._told[-TOLD:])
 
-    def beat(self, seq: int, utilisation: float | None) -> Beat:
+    def beat(self, seq: int, load: Load | None) -> Beat:
         """The sign of life number `seq`."""
         status = self.status()
         return Beat(
@@ -127,7 +130,9 @@ class AttemptState:
             tokens_per_s=status.tokens_per_s,
             rows_per_s=status.rows_per_s,
             peak_memory_bytes=status.peak_memory_bytes,
-            gpu_utilisation=utilisation,
+            gpu_utilisation=load and load.utilisation,
+            gpu_memory_bytes=load and load.memory_bytes,
+            gpu_power_w=load and load.power_w,
             checkpoint=self.checkpoint,
             notice_s=self.notice_s,
             told=self.told(),

@@ -1,6 +1,7 @@
 """The documents that broker and trainer exchange through the blob store, and the outcomes of an attempt."""
 
 from datetime import datetime
+from decimal import Decimal
 from enum import IntEnum, StrEnum
 from typing import Annotated, Literal
 
@@ -103,6 +104,25 @@ class World(Document):
     parallelism: Parallelism = Parallelism()
 
 
+class Memory(Document):
+    """Of one device, in bytes, as the plan was made by."""
+
+    weights: Count
+    gradients: Count
+    optimizer: Count
+    activations: Count
+    """With the logits."""
+
+
+class Cost(Document):
+    """What the broker knows of it when an attempt begins, in dollars."""
+
+    before: Annotated[Decimal, Field(ge=0)]
+    """Of the job's other attempts."""
+    per_hour: Annotated[Decimal, Field(ge=0)]
+    """Of this one's machines together."""
+
+
 class AttemptSpec(Document):
     """`attempts/<attempt>/spec.json`: everything the trainer needs; secrets by name only."""
 
@@ -112,6 +132,12 @@ class AttemptSpec(Document):
     attempt: str
     number: int
     """1 for the first attempt of the job."""
+    cost: Cost | None = None
+    """None: nobody knows."""
+    memory: Memory | None = None
+    """None: it was not estimated."""
+    run: str = ""
+    """Names the job's run to trackers; the job's id where it is empty."""
     train: TrainConfig | None = None
     script: ScriptConfig | None = None
     """Exactly one of `train` and `script`."""
@@ -216,7 +242,11 @@ class Beat(Document):
     rows_per_s: float | None = None
     peak_memory_bytes: int | None = None
     gpu_utilisation: float | None = None
-    """0..1 over the last beat; absent without a GPU."""
+    """0..1 of the node's GPUs; absent without one."""
+    gpu_memory_bytes: Count | None = None
+    """In use by whatever program, of the GPU that has the most in use."""
+    gpu_power_w: float | None = None
+    """Of the node's GPUs together."""
     checkpoint: CheckpointRef | None = None
     notice_s: float | None = None
     """Seconds until the machine is taken away, if its provider said so to the machine."""

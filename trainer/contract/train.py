@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.contract.base import Config, Text
 from trainer.contract.guard import GuardConfig, SelectionConfig
+from trainer.contract.metrics import MetricsConfig
 from trainer.contract.output import OutputConfig
 
 TaskName = Literal[
@@ -181,13 +182,21 @@ class OptimConfig(Config):
     name: OptimizerName = "adamw"
     """`adamw_8bit` keeps AdamW's moments in a byte each (arXiv 2110.02861), `adafactor` sums of rows and columns in
     their place (arXiv 1804.04235; its `lr` is relative to the size of the weights, 1e-3 to 1e-2), `sgd` nothing."""
-    lr: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    lr: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
+    """The highest, after the warm-up. `auto`: a published one for the task, the method and the model's size, kept
+    through every resume."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Of AdamW, as `beta2`; the others have none."""
     beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+
+    @model_validator(mode="after")
+    def _rate_known(self) -> Self:
+        if self.lr == "auto" and self.name == "sgd":
+            raise ValueError("lr: no rate of sgd was published that goes for other models; give a number")
+        return self
 
 
 class DpoConfig(Config):
@@ -262,6 +271,7 @@ class TrainConfig(Config):
     selection: SelectionConfig = SelectionConfig()
     samples: SamplesConfig = SamplesConfig()
     output: OutputConfig = OutputConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @property
     def rows_at_once(self) -> int:

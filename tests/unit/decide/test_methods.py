@@ -67,7 +67,7 @@ def test_targets_by_name_are_counted_by_their_last_part() -> None:
         ({}, "adamw_fused", 8.0),
         ({"optim": {"name": "adamw_8bit"}}, "adamw_8bit", 2.03),
         ({"optim": {"name": "adafactor"}}, "adafactor", 0.0),
-        ({"optim": {"name": "sgd"}}, "sgd", 0.0),
+        ({"optim": {"name": "sgd", "lr": 0.1}}, "sgd", 0.0),
     ],
 )
 def test_the_optimizer_says_how_many_bytes_a_trained_weight_takes(
@@ -118,5 +118,5 @@ def test_dora_is_not_estimated() -> None:
 
 
 def test_runs_with_other_states_say_nothing_of_each_other() -> None:
-    found = {like(of(**train))[0] for train in ({}, {"method": QLORA}, {"optim": {"name": "sgd"}})}
+    found = {like(of(**train))[0] for train in ({}, {"method": QLORA}, {"optim": {"name": "sgd", "lr": 0.1}})}
     assert len(found) == 3

@@ -18,6 +18,12 @@ class IdleAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     IDLE_ACTION_DRAIN: _ClassVar[IdleAction]
     IDLE_ACTION_END: _ClassVar[IdleAction]
 
+class WandbMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WANDB_MODE_UNSPECIFIED: _ClassVar[WandbMode]
+    WANDB_MODE_ONLINE: _ClassVar[WandbMode]
+    WANDB_MODE_OFFLINE: _ClassVar[WandbMode]
+
 class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_UNSPECIFIED: _ClassVar[Task]
@@ -101,6 +107,9 @@ IDLE_ACTION_UNSPECIFIED: IdleAction
 IDLE_ACTION_NOTIFY: IdleAction
 IDLE_ACTION_DRAIN: IdleAction
 IDLE_ACTION_END: IdleAction
+WANDB_MODE_UNSPECIFIED: WandbMode
+WANDB_MODE_ONLINE: WandbMode
+WANDB_MODE_OFFLINE: WandbMode
 TASK_UNSPECIFIED: Task
 TASK_CAUSAL_LM: Task
 TASK_TEXT_CLASSIFICATION: Task
@@ -236,7 +245,7 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "tf32", "compile", "attention", "guard", "selection", "output")
+    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "tf32", "compile", "attention", "guard", "selection", "output", "metrics")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +272,7 @@ class TrainConfig(_message.Message):
     GUARD_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     task: Task
     model: str
     data: DataConfig
@@ -289,7 +299,38 @@ class TrainConfig(_message.Message):
     guard: GuardConfig
     selection: SelectionConfig
     output: OutputConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ...) -> None: ...
+    metrics: MetricsConfig
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
+
+class MetricsConfig(_message.Message):
+    __slots__ = ("wandb", "mlflow")
+    WANDB_FIELD_NUMBER: _ClassVar[int]
+    MLFLOW_FIELD_NUMBER: _ClassVar[int]
+    wandb: WandbConfig
+    mlflow: MlflowConfig
+    def __init__(self, wandb: _Optional[_Union[WandbConfig, _Mapping]] = ..., mlflow: _Optional[_Union[MlflowConfig, _Mapping]] = ...) -> None: ...
+
+class WandbConfig(_message.Message):
+    __slots__ = ("project", "entity", "mode", "secret")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    ENTITY_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    entity: str
+    mode: WandbMode
+    secret: str
+    def __init__(self, project: _Optional[str] = ..., entity: _Optional[str] = ..., mode: _Optional[_Union[WandbMode, str]] = ..., secret: _Optional[str] = ...) -> None: ...
+
+class MlflowConfig(_message.Message):
+    __slots__ = ("uri", "experiment", "secret")
+    URI_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    uri: str
+    experiment: str
+    secret: str
+    def __init__(self, uri: _Optional[str] = ..., experiment: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class OutputConfig(_message.Message):
     __slots__ = ("merge", "push", "copy_to")

@@ -1,0 +1,100 @@
+"""TensorBoard's event files, made of the journal: after a resume they hold what counts, and no step twice."""
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+FOLDER = "tensorboard"
+FLUSH_S = 10.0
+"""Between writes to the disk; each waits for it."""
+TAGS = {"loss": "train/loss", "lr": "train/lr", "grad_norm": "train/grad_norm"}
+Heldout = Iterable[tuple[int, float]]
+"""(step, loss)"""
+
+
+class Board:
+    """One event file. What cannot be written ends it, is told, and costs nothing else."""
+
+    def __init__(self, folder: Path, tell: Callable[[str, str], None]) -> None:
+        self._folder, self._tell = folder, tell
+        self._writer: Any = None
+        self._flushed = 0.0
+        self._now = 0.0
+        """Unix seconds of the latest row."""
+
+    def begin(self, metrics: Path, heldout: Heldout) -> None:
+        """In place of what lies there: the rows of a journal, and the held-out losses so far."""
+        losses = dict(heldout)
+        try:
+            from tensorboardX.record_writer import RecordWriter
+
+            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+            self._now = rows[0]["time"] if rows else time.time()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            self._writer = RecordWriter(str(self._folder / f"events.out.tfevents.{int(self._now)}.gpubroker"))
+            self._put(file_version="brain.Event:2")
+        except Exception as e:  # a library's, or the disk's: metrics.jsonl has the same
+            return self._end(e)
+        if 0 in losses:
+            self.heldout(0, losses[0])
+        for row in rows:
+            self.step(row)
+            if row["step"] in losses:
+                self.heldout(row["step"], losses[row["step"]])
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A row of the journal."""
+        self._now = row["time"]
+        found = {tag: row[name] for name, tag in TAGS.items()}
+        if row["seconds"]:
+            found["train/tokens_per_s"] = row["tokens"] / row["seconds"]
+        self._scalars(row["step"], found)
+
+    def heldout(self, step: int, loss: float) -> None:
+        self._scalars(step, {"eval/loss": loss})
+
+    def close(self) -> None:
+        """All that was written is on the disk."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _scalars(self, step: int, found: Mapping[str, float | None]) -> None:
+        if self._writer is None:
+            return
+        try:
+            from tensorboardX.proto.summary_pb2 import Summary
+
+            values = [
+                Summary.Value(tag=tag, simple_value=value)
+                for tag, value in found.items()
+                if value is not None and math.isfinite(value)
+            ]
+            self._put(step=step, summary=Summary(value=values))
+            if time.monotonic() - self._flushed > FLUSH_S:
+                self._flushed = time.monotonic()
+                self._writer.flush()
+        except Exception as e:
+            self._end(e)
+
+    def _put(self, **fields: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        self._writer.write(Event(wall_time=self._now, **fields).SerializeToString())
+
+    def _end(self, error: Exception) -> None:
+        self._writer = None
+        line = f"{type(error).__name__}: {error}"
+        self._tell("tracker_failed", f"tensorboard: {line}; the training goes on, and metrics.jsonl has the same")
+
+
+def write(folder: Path, metrics: Path, heldout: Heldout, tell: Callable[[str, str], None]) -> None:
+    """The folder of a finished job's results."""
+    made = Board(folder / FOLDER, tell)
+    made.begin(metrics, heldout)
+    made.close()

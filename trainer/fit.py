@@ -1,0 +1,82 @@
+"""`micro_batch: auto` where no broker plans: the most rows of which the tracer says that they fit the GPU."""
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
+
+GIB = 1 << 30
+CONTEXT = int(0.75 * GIB)
+"""Of the driver and its libraries, which the tracer does not count."""
+SHARE = 0.9
+"""Of the memory that may be used: what is between allocations."""
+LIMIT_S = 300.0
+TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq")
+"""That the tracer knows."""
+Trace = Callable[[Sequence[str]], str]
+"""The tracer's output for its arguments. Raises OSError, subprocess.SubprocessError."""
+
+
+def traced(argv: Sequence[str]) -> str:
+    """By a process of its own: this one never imports torch."""
+    command = [sys.executable, "-m", "trainer.memtrace", *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+
+
+def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = traced) -> tuple[TrainConfig, str]:
+    """(with rows that fit `memory` bytes of a GPU, what to tell); as it was where that is given or cannot be known."""
+    if train.micro_batch != "auto":
+        return train, ""
+    most = math.ceil(train.global_batch / processes)
+    try:
+        one, two = (_peak(train, rows, trace) for rows in (1, 2))
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as e:
+        why = "is not traced" if isinstance(e, ValueError) else f"cannot be traced ({type(e).__name__})"
+        return train, f"micro_batch auto: {train.rows_at_once}, since the memory of such a job {why}"
+    rows = fitting(one, two, memory=memory, most=most, batch=train.global_batch)
+    peak = (one + (rows - 1) * (two - one) + CONTEXT) / GIB
+    told = f"micro_batch auto: {rows}, by the tracer {peak:.1f} GiB of the GPU's {memory / GIB:.1f}"
+    return train.model_copy(update={"micro_batch": rows}), told
+
+
+def fitting(one: int, two: int, *, memory: int, most: int, batch: int) -> int:
+    """The largest divisor of the batch up to `most`; one where none fits. `one`, `two`: peak bytes of as many rows."""
+    room = memory * SHARE - CONTEXT
+    sizes = [rows for rows in range(most, 0, -1) if batch % rows == 0]
+    return next((rows for rows in sizes if one + (rows - 1) * (two - one) <= room), 1)
+
+
+def _peak(train: TrainConfig, rows: int, trace: Trace) -> int:
+    """Raises ValueError for what the tracer does not take."""
+    method = train.method
+    plain = isinstance(method, FullConfig) or (isinstance(method, LoraConfig) and not method.dora)
+    if not plain or train.optim.name != "adamw" or train.task not in TASKS or train.precision not in ("auto", "bf16"):
+        raise ValueError
+    attention = "eager" if train.attention == "eager" else "sdpa"
+    argv = ["--task", train.task, "--method", method.kind, "--seq", str(train.max_length)]
+    argv += ["--micro-batch", str(rows), "--global-batch", str(2 * rows), "--attention", attention]
+    argv += ["--gradient-checkpointing"] if train.recomputes else []
+    if isinstance(method, LoraConfig):
+        names = method.targets if isinstance(method.targets, str) else ",".join(method.targets)
+        argv += ["--lora-r", str(method.r), "--lora-dropout", str(method.dropout), "--lora-targets", names]
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(_config(train.model))
+        return int(json.loads(trace(["--config", str(config), *argv]))["peak_allocated_bytes"])
+
+
+def _config(model: str) -> str:
+    """Raises OSError."""
+    if Path(model).is_dir():
+        return (Path(model) / "config.json").read_text()
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(model, "config.json")).read_text()
+    except Exception as e:  # of huggingface_hub, and of the client under it: training reads it once more, and says why
+        raise OSError(str(e)) from e
