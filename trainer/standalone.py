@@ -45,10 +45,11 @@ def main(
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
         how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
-        outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
     except ValidationError as e:
         print(f"--{e.errors()[0]['loc'][-1]}: {e.errors()[0]['msg']}", file=sys.stderr)
         return 64
+    try:
+        outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
         return 64
