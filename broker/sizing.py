@@ -121,8 +121,7 @@ def _speed(
         parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
     )
     target = (ask.target or ask.length) if shape.decoder_layers else 0
-    run = replace(run_of(shape, ask, plan, ask.length), reference=task == "dpo")
-    run = replace(run, written=ask.rows * target, written_length=target)
+    run = replace(run_of(shape, ask, plan, ask.length, written=target), reference=task == "dpo")
     rate = ask.rows * ask.gpus * (ask.length + target) / terms(ideal(run, hardware)).total
     spread, evidence = spread_of(run, hardware)
     basis = f"roofline; {evidence}"

@@ -43,23 +43,23 @@ def what_if(
             raise BadAsk(f"{option} {value}: must be at least 1")
     if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour < math.inf:
         raise BadAsk(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be 0 or more")
+    shape = model_shape(name, given)
     load = Load(
         global_batch=batch,
         tokens_per_row=ask.length,
+        written_per_row=(ask.target or ask.length) if shape.decoder_layers else 0.0,
         steps=0 if rows is None else math.ceil(rows / batch),
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
-    shape = model_shape(name, given)
-    if shape.decoder_layers:
-        raise BadAsk("no basis: no run of an encoder-decoder was measured")
     return table(name, shape, ask, hardware, counts, load)
 
 
 def of_spec(
     said: str, train: TrainConfig, shape: ModelShape, hardware: Hardware, *, mean: float, steps: int,
-    usd_per_gpu_hour: float | None,
+    usd_per_gpu_hour: float | None, written: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`. Raises BadAsk."""
+    """The same for a spec's job; `mean`: tokens of its rows, of which some may have all `max_length`; `written`: those
+    that an encoder-decoder writes for one. Raises BadAsk."""
     lora = train.adapters
     if lora and lora.dora:
         raise BadAsk("--what-if: DoRA is not estimated; leave train.method.dora out")
@@ -76,6 +76,7 @@ def of_spec(
     load = Load(
         global_batch=train.global_batch,
         tokens_per_row=min(mean, ask.length),
+        written_per_row=min(written, ask.length),
         steps=steps,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
@@ -110,7 +111,7 @@ def table(
         "gpu": hardware.name,
         "method": ask.method,
         "global_batch": load.global_batch,
-        "tokens_per_row": load.tokens_per_row,
+        "tokens_per_row": load.tokens_per_row + load.written_per_row,
         "steps": load.steps,
         "usd_per_gpu_hour": load.usd_per_gpu_hour,
         "points": [_row(point, timed=load.steps > 0) for point in points],

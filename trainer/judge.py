@@ -1,6 +1,6 @@
 """What the weights are worth, and the results of a job made of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class Judge:
     model: Any
     """As the task made it."""
     parameters: dict[str, Any]
-    held: list[Any]
+    held: Sequence[Any]
     """Rows to judge by."""
     rows: int
     """Of them at once."""

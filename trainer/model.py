@@ -1,5 +1,6 @@
 """The model to tune: loaded, wrapped, and its tensors named for the checkpoint."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,9 +79,20 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(config.model, **options)
+        return AutoTokenizer.from_pretrained(config.model, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
+
+
+def told_apart(tokenizer: Any) -> str:
+    """A hash of what texts become by this tokenizer and its chat template."""
+    import transformers
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    marks = sorted(tokenizer.special_tokens_map.items())
+    parts = (transformers.__version__, type(tokenizer).__name__, rules, tokenizer.chat_template, marks)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def image_processor_of(config: TrainConfig) -> Any:
@@ -92,7 +104,7 @@ def image_processor_of(config: TrainConfig) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(config.model, backend="pil")
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil", trust_remote_code=False)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -120,7 +132,12 @@ def load(
         options["device_map"] = {"": "meta"}
     try:
         model, report = getattr(transformers, architecture).from_pretrained(
-            config.model, dtype=kept, use_safetensors=True, output_loading_info=True, **options
+            config.model,
+            dtype=kept,
+            use_safetensors=True,
+            trust_remote_code=False,  # else it asks whether to run what the repository brings, and waits
+            output_loading_info=True,
+            **options,
         )
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None

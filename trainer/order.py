@@ -1,11 +1,21 @@
 """Which rows a step sees: a pure function of (seed, epoch), so the data cursor is one number of samples."""
 
+from array import array
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 
 
 def epoch_order(seed: int, epoch: int, rows: int) -> list[int]:
     """The permutation of `rows` row numbers in this epoch."""
-    return [int(i) for i in np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(rows)]
+    found: list[int] = _permutation(seed, epoch, rows).tolist()
+    return found
+
+
+@lru_cache(maxsize=2)  # a step asks for one epoch, or for the end of one and the beginning of the next
+def _permutation(seed: int, epoch: int, rows: int) -> Any:
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(rows)
 
 
 def window(seed: int, start: int, count: int, rows: int) -> list[int]:
@@ -13,7 +23,7 @@ def window(seed: int, start: int, count: int, rows: int) -> list[int]:
     taken: list[int] = []
     while len(taken) < count:
         epoch, offset = divmod(start + len(taken), rows)
-        taken += epoch_order(seed, epoch, rows)[offset : offset + count - len(taken)]
+        taken += _permutation(seed, epoch, rows)[offset : offset + count - len(taken)].tolist()
     return taken
 
 
@@ -34,8 +44,8 @@ def draws(seed: int, step: int, row: int) -> int:
     return int(np.random.SeedSequence([seed, step, row, 1]).generate_state(1)[0])
 
 
-def split(seed: int, rows: int, eval_share: float) -> tuple[list[int], list[int]]:
+def split(seed: int, rows: int, eval_share: float) -> tuple["array[int]", "array[int]"]:
     """(training, held-out) row numbers. A positive share holds out one row at least and leaves one for training."""
     held = 0 if eval_share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * eval_share)))
-    order = epoch_order(seed, 2**32, rows)
-    return sorted(order[held:]), sorted(order[:held])
+    order = np.random.Generator(np.random.Philox(key=[seed, 2**32])).permutation(rows).astype(np.uint64)
+    return array("Q", np.sort(order[held:]).tobytes()), array("Q", np.sort(order[:held]).tobytes())

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer import order, reach, schedule, tasks
-from trainer.contract import cells
+from trainer.contract import cells, places
 from trainer.contract.data import DataError, fill, identity
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import LowRank, TrainConfig, model_files
 from trainer.faults import Fault, UserFault
-from trainer.standalone import BadConfig, local_data, read_config
+from trainer.standalone import BadConfig, read_config
 from trainer.tasks.base import Task
 
 UNCUT = 1_048_576
@@ -136,7 +136,8 @@ def check(spec: Path) -> Report:
     except (BadConfig, OSError) as e:
         report.code, report.problem = ExitCode.USER_ERROR, str(e)
     except DataError as e:
-        report.code, report.problem = ExitCode.DATA, str(e)
+        away = isinstance(e, places.Unreachable)
+        report.code, report.problem = ExitCode.INFRASTRUCTURE if away else ExitCode.DATA, str(e)
     except Fault as e:
         report.code, report.problem = e.code, str(e)
     return report
@@ -146,16 +147,15 @@ def _check(spec: Path, report: Report) -> None:
     train = read_config(spec)
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
-    path = spec.parent / train.data.path
-    if not path.exists():
-        raise BadConfig(f"data.path: no file {str(path)!r}; paths are relative to the spec")
     report.max_length = train.max_length
     report.model = reach.check(train.model, model_files(train.task))
     task = tasks.of(train)
     look = _Look(train, task)
     try:
-        with local_data(train, path) as (file, data_format):
-            examples, report.dropped_rows = task.examples(file, data_format, look)
+        with places.gathered(train.data, spec.parent) as found:
+            if not found.path.exists():
+                raise BadConfig(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
+            examples, report.dropped_rows = task.examples(found.path, found.format, look)
     finally:
         _fill(report, task, look)
     training, held = order.split(train.seed, len(examples), train.data.eval_share)
@@ -217,7 +217,8 @@ def _fits(train: TrainConfig, longest: int) -> None:
     from transformers import AutoConfig
 
     try:
-        positions = getattr(AutoConfig.from_pretrained(train.model), "max_position_embeddings", None)
+        config = AutoConfig.from_pretrained(train.model, trust_remote_code=False)
+        positions = getattr(config, "max_position_embeddings", None)
     except (OSError, ValueError, KeyError) as e:
         raise UserFault(f"train.model: cannot read the config of {train.model!r} ({type(e).__name__})") from None
     trained = train.max_length if train.packing else min(longest, train.max_length)

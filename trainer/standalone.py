@@ -1,14 +1,12 @@
 """A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import secrets
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
-from trainer.contract import keys
-from trainer.contract.archives import packed
-from trainer.contract.data import DataError, format_of
-from trainer.contract.rendezvous import AttemptSpec, DataFile, Limits, Outcome, Parallelism, World
-from trainer.contract.train import CheckpointConfig, DataFormat, TrainConfig
+from trainer.contract import keys, places
+from trainer.contract.data import DataError
+from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
+from trainer.contract.train import CheckpointConfig, TrainConfig
 
 ME = "standalone"
 RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
@@ -52,7 +49,7 @@ def main(
         outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
-        return 64
+        return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.USER_ERROR
     return int(EXIT[outcome])
 
 
@@ -76,7 +73,11 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
     store = output / "store"
     store.mkdir(parents=True, exist_ok=True)
     objects = Objects(connect(store.as_uri(), {}), ME)
-    number = len([k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]) + 1
+    before = [k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]
+    number = len(before) + 1
+    data, candidates = await _put_data(objects, train, beside), await _candidates(objects)
+    if before and candidates:
+        await _same_data(objects, before[-1], data, train.data.path)
     attempt = f"{ME}-{number:04d}"
     train = await _sized(train, how)
     spec = AttemptSpec(
@@ -86,9 +87,9 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
         number=number,
         run=await _run_name(objects),
         train=train,
-        data=await _put_data(objects, train, beside),
+        data=data,
         checkpoint=CheckpointConfig(every_s=save_every_s),
-        resume_from=await _candidates(objects),
+        resume_from=candidates,
         world=World(gpus_per_node=gpus(), parallelism=how),
         limits=Limits(deadman_s=0),
     )
@@ -122,31 +123,25 @@ async def _run_name(objects: Objects) -> str:
 
 
 async def _put_data(objects: Objects, train: TrainConfig, beside: Path) -> DataFile:
-    """The data set's copy in the store; a relative path is relative to the configuration, and a folder is packed."""
-    path = beside / train.data.path
-    data = packed(path) if path.is_dir() else path.read_bytes()
-    sha256 = hashlib.sha256(data).hexdigest()
-    key = keys.job_data(ME, sha256)
-    await objects.create(key, data)
-    return DataFile(key=key, sha256=sha256, bytes=len(data), format=_format(train, path))
+    """The data set's copy in the store. Raises DataError, OSError."""
+    with places.gathered(train.data, beside) as found:
+        with found.path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        key = keys.job_data(ME, sha256)
+        if key not in await objects.keys(keys.JOB_DATA):
+            await objects.upload(key, found.path)
+        return DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
 
 
-def _format(train: TrainConfig, path: Path) -> DataFormat:
-    """Raises DataError."""
-    return "tar" if path.is_dir() else format_of(train.data.path, train.data.format)
-
-
-@contextlib.contextmanager
-def local_data(train: TrainConfig, path: Path) -> Iterator[tuple[Path, DataFormat]]:
-    """(file, format) of a data set of this machine; a folder is packed as it is for training. Raises DataError."""
-    data_format = _format(train, path)
-    if not path.is_dir():
-        yield path, data_format
-        return
-    with tempfile.NamedTemporaryFile(suffix=".tar") as file:
-        file.write(packed(path))
-        file.flush()
-        yield Path(file.name), data_format
+async def _same_data(objects: Objects, before: str, data: DataFile, path: str) -> None:
+    """Raises BadConfig where an earlier attempt had other data: the order of its rows would mean nothing."""
+    text = await objects.read(before)
+    began = AttemptSpec.model_validate_json(text).data if text else None
+    if began is not None and began.sha256 != data.sha256:
+        raise BadConfig(
+            f"data.path: {path} has changed since this run began (sha256 {began.sha256[:12]}..., now "
+            f"{data.sha256[:12]}...); give it back as it was, or another --output"
+        )
 
 
 async def _candidates(objects: Objects) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from trainer import (
     devices,
     evaluate,
     guard,
+    kept,
     model,
     optimizers,
     order,
@@ -38,9 +39,10 @@ class Steps:
         config = job.train
         self._join()
         self._task = tasks.of(config)
-        examples, self._dropped = self._task.examples(Path(job.data), job.data_format)
-        train, held = order.split(config.seed, len(examples), config.data.eval_share)
-        self._train, self._held = [examples[i] for i in train], [examples[i] for i in held]
+        examples, self._dropped = self._task.examples(
+            Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
+        )
+        self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._parallel.groups))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
@@ -155,7 +157,7 @@ class Steps:
     def _probe(self) -> None:
         """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
         for them shows now, not in an hour. Nothing is learned of them."""
-        longest = sorted(self._train, key=self._task.size, reverse=True)[: self._micro]
+        longest = kept.largest(self._train, self._micro, self._task.size)
         before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
         targets = max(1, sum(self._task.targets(e) for e in longest))
         self._accelerator.backward(self._forward(longest) / targets)

@@ -23,8 +23,9 @@ from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from broker.ports import Upload
 from trainer.contract import keys
-from trainer.contract.data import DataError, format_of
+from trainer.contract.data import DataError
 from trainer.contract.rendezvous import Manifest, ManifestFile
+from trainer.contract.tables import format_of
 
 UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
 """Each is held in memory; more wait. No team takes the others' turn."""
@@ -32,7 +33,7 @@ STALLED_S = 30.0
 """An upload of which nothing came for so long is given up."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
 
-Format = Literal["csv", "json", "jsonl", "tar", "zip"]
+Format = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
 class Content:
@@ -259,7 +260,7 @@ def _format(name: str, declared: Format | None) -> Format:
     try:
         return format_of(name, None)
     except DataError:
-        message = f"{name!r} does not tell the format; add format=csv, json, jsonl, tar or zip"
+        message = f"{name!r} does not tell the format; add format=csv, json, jsonl, parquet, tar or zip"
         raise InvalidInput(Problem(field="name", message=message)) from None
 
 

@@ -75,7 +75,7 @@ SCALING: Mapping[str, Any] = {
 }
 """What is asked of several GPUs besides; none by default."""
 PLANNED = (
-    "target_seq", "resolution", "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing",
+    "resolution", "task", "accumulate", "gpus", "nodes", "offload", "sharding", "gradient_checkpointing",
     "trainable_parameters", "stack", "exact",
 )  # fmt: skip
 """Chosen anew for each number of GPUs, or of no meaning to a scaling table."""
@@ -114,6 +114,7 @@ def _scaled(
         optimizer=given["optimizer"],
         precision=given["precision"],
         length=given["seq"],
+        target=given["target_seq"],
         rows=given["micro_batch"],
         rank=given["lora_r"],
         targets=tuple(t.strip() for t in given["lora_targets"].split(",") if t.strip()),

@@ -1,10 +1,10 @@
 """From a spec file to a job: upload, check, quote, cap, confirm, submit."""
 
+import asyncio
 import os
 import secrets
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -18,7 +18,9 @@ from broker.cli.specfile import UPLOAD, SpecFile
 from broker.client.client import AsyncClient
 from broker.client.errors import ApiError
 from broker.domain.money import usd
-from trainer.contract.archives import packed
+from trainer.contract import places
+from trainer.contract.data import DataError
+from trainer.contract.train import DataConfig
 
 CENT = Decimal("0.01")
 
@@ -41,13 +43,10 @@ async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> P
         body["train"]["model"] = _model(file, file.spec.train.model)
         path = file.spec.train.data.path
         if not path.startswith(UPLOAD):
-            source = file.file(path)
-            folder = os.path.isdir(source)
-            data = _read(file, source)
-            fmt = "tar" if folder else file.spec.train.data.format
-            name = f"{source.resolve().name}.tar" if folder else source.name
+            name, data, fmt = await asyncio.to_thread(_read, file, file.spec.train.data)
             kept = await _upload(client, file, "train.data.path", data, name, fmt)
             body["train"]["data"]["path"] = kept.ref
+            body["train"]["data"].pop("secret", None)  # it reads what is an upload now
             columns = tuple((kept.summary or {}).get("columns", ()))
     elif file.spec.script is not None and not file.spec.script.code.startswith(UPLOAD):
         name, data = _code(file, file.spec.script.code)
@@ -119,13 +118,19 @@ def _ask_cap(proposed: Decimal) -> Decimal:
         typer.echo("give dollars above 0, for example 2.50")
 
 
-def _read(file: SpecFile, source: Path) -> bytes:
+def _read(file: SpecFile, data: DataConfig) -> tuple[str, bytes, str | None]:
+    """(name, content, format) of the data set, wherever it lies."""
+    where = file.place("train.data.path")
     try:
-        return packed(source) if os.path.isdir(source) else source.read_bytes()
+        with places.gathered(data, file.path.parent) as found:
+            known = found.format if found.format == "tar" or places.is_remote(data.path) else data.format
+            return found.name, found.path.read_bytes(), known
+    except DataError as e:
+        text = str(e).removeprefix("data.path: ")
+        raise BadInput(f"{where}: train.data.path: {text}", problems=(("train.data.path", text),)) from None
     except OSError as e:
-        where = file.place("train.data.path")
         raise BadInput(
-            f"{where}: train.data.path: {source}: {e.strerror}; the path is relative to the spec",
+            f"{where}: train.data.path: {e.filename}: {e.strerror}; the path is relative to the spec",
             problems=(("train.data.path", str(e.strerror)),),
         ) from None
 

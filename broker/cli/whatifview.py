@@ -75,12 +75,18 @@ def of_quote(out: Output, prepared: Prepared, said: str, gpu: str | None, plot: 
             if line.offer.accelerator == hardware.name and line.offer.gpus and line.drop is not Drop.PRICE
         ]
         scaled = of_spec(
-            said, train, shape, hardware, mean=found.tokens_mean, steps=steps_of(prepared.file.spec, found.rows),
+            said, train, shape, hardware, mean=found.tokens_mean - found.tokens_written,
+            written=found.tokens_written, steps=steps_of(prepared.file.spec, found.rows),
             usd_per_gpu_hour=min(prices, default=None),
         )  # fmt: skip
     except BadAsk as e:
         raise BadInput(str(e)) from None
     show(out, scaled, plot)
+
+
+def _short(number: float) -> str:
+    """Cents, and of what is less than one the first two digits."""
+    return f"{number:,.2f}" if number >= 1 else f"{number:.2g}"
 
 
 def _show(out: Output, found: dict[str, Any]) -> None:
@@ -99,8 +105,8 @@ def _show(out: Output, found: dict[str, Any]) -> None:
             f"{row['need_bytes'] / GIB:.1f}",
             f"{row['tokens_per_s']:,.0f} ({low:,.0f} – {high:,.0f})" if fits else "",
             f"{row['mfu']:.0%}" if fits else "",
-            f"{hours:,.2f}" if fits and hours is not None else "",
-            f"{usd:,.2f}" if fits and usd is not None else "",
+            _short(hours) if fits and hours is not None else "",
+            _short(usd) if fits and usd is not None else "",
         )
     out.say(table)
     if any(row["plan"] and not row["runnable"] for row in found["points"]):

@@ -21,8 +21,8 @@ from broker.domain.workload import MemoryNeed
 from broker.ports import Leased, TenantStore
 from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
-from trainer.contract.data import format_of
 from trainer.contract.rendezvous import AttemptSpec, Cost, DataFile, Memory
+from trainer.contract.tables import format_of
 
 UPLOAD = "upload:"
 SELF_STOP_S = 1800.0

@@ -220,9 +220,13 @@ def _messages(run: Run, hardware: Hardware) -> tuple[float, float]:
 
 
 def model_flop(run: Run) -> float:
-    """Of a token that is trained on, recomputation left out: what utilisation (MFU) counts."""
-    kept = replace(run, recompute="none")
-    return _products(kept)[0] + _adapter_flop(kept) + _head_flop(kept) + 3 * _scores(kept)
+    """Of a token that is read or written, recomputation left out: what utilisation (MFU) counts."""
+    parts = _parts(replace(run, recompute="none"))
+    every = sum(part.tokens for part in parts)
+    return sum(
+        (_products(part)[0] + _adapter_flop(part) + _head_flop(part) + 3 * _scores(part)) * part.tokens / every
+        for part in parts
+    )
 
 
 def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:

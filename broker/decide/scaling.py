@@ -27,11 +27,13 @@ SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is to be trained. `tokens_per_row`: mean; the longest row is the ask's length."""
+    """What is to be trained. `tokens_per_row`: mean; the longest row is the ask's length. `written_per_row`: what an
+    encoder-decoder writes for it."""
 
     global_batch: int
     tokens_per_row: float
     steps: int
+    written_per_row: float = 0.0
     usd_per_gpu_hour: float | None = None
 
 
@@ -66,8 +68,10 @@ def unmeasured(ask: sizes.Ask) -> str | None:
     return None
 
 
-def run_of(shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float, nodes: int = 1) -> Run:
-    """One step under the plan."""
+def run_of(
+    shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float, nodes: int = 1, *, written: float = 0.0
+) -> Run:
+    """One step under the plan. `written`: tokens that an encoder-decoder writes for a row."""
     asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in ("fsdp", "hybrid") else "none")
     numerics = sizes.numerics(shape, asked)[0]
     return Run(
@@ -75,6 +79,8 @@ def run_of(shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float,
         numerics=numerics,
         tokens=plan.micro_batch * tokens_per_row,
         length=tokens_per_row,
+        written=plan.micro_batch * written,
+        written_length=written,
         trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
         recompute="early" if plan.gradient_checkpointing else "none",
@@ -96,8 +102,6 @@ def scaling(
 ) -> tuple[Point, ...]:
     """A point for each count. Raises Unanswerable; `ask`'s rows, checkpointing, GPUs and sharding are chosen here."""
     sizes.check(shape, replace(ask, gpus=1, sharding="none"))
-    if shape.decoder_layers:
-        raise sizes.Unanswerable("--what-if: no basis: no run of an encoder-decoder was measured")
     if (why := unmeasured(ask)) is not None:
         raise sizes.Unanswerable(f"--what-if: {why}")
     scale = _Scale(shape, ask, hardware, load)
@@ -126,6 +130,8 @@ class _Scale:
     def _ways(self, devices: int, nodes: int) -> list[Parallelism]:
         if devices == 1:
             return ["single"]
+        if self._shape.decoder_layers:  # how it would be divided is not known
+            return ["ddp"]
         return ["ddp", "fsdp"] if nodes == 1 else ["ddp", "fsdp", "hybrid"]
 
     def _most_rows(self, way: Parallelism, devices: int, nodes: int, again: bool) -> tuple[Plan, bool]:
@@ -159,14 +165,17 @@ class _Scale:
         return int(found.peak_allocated * (1 + found.margin)) + sizes.CONTEXT
 
     def _step_s(self, plan: Plan, nodes: int) -> float:
-        run = run_of(self._shape, self._ask, plan, self._load.tokens_per_row, nodes)
-        return terms(ideal(run, self._hardware)).total
+        return terms(ideal(self._run(plan, nodes), self._hardware)).total
+
+    def _run(self, plan: Plan, nodes: int) -> Run:
+        load = self._load
+        return run_of(self._shape, self._ask, plan, load.tokens_per_row, nodes, written=load.written_per_row)
 
     def _made(self, gpus: int, nodes: int, plan: Plan) -> Point:
         load = self._load
-        run = run_of(self._shape, self._ask, plan, load.tokens_per_row, nodes)
-        step = self._step_s(plan, nodes)
-        rate, spread = load.global_batch * load.tokens_per_row / step, spread_of(run, self._hardware)[0]
+        run, step = self._run(plan, nodes), self._step_s(plan, nodes)
+        tokens = load.tokens_per_row + load.written_per_row
+        rate, spread = load.global_batch * tokens / step, spread_of(run, self._hardware)[0]
         hours, price = load.steps * step / 3600, load.usd_per_gpu_hour
         return Point(
             gpus=gpus,

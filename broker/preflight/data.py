@@ -11,7 +11,8 @@ from broker.decide.workload import Rows, held_out
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import cells
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, fill, identity, lacking, read_rows, source, template_columns
+from trainer.contract.data import DataError, fill, identity, lacking, source, template_columns
+from trainer.contract.tables import read_rows
 from trainer.contract.train import DataFormat, TrainConfig
 
 BYTES_PER_TOKEN = 3.6
@@ -66,6 +67,8 @@ class DataReport(Document):
     heldout_rows: int
     duplicates: int
     tokens_mean: float
+    tokens_written: float = 0.0
+    """Of these, what an encoder-decoder writes."""
     tokens_p99: float
     tokens_total: float
     """One epoch."""
@@ -338,6 +341,7 @@ def check(train: TrainConfig, summary: DataSummary) -> DataReport:
         heldout_rows=held,
         duplicates=summary.duplicates,
         tokens_mean=tokens_mean,
+        tokens_written=rows_of(train, summary).written_mean,
         tokens_p99=lengths[99] / BYTES_PER_TOKEN,
         tokens_total=tokens_mean * summary.rows,
         truncated_share=truncated,

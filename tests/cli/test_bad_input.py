@@ -166,4 +166,4 @@ async def test_wrong_ending_is_said_before_upload(shell: Shell) -> None:
     (shell.folder / "words.txt").write_text(WORDS)
     ran = await to_thread(shell.run, "quote", shell.spec(changed("words.csv", "words.txt")))
     assert ran.code == 2
-    assert "job.yaml:6: train.data.path: words.txt" in ran.err
+    assert "job.yaml:6: train.data.path: cannot tell the format of 'words.txt'; set data.format to csv" in ran.err

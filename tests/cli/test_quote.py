@@ -160,3 +160,12 @@ def offline(*words: str) -> Ran:
     asked = ["estimate", "mistralai/Mistral-7B-v0.1", "--gpu", "L40S", *words]
     result = CliRunner().invoke(app, asked, catch_exceptions=False)
     return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+def test_an_encoder_decoder_is_scaled_by_what_it_reads_and_writes() -> None:
+    asked = ["estimate", "google-t5/t5-small", "--seq", "512", "--target-seq", "128", "--gpu", "L40S"]
+    done = CliRunner().invoke(app, [*asked, "--what-if", "gpus=1,2", "--rows", "1000", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["tokens_per_row"] == 640
+    assert [row["plan"]["parallelism"] for row in found["points"]] == ["single", "ddp"]

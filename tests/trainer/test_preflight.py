@@ -13,7 +13,8 @@ import yaml
 from tests.trainer import digits, heads
 from tests.trainer.test_chats import TEMPLATE, turn
 from trainer import preflight, reach
-from trainer.contract.data import DataError, each_row
+from trainer.contract.data import DataError
+from trainer.contract.tables import each_row
 from trainer.faults import Fault, UserFault
 
 

@@ -71,6 +71,18 @@ def test_bad_input_is_one_line_that_names_it(change: dict[str, object], words: s
     assert "\n" not in str(refused.value)
 
 
+def test_a_specs_encoder_decoder_is_asked_by_what_it_reads_and_writes() -> None:
+    shape, h100 = model_shape(*config_of("google/flan-t5-base", None)), hardware_of("h100-sxm")
+    assert h100 is not None
+    train = TrainConfig.model_validate(
+        {"model": "m", "task": "seq2seq", "data": {"path": "a.csv", "prompt": "{x}", "completion": "{y}"},
+         "max_length": 256, "method": {"kind": "full"}}
+    )  # fmt: skip
+    found = of_spec("gpus=1,2", train, shape, h100, mean=200, written=30, steps=10, usd_per_gpu_hour=1.0)
+    assert found["tokens_per_row"] == 230
+    assert all(row["usd"] > 0 for row in found["points"])
+
+
 def test_a_specs_own_method_targets_and_optimizer_are_asked_for() -> None:
     shape, h100 = model_shape(*config_of(MODEL, None)), hardware_of("h100-sxm")
     assert h100 is not None

@@ -7,10 +7,11 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 """Of the files that are taken for pictures; others are left alone."""
@@ -36,6 +37,8 @@ class Picture:
     """Its first so many bytes, all of them if there are fewer. Raises OSError, BadArchive."""
     crc: int | None = None
     """Of its bytes, where the archive has it."""
+    stream: Callable[[], BinaryIO] | None = None
+    """All of it, piece by piece, whatever its size. Raises OSError, BadArchive."""
 
     def __str__(self) -> str:
         return self.name
@@ -45,6 +48,10 @@ class Picture:
         if self.size > MOST_BYTES:
             raise BadArchive(f"has {self.size} bytes, more than {MOST_BYTES}; make it smaller")
         return self.start(self.size)
+
+    def opened(self) -> BinaryIO:
+        """For what is read piece by piece. Raises OSError, BadArchive."""
+        return self.stream() if self.stream else io.BytesIO(self.read())
 
     @property
     def content(self) -> str:
@@ -80,7 +87,36 @@ def _tar(source: BinaryIO) -> Iterator[Picture]:
     with tarfile.open(fileobj=source, mode="r:") as tar:
         for member in tar:
             if member.isreg() and not member.issparse():
-                yield Picture(name=member.name, size=member.size, start=_part(source, member.offset_data, member.size))
+                place = source, member.offset_data, member.size
+                yield Picture(name=member.name, size=member.size, start=_part(*place), stream=partial(_window, *place))
+
+
+class _Window(io.RawIOBase):
+    """A part of a file, as a file."""
+
+    def __init__(self, source: BinaryIO, offset: int, size: int) -> None:
+        self._source, self._offset, self._size, self._at = source, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._source.seek(self._offset + self._at)
+        found = self._source.read(max(0, min(len(buffer), self._size - self._at)))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+def _window(source: BinaryIO, offset: int, size: int) -> BinaryIO:
+    return io.BufferedReader(_Window(source, offset, size), 1 << 16)
 
 
 def _part(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:
@@ -118,12 +154,18 @@ def packed(folder: Path) -> bytes:
     """A folder's files as a .tar whose bytes depend on names and contents only. Raises OSError."""
     buffer = io.BytesIO()
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in paths:
-            name = path.relative_to(folder).as_posix()
-            if not any(part.startswith(".") for part in PurePosixPath(name).parts):
-                entry = tarfile.TarInfo(name)
-                entry.size = path.stat().st_size
-                with path.open("rb") as opened:
-                    tar.addfile(entry, opened)
+    pack({path.relative_to(folder).as_posix(): path for path in paths}, buffer)
     return buffer.getvalue()
+
+
+def pack(files: Mapping[str, Path], archive: BinaryIO) -> None:
+    """As `packed`, of files by their name in the archive, which is written piece by piece; hidden ones are left out.
+    Raises OSError."""
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, path in files.items():
+            if any(part.startswith(".") for part in PurePosixPath(name).parts):
+                continue
+            entry = tarfile.TarInfo(name)
+            entry.size = path.stat().st_size
+            with path.open("rb") as opened:
+                tar.addfile(entry, opened)

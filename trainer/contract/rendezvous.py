@@ -70,7 +70,7 @@ class DataFile(Document):
     key: str
     sha256: str
     bytes: int
-    format: Literal["csv", "json", "jsonl", "tar", "zip"]
+    format: Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 
 
 class Parallelism(Document):

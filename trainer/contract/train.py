@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from trainer.contract.base import Config, Text
 from trainer.contract.guard import GuardConfig, SelectionConfig
 from trainer.contract.metrics import MetricsConfig
-from trainer.contract.output import OutputConfig
+from trainer.contract.output import OutputConfig, Secret
 
 TaskName = Literal[
     "causal_lm",
@@ -23,7 +23,7 @@ TaskName = Literal[
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
 Attention = Literal["auto", "sdpa", "flash", "eager"]
-DataFormat = Literal["csv", "json", "jsonl", "tar", "zip"]
+DataFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
 Parallelism = Literal["single", "ddp"]
 PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
 """What the trainer can run; no other plan is bought."""
@@ -37,8 +37,12 @@ class DataConfig(Config):
     """Where the rows come from and how a row becomes a prompt and its completion."""
 
     path: Annotated[Text, Field(min_length=1, max_length=1024)]
-    """A CSV, JSON or JSONL file, or a .tar, .zip or folder of pictures: relative to the spec for the CLI, or
-    `upload:<sha256>` for the API."""
+    """A CSV, JSON, JSONL or Parquet file, several of them by a pattern or in a folder, or a .tar, .zip or folder of
+    pictures: relative to the spec, or `s3://bucket/...`, `gs://bucket/...`, `hf://datasets/owner/name` with or without
+    `@revision` and `/pattern`. The CLI fetches and uploads it; for the API it is `upload:<sha256>`."""
+    secret: Secret | None = None
+    """Name of the environment variable that may read `path`, where the spec is submitted, checked or run alone: of a
+    bucket a JSON object of the store's options, such as `aws_access_key_id`; of the Hub a token (else `HF_TOKEN`)."""
     format: DataFormat | None = None
     """Taken from the file's ending when absent."""
     prompt: Annotated[Text, Field(max_length=8192)] = ""

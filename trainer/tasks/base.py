@@ -1,7 +1,9 @@
 """The seam between the loop and what it trains."""
 
+import hashlib
 import logging
 import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,11 +11,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from trainer import kept
 from trainer import model as models
-from trainer.contract.data import DataError, check_columns, each_row, source, too_many
+from trainer.contract.data import DataError, check_columns, source, too_many
+from trainer.contract.tables import Placed, each_row
 from trainer.contract.train import TrainConfig
 from trainer.dataset import by_size
 from trainer.faults import DataFault
+from trainer.kept import Chosen
 
 E = TypeVar("E")
 _log = logging.getLogger(__name__)
@@ -36,6 +41,8 @@ class Task(ABC, Generic[E]):
     """Whether `example` has cut what is longer than `limit`."""
     keeps_base_samples = True
     """Whether what the untuned model writes is small enough to lie in every checkpoint of a full fine-tune."""
+    made: type[Any] | None = None
+    """The dataclass that `example` makes, of numbers and texts alone; None: what it makes stays in memory."""
     headed = False
     """Modules whose weights no checkpoint gave are trained, and saved whole."""
 
@@ -52,26 +59,69 @@ class Task(ABC, Generic[E]):
         self.faults: list[str] = []
         """What is wrong with the first NAMED of them, naming file and row."""
 
-    def examples(self, path: Path, data_format: Any, seen: Seen | None = None) -> tuple[list[E], int]:
+    def examples(
+        self, path: Path, data_format: Any, seen: Seen | None = None, *, folder: Path | None = None, of: str = ""
+    ) -> tuple[Sequence[E], int]:
         """(examples, how many rows were dropped since nothing is learned from them). Rows that cannot be used are left
-        out and counted. Raises UserFault, and DataFault also for more of these than `data.bad_share`."""
+        out and counted. Raises UserFault, and DataFault also for more of these than `data.bad_share`.
+
+        `folder`: where what is made of the rows lies, or is put, for all processes of this machine; `of`: the
+        hash of the data.
+        """
         self._prepare()
         try:
-            found = self._read(path, data_format, seen)
+            found = self._rows_of(path, data_format, seen, folder, of)
         except DataError as e:
             raise DataFault(str(e)) from None
         if self.bad and (wrong := too_many(self.bad, self.rows, self.config.data.bad_share, self.faults[0])):
             raise DataFault(wrong)
         if self.bad and os.environ.get("RANK", "0") == "0":
             _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad, self.rows, self.faults[0])
-        examples = [e for e in self._settled(found) if self.targets(e) > 0]
-        if not examples:
+        self._survey(found)
+        learned = (number for number, e in enumerate(found) if self.targets(self._settled(e)) > 0)
+        examples = Chosen(found, learned, self._settled)
+        if not len(examples):
             raise DataFault(self._nothing())
         return examples, len(found) - len(examples)
 
-    def _read(self, path: Path, data_format: Any, seen: Seen | None) -> list[Any]:
-        """What `example` makes of each row that can be used. Raises DataError for what is wrong with all of them."""
-        found: list[Any] = []
+    def _rows_of(
+        self, path: Path, data_format: Any, seen: Seen | None, folder: Path | None, sha256: str
+    ) -> Sequence[Any]:
+        """What `example` makes of each row that can be used; of texts it lies on the disk. Raises DataError."""
+        if self.made is None:
+            rows: list[Any] = []
+            self._read(path, data_format, seen, rows.append)
+            return rows
+        if folder is None:
+            with tempfile.TemporaryDirectory(prefix="rows-") as temporary:  # what is mapped stays until it is let go
+                return self._on_disk(path, data_format, seen, Path(temporary), sha256)
+        with kept.alone(folder):
+            return self._on_disk(path, data_format, seen, folder, sha256)
+
+    def _on_disk(self, path: Path, data_format: Any, seen: Seen | None, folder: Path, sha256: str) -> Sequence[Any]:
+        assert self.made is not None
+        identity = self._identity(data_format, sha256)
+        known = kept.note(folder) if sha256 and seen is None else None
+        if known is None or known["identity"] != identity:
+            writer = kept.Writer(folder, self.made)
+            self._read(path, data_format, seen, writer.append)
+            writer.close({"identity": identity, "rows": self.rows, "bad": self.bad, "faults": self.faults})
+        else:
+            self.rows, self.bad, self.faults = known["rows"], known["bad"], known["faults"]
+        return kept.Kept(folder, self.made)
+
+    def _identity(self, data_format: Any, sha256: str) -> str:
+        """A hash of all that what is made of the rows depends on."""
+        config = self.config
+        parts = (
+            kept.VERSION, sha256, data_format, config.task, config.max_length,
+            config.data.model_dump_json(exclude={"path", "eval_share", "bad_share"}),
+            models.told_apart(self.tokenizer),
+        )  # fmt: skip
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def _read(self, path: Path, data_format: Any, seen: Seen | None, keep: Callable[[Any], None]) -> None:
+        """Keeps what `example` makes of each row that can be used. Raises DataError for what is wrong with all."""
         self.rows, self.bad, self.faults = 0, 0, []
         checked = False
         for number, row in enumerate(each_row(path, data_format, self.where), 1):
@@ -85,12 +135,18 @@ class Task(ABC, Generic[E]):
             try:
                 example = self.example(row, number)
             except DataError as e:
-                self._leave_out(e)
+                self._leave_out(self._placed(e, row, number))
                 continue
-            found.append(example)
+            keep(example)
             if seen is not None:
                 seen(number, row, example)
-        return found
+
+    def _placed(self, error: DataError, row: Row, number: int) -> DataError:
+        """Of one of several files: with the file's name."""
+        place = f"{self.where} row {number}"
+        if not isinstance(row, Placed) or not str(error).startswith(place):
+            return error
+        return DataError(row.place + str(error).removeprefix(place))
 
     def _prepare(self) -> None:
         """Before the rows are read. Raises UserFault."""
@@ -115,7 +171,7 @@ class Task(ABC, Generic[E]):
         """The model by its config alone, without weights, adapters and memory."""
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(self.config.model)
+        config = transformers.AutoConfig.from_pretrained(self.config.model, trust_remote_code=False)
         with torch.device("meta"):
             return getattr(transformers, self.architecture).from_config(config)
 
@@ -128,9 +184,12 @@ class Task(ABC, Generic[E]):
     def example(self, row: Row, number: int) -> Any:
         """What a row becomes, as far as it can be told without the others. Raises DataError naming the row."""
 
-    def _settled(self, found: list[Any]) -> list[E]:
-        """The examples, of what `example` made of all rows that can be used. Raises DataFault."""
-        return found
+    def _survey(self, found: Sequence[Any]) -> None:
+        """Sees once what `example` made of all rows that can be used. Raises DataFault."""
+
+    def _settled(self, found: Any) -> E:
+        """The example, of what `example` made of a row, once all of them were seen."""
+        return found  # type: ignore[no-any-return]
 
     def lengths(self, example: Any) -> tuple[int, ...]:
         """Tokens of each sequence of what `example` made that `max_length` bounds; none for what is no text."""
@@ -202,7 +261,7 @@ class Task(ABC, Generic[E]):
         import transformers
 
         base = getattr(transformers, self.architecture).from_pretrained(
-            self.config.model, dtype="auto", use_safetensors=True, **self._head()
+            self.config.model, dtype="auto", use_safetensors=True, trust_remote_code=False, **self._head()
         )
         self._settle(base)
         merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()

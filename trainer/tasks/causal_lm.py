@@ -21,6 +21,7 @@ class CausalLm(Task[Example | Pack]):
 
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
+    made = Example
 
     def _tokenizer(self) -> Any:
         found = super()._tokenizer()

@@ -63,7 +63,8 @@ def kind_of(config: TrainConfig) -> Kind:
         vae = AutoencoderKL.load_config(config.model, subfolder="vae")
         scheduler = DDPMScheduler.from_pretrained(config.model, subfolder="scheduler")
         folders = ("tokenizer", "tokenizer_2") if two else ("tokenizer",)
-        tokenizers = tuple(AutoTokenizer.from_pretrained(config.model, subfolder=one) for one in folders)
+        plain = {"trust_remote_code": False}
+        tokenizers = tuple(AutoTokenizer.from_pretrained(config.model, subfolder=one, **plain) for one in folders)
         if unet["in_channels"] != vae.get("latent_channels", 4):
             raise ValueError(f"its UNet takes {unet['in_channels']} channels, as for inpainting")
         if scheduler.config.prediction_type not in ("epsilon", "v_prediction"):

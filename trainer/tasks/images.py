@@ -59,10 +59,12 @@ class ImageClassification(Task[Shot]):
         found: Array = np.asarray(made["pixel_values"][0]).astype(np.uint8)
         return found
 
-    def _settled(self, found: list[Shot]) -> list[Shot]:
+    def _survey(self, found: Sequence[Shot]) -> None:
         self._labels = Labels(self.config.data)
-        self._labels.settle([shot.label for shot in found])
-        return [Shot(number=s.number, row=s.row, label=self._labels.number(s.label)) for s in found]
+        self._labels.settle(shot.label for shot in found)
+
+    def _settled(self, found: Shot) -> Shot:
+        return Shot(number=found.number, row=found.row, label=self._labels.number(found.label))
 
     def lengths(self, example: Shot) -> tuple[int, ...]:
         return ()

@@ -1,7 +1,7 @@
 """What a class, a number or a tag of a text needs beside the text: the set of labels, and their scores."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.contract import cells
@@ -17,12 +17,12 @@ class Labels:
         self._data = data
         self.names = tuple(data.labels)
 
-    def settle(self, found: Sequence[str]) -> None:
+    def settle(self, found: Iterable[str]) -> None:
         """`found`: the labels of all rows. Raises DataFault where there is nothing to tell apart."""
-        if self.names or not found:
+        if self.names:
             return
         self.names = tuple(sorted(set(found)))
-        if wrong := cells.bad_set(self.names, self._data.label):
+        if self.names and (wrong := cells.bad_set(self.names, self._data.label)):
             raise DataFault(f"{source(self._data.path)}: {wrong}")
 
     def head(self) -> dict[str, Any]:

@@ -21,6 +21,8 @@ class Preference:
 class Preferences(Task[Preference]):
     """What a task over such pairs reads, and how."""
 
+    made = Preference
+
     def example(self, row: Row, number: int) -> Preference:
         config = self.config
         prompt, chosen, rejected = render_preference(config.data, row, number)

@@ -32,6 +32,7 @@ class Seq2Seq(Task[Pair]):
 
     architecture = "AutoModelForSeq2SeqLM"
     adapters = "SEQ_2_SEQ_LM"
+    made = Pair
 
     def example(self, row: Row, number: int) -> Pair:
         read, written = render(self.config.data, row, number)

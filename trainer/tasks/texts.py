@@ -1,7 +1,7 @@
 """A class, or a number, of a whole text."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -31,15 +31,18 @@ class _Texts(Task[Labelled[L]]):
 
     architecture = "AutoModelForSequenceClassification"
     adapters = "SEQ_CLS"
+    made = Labelled
     headed = True
 
     def example(self, row: Row, number: int) -> Labelled[Any]:
         ids = self._ids(fill_prompt(self.config.data, row, number))
         return Labelled(ids=ids, label=self._cell(row, number))
 
-    def _settled(self, found: list[Labelled[Any]]) -> list[Labelled[L]]:
-        self._settle_labels([row.label for row in found])
-        return [Labelled(ids=row.ids, label=self._label(row.label)) for row in found]
+    def _survey(self, found: Sequence[Labelled[Any]]) -> None:
+        self._settle_labels(row.label for row in found)
+
+    def _settled(self, found: Labelled[Any]) -> Labelled[L]:
+        return Labelled(ids=found.ids, label=self._label(found.label))
 
     def shown(self, example: Labelled[Any]) -> tuple[str, str]:
         return self.tokenizer.decode(example.ids), str(example.label)
@@ -93,7 +96,7 @@ class _Texts(Task[Labelled[L]]):
     def _cell(self, row: Row, number: int) -> Any:
         """The cell of the label. Raises DataError."""
 
-    def _settle_labels(self, found: Sequence[Any]) -> None:
+    def _settle_labels(self, found: Iterable[Any]) -> None:
         """Sees every row's label once. Raises DataFault."""
 
     @abstractmethod
@@ -122,7 +125,7 @@ class TextClassification(_Texts[int]):
         cells.known((found,), self.config.data.labels, self.where, number)
         return found
 
-    def _settle_labels(self, found: Sequence[str]) -> None:
+    def _settle_labels(self, found: Iterable[str]) -> None:
         self._labels = Labels(self.config.data)
         self._labels.settle(found)
 

@@ -42,6 +42,7 @@ class TokenClassification(Task[Tagged]):
 
     architecture = "AutoModelForTokenClassification"
     adapters = "TOKEN_CLS"
+    made = Read
     headed = True
 
     def _tokenizer(self) -> Any:
@@ -63,10 +64,12 @@ class TokenClassification(Task[Tagged]):
         ids, starts = self._tokens(words)
         return Read(ids=ids, starts=starts, tags=tags)
 
-    def _settled(self, found: list[Read]) -> list[Tagged]:
+    def _survey(self, found: Sequence[Read]) -> None:
         self._labels = Labels(self.config.data)
-        self._labels.settle([tag for row in found for tag in row.tags])
-        return [Tagged(ids=row.ids, labels=[self._target(row, word) for word in row.starts]) for row in found]
+        self._labels.settle(tag for row in found for tag in row.tags)
+
+    def _settled(self, found: Read) -> Tagged:
+        return Tagged(ids=found.ids, labels=[self._target(found, word) for word in found.starts])
 
     def _target(self, row: Read, word: int | None) -> int:
         return IGNORED if word is None else self._labels.number(row.tags[word])

@@ -1,5 +1,6 @@
 """Memory of encoder-decoders, by the tape alone; tests/trainer/test_memory_form.py has the tracer beside it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,15 @@ def test_what_makes_no_sense_is_said_in_one_line(asked: dict[str, Any], words: s
     assert "\n" not in str(raised.value)
 
 
-def test_there_is_no_scaling_table_of_one() -> None:
-    with pytest.raises(BadAsk, match="no run of an encoder-decoder was measured"):
-        what_if("gpus=1,2", model=T5, gpu="L40S", ask=Ask(length=64))
+def test_a_scaling_table_counts_what_is_read_and_written_and_says_how_little_is_known() -> None:
+    ask = Ask(length=512, target=128)
+    found = what_if("gpus=1,2,16", model=T5, gpu="L40S", ask=ask, global_batch=64, rows=6400)
+    assert found["tokens_per_row"] == 640
+    for row in found["points"]:
+        low, high = row["tokens_per_s_interval"]
+        assert (row["tokens_per_s"] / low, high / row["tokens_per_s"]) == pytest.approx((2, 2), rel=1e-3)
+        assert row["plan"]["parallelism"] in ("single", "ddp"), "how one would be divided is not known"
+        assert 0 < row["mfu"] < 1
+        assert row["hours"] * 3600 * row["tokens_per_s"] == pytest.approx(6400 * 640, rel=1e-3)
+    more = what_if("gpus=1", model=T5, gpu="L40S", ask=replace(ask, target=512), global_batch=64, rows=6400)
+    assert more["points"][0]["hours"] > found["points"][0]["hours"]

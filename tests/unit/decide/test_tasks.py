@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.calibration import SPREAD_COUNTED, SPREAD_CPU, SPREAD_MIXTURE, SPREAD_UNMEASURED
-from broker.decide.estimate import Ask, Unanswerable
 from broker.decide.hardware import TABLE
 from broker.decide.plans import Planner
 from broker.decide.roofline import ideal, model_flop
-from broker.decide.scaling import Load, scaling
 from broker.decide.throughput import run_of, spread_of, step_seconds, timing
 from broker.decide.workload import workload
 from broker.domain.offer import Verdict
@@ -198,11 +196,6 @@ def test_an_encoder_decoder_is_quoted() -> None:
     more = quoted([offer()], work=replace(work, written=4 * work.written)).lines[0]
     assert more.memory is not None
     assert more.memory.required > line.memory.required
-
-
-def test_several_gpus_are_not_asked_of_an_encoder_decoder() -> None:
-    with pytest.raises(Unanswerable, match="no run of an encoder-decoder was measured"):
-        scaling(T5, Ask(), A100, (1,), Load(global_batch=8, tokens_per_row=100.0, steps=1))
 
 
 def test_a_cpu_has_its_own_interval_whatever_is_trained() -> None:

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from broker.domain.errors import InvalidInput
 from broker.preflight.data import DataSummary, check, rows_of, summarise
 from tests.trainer.pack import tar
-from trainer.contract.data import read_rows, render
+from trainer.contract.data import render
+from trainer.contract.tables import read_rows
 from trainer.contract.train import DataFormat, TrainConfig
 
 DICTIONARY = Path(__file__).parents[3] / "examples" / "devils-dictionary.csv"

@@ -8,7 +8,7 @@ import yaml
 from broker.domain.spec import JobSpec
 from broker.preflight.data import check, summarise
 from trainer.contract.archives import packed
-from trainer.contract.data import format_of
+from trainer.contract.tables import format_of
 
 FOLDER = Path(__file__).parents[3] / "examples" / "tasks"
 

@@ -16,12 +16,14 @@ class UploadFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UPLOAD_FORMAT_JSONL: _ClassVar[UploadFormat]
     UPLOAD_FORMAT_TAR: _ClassVar[UploadFormat]
     UPLOAD_FORMAT_ZIP: _ClassVar[UploadFormat]
+    UPLOAD_FORMAT_PARQUET: _ClassVar[UploadFormat]
 UPLOAD_FORMAT_UNSPECIFIED: UploadFormat
 UPLOAD_FORMAT_CSV: UploadFormat
 UPLOAD_FORMAT_JSON: UploadFormat
 UPLOAD_FORMAT_JSONL: UploadFormat
 UPLOAD_FORMAT_TAR: UploadFormat
 UPLOAD_FORMAT_ZIP: UploadFormat
+UPLOAD_FORMAT_PARQUET: UploadFormat
 
 class UploadRequest(_message.Message):
     __slots__ = ("header", "data")

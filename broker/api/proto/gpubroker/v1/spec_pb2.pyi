@@ -53,6 +53,7 @@ class DataFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DATA_FORMAT_JSONL: _ClassVar[DataFormat]
     DATA_FORMAT_TAR: _ClassVar[DataFormat]
     DATA_FORMAT_ZIP: _ClassVar[DataFormat]
+    DATA_FORMAT_PARQUET: _ClassVar[DataFormat]
 
 class LoraTargets(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -131,6 +132,7 @@ DATA_FORMAT_JSON: DataFormat
 DATA_FORMAT_JSONL: DataFormat
 DATA_FORMAT_TAR: DataFormat
 DATA_FORMAT_ZIP: DataFormat
+DATA_FORMAT_PARQUET: DataFormat
 LORA_TARGETS_UNSPECIFIED: LoraTargets
 LORA_TARGETS_ALL_LINEAR: LoraTargets
 LORA_TARGETS_ATTENTION: LoraTargets
@@ -385,7 +387,7 @@ class SelectionConfig(_message.Message):
     def __init__(self, metric: _Optional[str] = ..., patience: _Optional[int] = ..., min_delta: _Optional[float] = ..., best: bool = ...) -> None: ...
 
 class DataConfig(_message.Message):
-    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image")
+    __slots__ = ("path", "format", "prompt", "completion", "eval_share", "messages", "label", "labels", "words", "chosen", "rejected", "bad_share", "image", "secret")
     PATH_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +401,7 @@ class DataConfig(_message.Message):
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     BAD_SHARE_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     path: str
     format: DataFormat
     prompt: str
@@ -412,7 +415,8 @@ class DataConfig(_message.Message):
     rejected: str
     bad_share: float
     image: str
-    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ...) -> None: ...
+    secret: str
+    def __init__(self, path: _Optional[str] = ..., format: _Optional[_Union[DataFormat, str]] = ..., prompt: _Optional[str] = ..., completion: _Optional[str] = ..., eval_share: _Optional[float] = ..., messages: _Optional[str] = ..., label: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., words: _Optional[str] = ..., chosen: _Optional[str] = ..., rejected: _Optional[str] = ..., bad_share: _Optional[float] = ..., image: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class LoraConfig(_message.Message):
     __slots__ = ("r", "alpha", "dropout", "targets", "targets_named", "rslora", "dora")
