@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -161,24 +161,25 @@ def main() -> None:
     """Prints the table; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=6.0, help="no second or later round is begun after that")
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="may be repeated")
     arguments = parser.parse_args()
     python = install_peers()
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    for case in CASES:
-        if arguments.case and case.name not in arguments.case:
-            continue
-        case = Case(**{**asdict(case), "steps": arguments.steps})
-        kinds = [k for k in TRAINERS if not (case.packing and k == "hf")]  # HF Trainer does not pack
-        runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
-        for number in range(arguments.rounds):
-            for kind in kinds:
+    until = time.monotonic() + 60 * arguments.minutes
+    cases = [replace(c, steps=arguments.steps) for c in CASES if not arguments.case or c.name in arguments.case]
+    runs: dict[str, dict[str, list[Run]]] = {case.name: {} for case in cases}
+    for number in range(arguments.rounds):
+        for case in cases:
+            if number and time.monotonic() > until:
+                continue
+            for kind in (k for k in TRAINERS if not (case.packing and k == "hf")):  # HF Trainer does not pack
                 print(f"{case.name}: {kind}, round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
-                runs[kind].append(run(kind, case, python))
-        results[case.name] = {kind: summary(found) for kind, found in runs.items()}
+                runs[case.name].setdefault(kind, []).append(run(kind, case, python))
+    results = {name: {kind: summary(found) for kind, found in kinds.items()} for name, kinds in runs.items()}
     show(results)
-    print(json.dumps({"rounds": arguments.rounds, "steps": arguments.steps, "cases": results}))
+    rounds = {name: len(kinds["gpubroker"]) for name, kinds in runs.items()}
+    print(json.dumps({"rounds": rounds, "steps": arguments.steps, "cases": results}))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,18 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="where results and checkpoints go (with --config)")
     parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS", help="default %(default)s")
     parser.add_argument("--fsdp", action="store_true", help="divide the model between the GPUs (with --config)")
+    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="so many GPUs compute each layer together")
+    parser.add_argument(
+        "--context", type=int, default=1, metavar="N", help="so many compute a stretch of a sequence each"
+    )
     arguments = parser.parse_args()
     if arguments.config is not None:
         if arguments.output is None:
             parser.error("--config needs --output DIR")
         from trainer import standalone
 
-        return standalone.main(arguments.config, arguments.output, arguments.save_every, fsdp=arguments.fsdp)
+        ways = {"tensor": arguments.tensor, "context": arguments.context}
+        return standalone.main(arguments.config, arguments.output, arguments.save_every, fsdp=arguments.fsdp, ways=ways)
 
     from trainer.agent import environment, run
     from trainer.blobs import StoreError

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,20 @@ class BadConfig(ValueError):
     """The configuration cannot be used; the message names the place and the fix."""
 
 
-def main(config: Path, output: Path, save_every_s: float, *, fsdp: bool = False) -> int:
-    """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code."""
+def main(
+    config: Path, output: Path, save_every_s: float, *, fsdp: bool = False, ways: Mapping[str, int] | None = None
+) -> int:
+    """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
+
+    `ways`: of `tensor` and `context`, how many GPUs; more than one comes with `fsdp`.
+    """
+    several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
-        how = Parallelism(kind="fsdp" if fsdp else "ddp")
+        how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
+    except ValidationError as e:
+        print(f"--{e.errors()[0]['loc'][-1]}: {e.errors()[0]['msg']}", file=sys.stderr)
+        return 64
+    try:
         outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)

@@ -61,9 +61,7 @@ def _refuse(bare: Any, plan: dict[str, str], ways: int) -> None:
     config = bare.config.get_text_config()
     for name in DIVIDED:
         if (count := getattr(config, name, None)) and count % ways:
-            raise UserFault(
-                f"world.parallelism.tensor: {ways} does not divide the {name} of {bare.config.model_type}, {count}"
-            )
+            raise UserFault(f"world.parallelism.tensor: {ways} does not divide {name} of this {kind} model, {count}")
     head = bare.get_output_embeddings()
     if isinstance(head, torch.nn.Linear) and head.out_features % ways:
         raise UserFault(f"world.parallelism.tensor: {ways} does not divide the vocabulary, {head.out_features}")

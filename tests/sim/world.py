@@ -106,10 +106,14 @@ class World:
         self.body = Body(cast(Blobs, BlobDoor(self, None)), clock, config.virtual, seed=seed)
         self.cloud = Cloud(config, self.body, installation=self.installation, state=self.folder, clock=clock)
         self.body.world = self.cloud.world = self
+        self.slots = self._seats()
+        self.weather = Weather(seed=seed, strikes=self.strikes, brokers=len(self.slots))
+
+    def _seats(self) -> list[Slot]:
+        """In every fourth house they disagree about the time."""
         skewed = self._draw.random() < 0.25
         brokers = self._draw.choice((1, 1, 2, 2, 3))
-        self.weather = Weather(seed=seed, strikes=self.strikes, brokers=brokers)
-        self.slots = [self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0) for n in range(brokers)]
+        return [self._slot(n, self._draw.uniform(-3600, 3600) if skewed else 0.0) for n in range(brokers)]
 
     def _config(self) -> SimulatedConfig:
         draw = self._draw

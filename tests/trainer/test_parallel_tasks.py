@@ -28,6 +28,11 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, str], dict[str, Any]]] 
     ),
     "a head that no checkpoint has": (bert, {"label": "kind"}, {"method": LORA, "task": "text_classification"}),
     "rewards": (llama, {"chosen": "{meaning}", "rejected": "w5 w6"}, {"method": LORA, "task": "reward_model"}),
+    "rewards, each process all of it": (
+        llama,
+        {"chosen": "{meaning}", "rejected": "w5 w6"},
+        {"method": LORA, "task": "reward_model"},
+    ),
     "preferences": (llama, {"chosen": "{meaning}", "rejected": "w5 w6"}, {"method": LORA, "task": "dpo"}),
 }
 
@@ -52,7 +57,8 @@ def test_divided_equals_whole(case: str, tmp_path: Path) -> None:
         }
     )
     whole = Crew(tmp_path / "whole", train, data, each=1).done().last
-    divided = Crew(tmp_path / "divided", train, data, each=2, how=Parallelism(kind="fsdp")).done().last
+    how = Parallelism(kind="ddp" if case == "rewards, each process all of it" else "fsdp")
+    divided = Crew(tmp_path / "divided", train, data, each=2, how=how).done().last
     tolerance = 1e-2 if train.precision == "bf16" else 1e-5
     for one, other in zip(told(divided), told(whole), strict=True):
         assert one == pytest.approx(other, rel=tolerance)

@@ -5,7 +5,7 @@ from decimal import Decimal
 from enum import IntEnum, StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.contract.base import Document, Text
 from trainer.contract.script import ScriptConfig
@@ -87,6 +87,12 @@ class Parallelism(Document):
     """`fsdp`: so many processes next to each other compute every layer together."""
     context: Annotated[int, Field(ge=1)] = 1
     """`fsdp`: so many of these compute a stretch of the same sequences each; `shard` counts those with other rows."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Parallelism":
+        if self.kind == "ddp" and self.tensor * self.context > 1:
+            raise ValueError("tensor and context divide the model's work: set kind to fsdp")
+        return self
 
 
 class World(Document):
