@@ -82,6 +82,9 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
+    for part in (config, text_of(config)):
+        if not isinstance(part.get("model_type", ""), str | None):
+            raise BadAsk(f"config.json of {name!r} has model_type {part['model_type']!r}, which is no word")
     try:
         if task is not None:
             found = task_shape(name, config, task)
@@ -171,12 +174,10 @@ def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, 
     return traced
 
 
-def _said_of(task: str | None, shape: ModelShape, rows: int) -> Iterator[str]:
+def _said_of(task: str | None, rows: int) -> Iterator[str]:
     """What is to be known of a task's figures."""
     if task in PAIRED:
-        yield f"{task}: each of {rows} rows is two sequences"
-    if shape.labels and not build_of(shape).encoder:
-        yield f"{task}: the logits counted are a vocabulary's, which such a head does not make: memory is too high"
+        yield f"{task}: each of {rows // 2} rows is two sequences"
 
 
 def estimate(
@@ -214,9 +215,6 @@ def estimate(
     side of a UNet's images.
     """
     name, given = config_of(model, config)
-    package, _, version = (stack or "").partition("=")
-    if stack is not None and (package != "transformers" or not version):
-        raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
     ask = sizes.Ask(
         method=method,  # type: ignore[arg-type]  # checked there, with one line that names the choices
         optimizer=optimizer,
@@ -235,21 +233,45 @@ def estimate(
         dropout=lora_dropout,
         trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
-        transformers=version or None,
+        transformers=_version(stack),
     )
-    hardware, shape = hardware_of(gpu), None if traced.kind_of(given) else model_shape(name, given, task)
     try:
-        if shape is None:
-            ask = tabled.sized(given, ask, resolution)
-            found, speed, family = tabled.estimate(given, ask), tabled.NO_SPEED, str(traced.kind_of(given))
-        else:
-            tabled.refuse_resolution(shape.family, resolution)
-            found, speed, family = sizes.estimate(shape, ask), _speed(shape, ask, hardware, task), shape.family
-            said = *_taken(given, shape), *_said_of(task, shape, micro_batch)
-            found = replace(found, notes=(*found.notes, *said))
+        return _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    return _document(name, family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
+
+
+def _version(stack: str | None) -> str | None:
+    """That of transformers. Raises BadAsk."""
+    package, _, version = (stack or "").partition("=")
+    if stack is not None and (package != "transformers" or not version):
+        raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
+    return version or None
+
+
+def _answer(
+    name: str,
+    given: Mapping[str, Any],
+    ask: sizes.Ask,
+    task: str | None,
+    resolution: int | None,
+    hardware: Hardware | None,
+    *,
+    exact: bool,
+) -> dict[str, Any]:
+    """Raises BadAsk, Unanswerable."""
+    if (kind := traced.kind_of(given)) is not None:
+        ask = tabled.sized(given, ask, resolution)
+        found = tabled.estimate(given, ask)
+        return _document(
+            name, kind, found, hardware, tabled.NO_SPEED, _trace(given, None, ask, task) if exact else None
+        )
+    shape = model_shape(name, given, task)
+    tabled.refuse_resolution(shape.family, resolution)
+    found = sizes.estimate(shape, ask)
+    said = *found.notes, *_taken(given, shape), *_said_of(task, ask.rows)
+    found, speed = replace(found, notes=said), _speed(shape, ask, hardware, task)
+    return _document(name, shape.family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
 
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:

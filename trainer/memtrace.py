@@ -31,7 +31,7 @@ from trainer import model as models
 from trainer.asif import BLOCK, AsIf, allowed
 from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
 from trainer.faults import Fault
-from trainer.memtrace_kinds import BY_TASK, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
+from trainer.memtrace_kinds import BY_TASK, HEADED, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.memtrace_step import Ask, Probe
 from trainer.storages import Storages, in_backward
 
@@ -131,6 +131,8 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any
         )
         untie(model, config)
         model.config.use_cache = False
+        if ask.task in HEADED and getattr(model.config, "pad_token_id", None) is None:
+            model.config.pad_token_id = 0  # by which a decoder finds the last token
         fresh = fresh_of(ask.task, family)
         return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
 

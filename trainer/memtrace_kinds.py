@@ -45,7 +45,7 @@ def fresh_of(task: str, family: str) -> tuple[str, ...]:
     if task == "text_classification" and family == "roberta":  # peft itself trains such a head whole
         return ("classifier.dense", "classifier.out_proj")
     more = ("pre_classifier",) if task == "text_classification" and family == "distilbert" else ()
-    return (*more, "classifier")
+    return (*more, "classifier", "score")  # whichever it has
 
 
 class Images:

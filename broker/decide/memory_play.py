@@ -4,6 +4,7 @@ from functools import lru_cache
 
 from broker.decide.memory_builds import build_of
 from broker.decide.memory_encoder import EncoderPlayer
+from broker.decide.memory_headed import HeadedPlayer
 from broker.decide.memory_seq2seq import PairPlayer
 from broker.decide.memory_step import Played, Player, Step
 from broker.domain.workload import ModelShape
@@ -12,5 +13,6 @@ from broker.domain.workload import ModelShape
 @lru_cache(maxsize=256)
 def play(shape: ModelShape, step: Step) -> Played:
     """Every segment's worst moment on one device. About 2 ms; a market asks the same for thousands of offers."""
-    kind = PairPlayer if shape.decoder_layers else EncoderPlayer if build_of(shape).encoder else Player
+    headed = EncoderPlayer if build_of(shape).encoder else HeadedPlayer
+    kind = PairPlayer if shape.decoder_layers else headed if shape.labels else Player
     return kind(shape, step).play()

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
+from broker.models import count
 from broker.models.checked import EXPERTS
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS
@@ -75,7 +76,7 @@ def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _labels(config: Mapping[str, Any]) -> int:
     named = config.get("id2label")
-    return len(named) if isinstance(named, Mapping) and named else 2
+    return count.number(config, "num_labels", default=len(named) if isinstance(named, Mapping) and named else 2)
 
 
 def _invalid(message: str) -> InvalidInput:

@@ -157,8 +157,8 @@ def test_the_task_decides_what_is_estimated() -> None:
     assert reference["peak_allocated_bytes"] == pairs["peak_allocated_bytes"]
     assert reference["tokens_per_s"] < pairs["tokens_per_s"]
     assert reward["peak_allocated_bytes"] > label["peak_allocated_bytes"], "two sequences, not one"
-    assert "two sequences" in reference["notes"][0]
-    assert "a vocabulary's" in label["notes"][0]
+    assert "each of 1 rows is two sequences" in reference["notes"][0]
+    assert not label["notes"]
     assert "none was measured" in label["tokens_per_s_basis"]
     bert = "google-bert/bert-base-uncased"
     assert estimate(bert, seq=128, task="text_classification") == estimate(bert, seq=128)
@@ -261,3 +261,25 @@ def test_positions_that_are_no_number_are_said_and_not_passed_over(positions: ob
     }  # fmt: skip
     with pytest.raises(BadAsk, match="no positive max_position_embeddings"):
         estimate(config=config, seq=99)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_decoder_with_classes_makes_no_vocabularys_logits(method: str, accumulate: bool) -> None:
+    model, asked = "HuggingFaceTB/SmolLM2-135M", {"method": method, "accumulate": accumulate, "seq": 512}
+    words = estimate(model, micro_batch=8, **asked)["by_category"]
+    for task in ("text_classification", "token_classification"):
+        found = estimate(model, task=task, micro_batch=8, **asked)
+        assert found["by_category"]["logits"] < words["logits"] / 10
+        assert not found["notes"]
+    number = estimate(model, task="reward_model", micro_batch=4, **asked)
+    assert (
+        number["peak_allocated_bytes"]
+        <= estimate(model, task="text_classification", micro_batch=8, **asked)["peak_allocated_bytes"]
+    )
+
+
+@pytest.mark.parametrize("config", [TINY | {"model_type": ["llama"]}, {"text_config": TINY | {"model_type": {}}}])
+def test_a_kind_that_is_no_word_is_refused_in_one_line(config: dict[str, Any]) -> None:
+    with pytest.raises(BadAsk, match="which is no word"):
+        estimate(config=config)
