@@ -94,7 +94,7 @@ COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='mak
 	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
 constraints: | $(BIN)/uv ## resolve constraints.txt and constraints-trainer.txt again
 	$(COMPILE) --upgrade pyproject.toml --all-extras -o constraints.txt
-	$(BIN)/python deploy/trainer_requirements.py | $(COMPILE) --upgrade - -o constraints-trainer.txt
+	$(BIN)/python deploy/trainer_requirements.py trackers | $(COMPILE) --upgrade - -o constraints-trainer.txt
 
 image: ## build the trainer's image; with IMAGE=registry/name push it and print the line for gpubroker.yaml
 	deploy/image.sh $(IMAGE)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The one recipe that makes a machine or an image able to run `python -m trainer`; the same lines serve both.
 #   deploy/trainer_install.sh [FOLDER]      FOLDER: where the virtual environment goes (default ~/.gpubroker-trainer)
+# GPUBROKER_EXTRAS: more of pyproject.toml's extras, with spaces between them (trackers).
 # Needs Python 3.11+ with venv, or uv to get one. Run it again to bring an installation up to date. A Python that has
 # the trainer's torch already is built upon, and where nothing is missing nothing is fetched.
 set -euo pipefail
@@ -67,7 +68,8 @@ torch_index() {
 }
 
 { "$venv/bin/python" -m pip --version >/dev/null 2>&1 && new_enough "$venv/bin/python"; } || make_venv
-requirements=$("$venv/bin/python" "$source/deploy/trainer_requirements.py")
+read -ra extras <<<"${GPUBROKER_EXTRAS:-}"
+requirements=$("$venv/bin/python" "$source/deploy/trainer_requirements.py" "${extras[@]}")
 if ! pip --quiet --no-index --requirement /dev/stdin <<<"$requirements" 2>/dev/null; then
     # CUDA's own packages belong to the torch that is there, or to the driver.
     constraints=$(grep -v -e '^nvidia-' -e '^cuda-' -e '^triton=' "$source/constraints-trainer.txt")

@@ -2,6 +2,9 @@
 
 import asyncio
 import io
+import re
+import subprocess
+import sys
 import tarfile
 import tomllib
 import urllib.request
@@ -20,6 +23,7 @@ from broker.controllers.boot import Boot
 from broker.domain.errors import InvalidInput, Rejected
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps, TrainerBundle, TrainerImage
+from broker.domain.spec import JobSpec
 from broker.ports import Leased
 from broker.secrets import SecretBox
 from broker.store.memory import MemoryStore
@@ -167,3 +171,27 @@ async def test_only_rented_machines_are_given_a_trainer(
     assert (made.trainer is not None) == bool(given)
     assert given.items() <= made.env.items()
     assert ("GPUBROKER_NOTICES" in made.env) == bool(given)
+
+
+async def test_a_machine_without_an_image_installs_trackers_for_those_who_want_one(tmp_path: Path) -> None:
+    house = House(store=MemoryStore(SystemClock()), config=config(), state=tmp_path, cloud=Rented)
+    source = TrainerSource(house.blobs, TrainerImage(reference=IMAGE))
+    boot = Boot(context=house.fleet("one").context, box=SecretBox(bytes(32)), trainer=source)
+    given = []
+    for metrics in ({}, {"mlflow": {"uri": "https://mlflow.example.org"}}):
+        data = {"path": f"upload:{'a' * 64}", "format": "csv", "prompt": "{word}", "completion": "{definition}"}
+        train = {"task": "causal_lm", "model": "gpt2", "data": data, "metrics": metrics}
+        job = make_job(spec=JobSpec.model_validate({"name": "n", "cap_usd": 1, "train": train}))
+        made = await boot.prepare(Leased(attempt=make_attempt(job), job=job))
+        given.append(made.env.get("GPUBROKER_EXTRAS"))
+    await house.provider.close()
+    assert given == [None, "trackers"]
+
+
+def test_the_recipe_takes_extras_by_name() -> None:
+    def named(*extras: str) -> set[str]:
+        command = [sys.executable, str(ROOT / "deploy" / "trainer_requirements.py"), *extras]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return {re.split("[<>=;# ]", line)[0] for line in done.stdout.splitlines()}
+
+    assert named("trackers") - named() == {"mlflow-skinny", "wandb"}

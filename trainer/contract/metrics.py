@@ -38,6 +38,11 @@ class MetricsConfig(Config):
     mlflow: MlflowConfig | None = None
 
     @property
+    def trackers(self) -> bool:
+        """Whether packages of the extra `trackers` are needed."""
+        return self.wandb is not None or self.mlflow is not None
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """Names that the job must list."""
         online = self.wandb is not None and self.wandb.mode == "online"
