@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 
 from tests.crash.forks import keep
@@ -189,7 +190,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
     else:
         told(restored=0, whole=True)
     living = tensors_of(done)
-    writer = Writer()
+    alone, writer = parallel.Copies(Accelerator(cpu=True)), Writer()
     snapshots = Snapshots(run, writer)
     last = done + order.saves
     for step in range(done + 1, last + 1):
@@ -197,7 +198,7 @@ def work(order: Order, run: RunFolder, told: Told) -> None:
         _update(living, tensors_of(step))
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step}) + "\n")
-        held = {group: parallel.held(tensors) for group, tensors in living.items()}
+        held = {group: alone.held(tensors) for group, tensors in living.items()}
         snapshots.begin(
             Snapshot(
                 progress=Progress(step=step, samples=step),
