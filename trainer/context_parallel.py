@@ -46,7 +46,10 @@ class Context:
         missing = -length % self._of
         places = torch.arange(length + missing, device=batch["input_ids"].device).expand(rows, -1)
         whole = {"position_ids": places[:, :length], **{n: t for n, t in batch.items() if n in TOKENS}}
-        whole = {n: functional.pad(t, (0, missing), value=IGNORED if n == "wanted" else 0) for n, t in whole.items()}
+        whole = {
+            n: functional.pad(t, (0, length + missing - t.shape[1]), value=IGNORED if n == "wanted" else 0)
+            for n, t in whole.items()
+        }
         row_of = (whole["position_ids"] == 0).cumsum(-1)  # a row of a pack begins at 0, and padding is a row of its own
         begin = self._number * places.shape[1] // self._of
         end = begin + places.shape[1] // self._of

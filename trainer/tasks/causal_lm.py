@@ -68,13 +68,15 @@ class CausalLm(Task[Example | Pack]):
             found = packing.collate(packs, self.pad, device)
         else:
             found = collate([e for e in examples if isinstance(e, Example)], self.pad, device)
-        found["wanted"] = functional.pad(found.pop("labels")[:, 1:], (0, 1), value=IGNORED)  # of each token the next
+        found["wanted"] = found.pop("labels")[:, 1:]  # of each token the next
         return found
 
     def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
         logits = model(**{n: t for n, t in batch.items() if n != "wanted"}).logits
-        carries = batch["wanted"] != IGNORED
-        return functional.cross_entropy(logits[carries].float(), batch["wanted"][carries], reduction="sum")
+        wanted = batch["wanted"]
+        carries = wanted != IGNORED
+        logits = logits[:, : wanted.shape[1]]
+        return functional.cross_entropy(logits[carries].float(), wanted[carries], reduction="sum")
 
     def write(self, model: Any, device: torch.device) -> list[str]:
         prompts = self.config.samples.prompts
