@@ -25,6 +25,9 @@ from trainer.snapshot import Held, Local, Stored, Writer, joined, parts
 TIMEOUT = timedelta(minutes=10)
 """After which a process that waits for a lost one gives up."""
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_NEVER_FREED: list[Any] = []
+"""Models as DDP wraps them. Freed by Python, one waits for gloo's thread, which waits for Python where it has just done
+a collective: neither goes on, and the process never ends."""
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed out", "Connection refused")
 
 
@@ -95,6 +98,8 @@ class Copies:
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """(what is called in training, the optimizer)"""
         prepared: tuple[Any, Any] = self.accelerator.prepare(model, optimizer)
+        if self.world > 1:
+            _NEVER_FREED.append(prepared[0])
         return prepared
 
     def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:

@@ -127,4 +127,6 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
     if _rank("RANK") is not None:
         tie(os.getppid())  # The launcher starts each process in a session of its own.
-    sys.exit(main(Path(sys.argv[1])))
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(code)  # see parallel._NEVER_FREED
