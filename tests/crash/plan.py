@@ -98,7 +98,10 @@ async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
         ("born late", AGAIN, plan.births, lambda one: hardships.born_late(rig, one, totals)),
     )
     for name, places, count, act in scenes:
-        await _in_lanes(plan, _drawn(places, count, f"{name}/{plan.seed}"), act, totals, say, name=name)
+        # Three pairs of brokers want more connections than the PostgreSQL that they share has.
+        lanes = min(plan.lanes, FULL_HOUSES) if name == "frozen" else plan.lanes
+        drawn = _drawn(places, count, f"{name}/{plan.seed}")
+        await _in_lanes(plan, drawn, act, totals, say, lanes=lanes, name=name)
 
 
 def _drawn(places: Sequence[Any], count: int, seed: str) -> list[Any]:
