@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from trainer.ipc import RunFolder, WorkerJob
 from trainer.report import Reporter
 
 
-class Steps:
+class Steps(ABC):
     """The model, its optimizer and its rows, in step with the other processes; `Loop` says when it steps."""
 
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
@@ -172,9 +173,10 @@ class Steps:
         loss = self._task.loss_sum(self._model, made)
         return loss if batch else loss * 0.0
 
+    @abstractmethod
     def _before_update(self) -> None:
         """Weights and moments change next."""
 
+    @abstractmethod
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
         """A step is done."""
-        raise NotImplementedError
