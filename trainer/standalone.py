@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from trainer import checkpoint, fit
@@ -19,7 +18,7 @@ from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
-from trainer.contract import keys, places
+from trainer.contract import keys, places, yamlfile
 from trainer.contract.base import Config
 from trainer.contract.data import DataError
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
@@ -81,10 +80,12 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
 def _read(path: Path) -> tuple[Any, Any]:
     """(what to train, when to save), as they are written. Raises BadConfig."""
     try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise BadConfig(" ".join(str(e).split())) from None
-    if not isinstance(found, dict) or "model" in found or not ("train" in found or "script" in found):
+        found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
+    except yamlfile.BadYaml as e:
+        raise BadConfig(f"line {e.line}: {e.message}") from None
+    except UnicodeDecodeError as e:
+        raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
+    if "model" in found or not ("train" in found or "script" in found):
         return found, {}
     if found.get("train") is None:
         raise BadConfig("train: the spec has none; a script's data and model are not known")
