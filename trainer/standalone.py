@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from trainer import checkpoint, fit
@@ -19,7 +18,7 @@ from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
-from trainer.contract import keys, places
+from trainer.contract import keys, places, yamlfile
 from trainer.contract.data import DataError
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
 from trainer.contract.train import CheckpointConfig, TrainConfig
@@ -56,14 +55,16 @@ def main(
 def read_config(path: Path) -> TrainConfig:
     """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key."""
     try:
-        found = yaml.safe_load(path.read_text())
-        if isinstance(found, dict) and "model" not in found and ("train" in found or "script" in found):
+        found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
+        if "model" not in found and ("train" in found or "script" in found):
             found = found.get("train")
             if found is None:
                 raise BadConfig("train: the spec has none; a script's data and model are not known")
         return TrainConfig.model_validate(found)
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise BadConfig(" ".join(str(e).split())) from None
+    except yamlfile.BadYaml as e:
+        raise BadConfig(f"line {e.line}: {e.message}") from None
+    except UnicodeDecodeError as e:
+        raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
     except ValidationError as e:
         first: Any = e.errors()[0]
         raise BadConfig(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from None
