@@ -23,6 +23,7 @@ from broker.decide.throughput import spread_of
 from broker.domain.errors import InvalidInput
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
+from broker.models.checked import check_kind
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
 from broker.models.tasks import task_shape
@@ -82,9 +83,11 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
-    for part in (config, text_of(config)):
-        if not isinstance(part.get("model_type", ""), str | None):
-            raise BadAsk(f"config.json of {name!r} has model_type {part['model_type']!r}, which is no word")
+    try:
+        for part in (config, text_of(config)):
+            check_kind(part)
+    except ValueError as e:
+        raise BadAsk(f"config.json of {name!r} has {e}") from None
     try:
         if task is not None:
             found = task_shape(name, config, task)
