@@ -2,16 +2,18 @@
 
 A trainer deletes below its own attempt only, so what an earlier one left is the broker's to collect. What the current
 attempt resumed from must stay until that has committed enough of its own, each at least as far: two, so that a torn
-newest one has a successor, and as many as `checkpoint.keep` where that is more.
+newest one has a successor, and as many as `checkpoint.keep` where that is more. Milestones stay.
 """
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from broker.decide.recovery import furthest_first, step_of
+from broker.decide.recovery import furthest_first
 from broker.decide.retention import manifests_first
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from trainer.contract import keys
+from trainer.contract.keys import step_of
+from trainer.contract.milestones import milestones
 
 UNCOMMITTED_S = 3600.0
 """After its attempt's end a folder without a manifest is left alone for so long: whoever outlived its attempt against
@@ -41,6 +43,7 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
 
     known = set(committed)
     doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in found}])))
+    doomed -= milestones(committed, job.spec.checkpoint.keep_every)
     return manifests_first(key for key, manifest in found if manifest in doomed)
 
 

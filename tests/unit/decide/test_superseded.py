@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.recovery import furthest_first, step_of
+from broker.decide.recovery import furthest_first
 from broker.decide.superseded import UNCOMMITTED_S, superseded
 from broker.domain.ids import attempt_id
 from broker.domain.job import RESTING_JOB_STATES, Attempt, AttemptState, JobState, Reason
 from tests.unit.decide import build
 from trainer.contract import keys
+from trainer.contract.keys import step_of
 
 ENDED_AT = build.at(0)
 LATER = build.at(UNCOMMITTED_S + 1)
@@ -36,8 +37,11 @@ def files(step: int, of: Attempt, *, committed: bool = True) -> list[str]:
     return [folder + "a.safetensors", folder + "tree/b.json", *([folder + keys.MANIFEST] if committed else [])]
 
 
-def gone(found: list[str], *, keep: int = 2, now: Any = ENDED_AT, of: Any = (DEAD, DEAD_TOO, LIVE)) -> set[str]:
-    job = build.active_job(spec_changes={"checkpoint": {"keep": keep}}, attempts=len(of))
+def gone(
+    found: list[str], *, keep: int = 2, every: int | None = None, now: Any = ENDED_AT, of: Any = (DEAD, DEAD_TOO, LIVE)
+) -> set[str]:
+    kept = {"keep": keep, "keep_every": every}
+    job = build.active_job(spec_changes={"checkpoint": kept}, attempts=len(of))
     return set(superseded(job, of, found, now))
 
 
@@ -65,6 +69,11 @@ def test_what_the_current_attempt_has_not_passed_twice_stays() -> None:
     """It went on from an earlier one, as the furthest was torn; or it has yet to come so far."""
     found = [*files(10, DEAD), *files(30, DEAD), *files(31, DEAD), *files(30, LIVE), *files(40, LIVE)]
     assert gone(found) == {*files(10, DEAD), *files(30, DEAD)}
+
+
+def test_milestones_stay() -> None:
+    found = [*files(10, DEAD), *files(15, DEAD), *files(20, DEAD_TOO), *files(30, LIVE), *files(40, LIVE)]
+    assert gone(found, every=20) == {*files(10, DEAD), *files(15, DEAD)}
 
 
 def test_what_another_dead_attempt_committed_is_no_reason() -> None:
