@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from broker.api.problems import of_validation
 from broker.domain.errors import InvalidInput, Problem
 from providers.registry import ProvidersConfig
+from trainer.contract import yamlfile
 from trainer.contract.base import Config
 
 CONFIG_FILE = "gpubroker.yaml"
@@ -334,7 +334,7 @@ def _loopback(host: str) -> bool:
 
 def _read(file: Path, *, required: bool) -> dict[str, Any]:
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")
     except FileNotFoundError:
         if required:
             raise InvalidInput(Problem(field="--config", message=f"{file} does not exist")) from None
@@ -344,9 +344,7 @@ def _read(file: Path, *, required: bool) -> dict[str, Any]:
     except OSError as e:
         raise InvalidInput(Problem(field="--config", message=f"{file}: {e.strerror}")) from None
     try:
-        values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as e:
-        raise InvalidInput(Problem(field="--config", message=f"{file} is not YAML: {str(e).splitlines()[0]}")) from None
-    if not isinstance(values, dict):
-        raise InvalidInput(Problem(field="--config", message=f"{file} must map settings to values"))
+        values: dict[str, Any] = yamlfile.parse(text, str(file), may_be_empty=True).data
+    except yamlfile.BadYaml as e:
+        raise InvalidInput(Problem(field="--config", message=str(e))) from None
     return values

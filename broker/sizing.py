@@ -15,14 +15,16 @@ from typing import Any, get_args
 
 from broker import tabled
 from broker.decide import estimate as sizes
-from broker.decide.hardware import TABLE, Hardware, matches
+from broker.decide.hardware import TABLE, Hardware, matches, nearest
 from broker.decide.memory_builds import build_of
 from broker.decide.roofline import ideal, terms
 from broker.decide.scaling import run_of, unmeasured
 from broker.decide.throughput import spread_of
 from broker.domain.errors import InvalidInput
+from broker.domain.gpus import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
+from broker.models.checked import check_kind
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
 from broker.models.tasks import task_shape
@@ -82,9 +84,11 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
-    for part in (config, text_of(config)):
-        if not isinstance(part.get("model_type", ""), str | None):
-            raise BadAsk(f"config.json of {name!r} has model_type {part['model_type']!r}, which is no word")
+    try:
+        for part in (config, text_of(config)):
+            check_kind(part)
+    except ValueError as e:
+        raise BadAsk(f"config.json of {name!r} has {e}") from None
     try:
         if task is not None:
             found = task_shape(name, config, task)
@@ -101,11 +105,12 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
 def hardware_of(gpu: str | None) -> Hardware | None:
     if gpu is None:
         return None
-    asked = gpu.strip().lower().replace("_", "-").replace(" ", "-")
+    asked = gpu_name(gpu)
     found = next((h for name, h in TABLE.items() if h.gpu and matches(asked, name)), None)
     if found is None:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
-        raise BadAsk(f"--gpu {gpu}: not known; known are {known}")
+        near = "".join(f", the nearest is {name}" for name in nearest(asked))
+        raise BadAsk(f"--gpu {' '.join(gpu.split())[:100]}: not known{near}; known are {known}")
     return found
 
 

@@ -23,19 +23,27 @@ def sized(config: Config, ask: sizes.Ask, resolution: int | None) -> sizes.Ask:
     """With the size of a row: what a Whisper writes, a UNet's pixels of a side. Raises Unanswerable."""
     if traced.kind_of(config) == "whisper":
         refuse_resolution("whisper", resolution)
-        most = config.get("max_target_positions", 448)
+        most = _positive(config, "max_target_positions", 448)
         size = most if ask.target is None else ask.target
         if not 1 <= size <= most:
             raise sizes.Unanswerable(f"--target-seq {size}: must be from 1 to the model's {most} positions")
         return replace(ask, length=size, target=size)
     if ask.target is not None:
         raise sizes.Unanswerable(f"--target-seq {ask.target}: a UNet writes no tokens; give --resolution")
-    size = traced.SHRUNK * config.get("sample_size", 64) if resolution is None else resolution
+    size = traced.SHRUNK * _positive(config, "sample_size", 64) if resolution is None else resolution
     if not SMALLEST <= size <= LARGEST or size % traced.SHRUNK:
         raise sizes.Unanswerable(
             f"--resolution {size}: must be from {SMALLEST} to {LARGEST} and divisible by {traced.SHRUNK}"
         )
     return replace(ask, length=size)
+
+
+def _positive(config: Config, field: str, default: int) -> int:
+    """Raises Unanswerable for what is no size."""
+    try:
+        return count.number(config, field, default=default)
+    except ValueError as e:
+        raise sizes.Unanswerable(f"the config has {e}") from None
 
 
 def refuse_resolution(family: str, resolution: int | None) -> None:

@@ -4,7 +4,7 @@
 |---|---|
 | `main` | the commands by name |
 | `submit`, `jobs`, `admin`, `daemon` | what they do, by concern |
-| `submission`, `specfile`, `yamlfile`, `overrides`, `schema`, `template`, `pack` | from a spec file to a job |
+| `submission`, `specfile`, `overrides`, `schema`, `template`, `pack` | from a spec file to a job |
 | `watch`, `progress`, `summary`, `summaryview`, `plots`, `results` | from a job to its end and what it left |
 | `quoteview`, `jobviews`, `words`, `doctor` | what people read |
 | `shell`, `output`, `exits`, `find` | what every command shares |

@@ -59,7 +59,7 @@ OPTIONS: Mapping[str, Any] = {
     "attention": _option(str, _of(ATTENTIONS)),
     "stack": _option(str | None, "transformers=VERSION", "That version's own loss, not the trainer's."),
     "exact": _option(bool, None, "Trace the model's own code; needs the trainer's packages.", "--exact"),
-    "gpu": _option(str | None, "NAME", "For tokens/s and whether it fits: A100-80GB, L40S, RTX4090."),
+    "gpu": _option(str | None, "NAME", "For tokens/s and whether it fits: A100-80GB, L40S, or as nvidia-smi has it."),
 }
 """How each parameter of `broker.estimate()` is given here; names and defaults are that function's."""
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from broker.cli import schema
 from broker.cli.exits import BadInput
-from broker.cli.yamlfile import parse_value
+from trainer.contract.yamlfile import parse_value
 
 
 def apply(data: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:

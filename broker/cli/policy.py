@@ -11,14 +11,15 @@ from rich.table import Table
 
 from broker.api import models_policies as wire
 from broker.api.problems import of_validation
-from broker.cli import words, yamlfile
+from broker.cli import words
 from broker.cli.exits import BadInput, NotFound
 from broker.cli.find import job_id
 from broker.cli.output import Output
 from broker.cli.shell import JobArgument, Json, client, command
-from broker.cli.specfile import MAX_SPEC_BYTES
+from broker.cli.specfile import parsed
 from broker.client.errors import ApiError
 from broker.domain.policy import Policy
+from trainer.contract.yamlfile import YamlDocument
 
 BAR = 20
 SHOWN = 10
@@ -31,7 +32,7 @@ Team = Annotated[str | None, typer.Option(help="Of this team; by default of your
 @command
 async def apply(file: File, as_json: Json = False) -> None:
     """Make a policy, or a new version of it; every launch obeys it from now on."""
-    out, document, policy = Output(as_json=as_json), _parsed(file), _read(file)
+    out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
     async with client() as c:
         try:
             kept = await c.apply_policy(policy)
@@ -48,7 +49,7 @@ async def dry_run(
     as_json: Json = False,
 ) -> None:
     """Say what a policy would have done to what the ledger says has happened; nothing is changed."""
-    out, document, policy = Output(as_json=as_json), _parsed(file), _read(file)
+    out, document, policy = Output(as_json=as_json), parsed(file), _read(file)
     async with client() as c:
         try:
             done = await c.dry_run_policy(policy, days=days)
@@ -58,23 +59,9 @@ async def dry_run(
     _told(out, done)
 
 
-def _parsed(file: Path) -> yamlfile.YamlDocument:
-    """Raises BadInput with file and line."""
-    try:
-        raw = file.read_bytes()
-        text = raw.decode("utf-8-sig")
-    except OSError as e:
-        raise BadInput(f"{file}: {e.strerror}") from None
-    except UnicodeDecodeError as e:
-        raise BadInput(f"{file}: byte {e.start} is not UTF-8; save the file as UTF-8") from None
-    if len(raw) > MAX_SPEC_BYTES:
-        raise BadInput(f"{file} has {len(raw)} bytes; a policy is a short YAML or JSON file")
-    return yamlfile.parse(text, str(file))
-
-
 def _read(file: Path) -> dict[str, Any]:
     """The checked policy as JSON. Raises BadInput with file, line and field."""
-    document = _parsed(file)
+    document = parsed(file)
     try:
         policy = Policy.model_validate(document.data)
     except ValidationError as e:
@@ -83,13 +70,13 @@ def _read(file: Path) -> dict[str, Any]:
     return policy.model_dump(mode="json", exclude_defaults=True)
 
 
-def _placed(document: yamlfile.YamlDocument, error: ApiError) -> Exception:
+def _placed(document: YamlDocument, error: ApiError) -> Exception:
     """The daemon's complaints by file and line."""
     pairs = tuple((p.field, p.message) for p in error.problem.errors)
     return _bad(document, pairs) if pairs else error
 
 
-def _bad(document: yamlfile.YamlDocument, pairs: tuple[tuple[str, str], ...]) -> BadInput:
+def _bad(document: YamlDocument, pairs: tuple[tuple[str, str], ...]) -> BadInput:
     lines = [
         f"{document.place(tuple(field.split('.')) if field else ())}: {f'{field}: ' if field else ''}{message}"
         for field, message in pairs

@@ -43,8 +43,9 @@ SPEC_HEAD = """\
 Written from the code by `python -m broker.cli.reference docs`; a test says when it is not current. The same as JSON
 Schema: [spec.schema.json](spec.schema.json), or `GET /v1/schema/job`. `gpubroker init` writes a spec with these texts.
 
-YAML or JSON, by the rules of YAML 1.2: `on` and `no` are words, `1e-4` is a number. A key that is not listed here is
-an error. Paths of files are relative to the spec. `--set train.epochs=2` changes one setting from the command line.
+YAML or JSON, by the rules of YAML 1.2: `on` and `no` are words, `1e-4` is a number. A key that is not listed here, or
+is given twice, is an error. Paths of files are relative to the spec. `--set train.epochs=2` changes one setting from
+the command line.
 
 The command line takes a spec without `cap_usd`: `submit` proposes one (P90 of the best offer × 1.25).
 
@@ -60,7 +61,8 @@ CONFIG_HEAD = """\
 Written from the code by `python -m broker.cli.reference docs`; a test says when it is not current.
 
 `gpubroker serve` reads `gpubroker.yaml` in its home (`--config` names another file), then the environment, then its
-options; later ones win. An unknown key or a wrong value stops it with one line. Times are seconds, sizes bytes.
+options; later ones win. The file is YAML 1.2, as specs are. A key that is unknown or given twice, or a wrong value,
+stops it with one line. Times are seconds, sizes bytes.
 
 Rented clouds are off until they have a section, which may be empty: `runpod: {}`. Keys are never in the file:
 [clouds.md](clouds.md).

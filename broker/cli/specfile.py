@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from broker.api.models import QuoteSpec
 from broker.api.problems import of_validation
-from broker.cli import overrides, yamlfile
+from broker.cli import overrides
 from broker.cli.exits import BadInput
-from broker.cli.yamlfile import YamlDocument
+from trainer.contract import yamlfile
+from trainer.contract.yamlfile import BadYaml, YamlDocument
 
 UPLOAD = "upload:"
 MAX_SPEC_BYTES = 1024**2
@@ -45,7 +46,7 @@ class SpecFile:
 
 def load(path: Path, settings: tuple[str, ...] = ()) -> SpecFile:
     """Raises BadInput naming file, line and field."""
-    document = yamlfile.parse(_read(path), str(path))
+    document = parsed(path, otherwise=f"; `gpubroker init {path}` writes a spec to start from")
     data = overrides.apply(document.data, settings)
     try:
         spec = QuoteSpec.model_validate(data)
@@ -55,15 +56,23 @@ def load(path: Path, settings: tuple[str, ...] = ()) -> SpecFile:
     return SpecFile(path=path, document=document, data=data, spec=spec)
 
 
-def _read(path: Path) -> str:
+def parsed(path: Path, *, otherwise: str = "") -> YamlDocument:
+    """A short file as it is written. Raises BadInput with file and line, and with `otherwise` where there is none."""
+    try:
+        return yamlfile.parse(_read(path, otherwise), str(path))
+    except BadYaml as e:
+        raise BadInput(str(e)) from None
+
+
+def _read(path: Path, otherwise: str) -> str:
     try:
         raw = path.read_bytes()
     except IsADirectoryError:
-        raise BadInput(f"{path} is a folder; give the spec file in it") from None
+        raise BadInput(f"{path} is a folder; give the file in it") from None
     except OSError as e:
-        raise BadInput(f"{path}: {e.strerror}; `gpubroker init {path}` writes a spec to start from") from None
+        raise BadInput(f"{path}: {e.strerror}{otherwise}") from None
     if len(raw) > MAX_SPEC_BYTES:
-        raise BadInput(f"{path} has {len(raw)} bytes; a spec is a short YAML or JSON file")
+        raise BadInput(f"{path} has {len(raw)} bytes; it should be a short YAML or JSON file")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:

@@ -17,6 +17,7 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from trainer.contract import keys
+from trainer.contract.milestones import milestones
 
 KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
 RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
@@ -95,8 +96,8 @@ def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
 
 
 def leftovers(job: Job, kept: Kept) -> tuple[str, ...]:
-    """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints,
-    of whichever attempts they are."""
+    """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints
+    and the milestones, of whichever attempts they are."""
     if job.state not in RESTING_JOB_STATES:
         return ()
     doomed = [key for kind in KINDS if kind in job.deleted for key in kept.by_kind.get(kind, ())]
@@ -106,10 +107,10 @@ def leftovers(job: Job, kept: Kept) -> tuple[str, ...]:
 
 
 def _beyond(job: Job, checkpoints: Iterable[str]) -> list[str]:
-    """Of the committed ones the furthest stay; what was never committed is of no use to anybody."""
-    every = list(checkpoints)
-    manifests = furthest_first(every)[: job.spec.checkpoint.keep]
-    folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in manifests)
+    """Of the committed ones the furthest and the milestones stay; what was never committed is of no use to anybody."""
+    every, config = list(checkpoints), job.spec.checkpoint
+    stay = {*furthest_first(every)[: config.keep], *milestones(every, config.keep_every)}
+    folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in stay)
     return [key for key in every if not key.startswith(folders)] if folders else every
 
 

@@ -1,7 +1,9 @@
 """What no config.json can say: sizes beyond any model, rates beyond one, unknown activations."""
 
 import math
+import re
 from collections.abc import Mapping
+from reprlib import repr as shown
 from typing import Any
 
 ACTIVATIONS = frozenset({
@@ -12,12 +14,16 @@ ACTIVATIONS = frozenset({
 """Of transformers 5.17 (`ACT2FN`)."""
 ACTIVATION_KEYS = "hidden_act", "activation_function", "hidden_activation", "activation"
 MOST = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), 10_000),
-    **dict.fromkeys(("hidden_size", "n_embd", "dim", "head_dim", "moe_intermediate_size"), 10**6),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden_size", "hidden_dim", "num_labels"), 10**7),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 10_000),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 10_000),
+    **dict.fromkeys(("hidden_size", "n_embd", "dim", "head_dim", "moe_intermediate_size", "d_model", "d_kv"), 10**6),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_hidden_size", "hidden_dim", "num_labels", "d_ff"), 10**7),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 10**7),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads"), 10**5),
+    **dict.fromkeys(("num_heads", "encoder_attention_heads", "decoder_attention_heads"), 10**5),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok"), 10**5),
-    **dict.fromkeys(("image_size", "patch_size"), 10**5),
+    **dict.fromkeys(("image_size", "patch_size", "num_channels", "relative_attention_num_buckets"), 10**5),
+    "type_vocab_size": 10**5,
     "vocab_size": 10**8, "max_position_embeddings": 10**9, "n_positions": 10**9, "sliding_window": 10**9,
 }  # fmt: skip
 """Far above any model that was published; more is a slip, whose sizes would mean nothing."""
@@ -32,23 +38,33 @@ SWITCHES = (
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+WORD = re.compile(r"[\w.+-]{1,100}", re.ASCII)
+
+
+def check_kind(config: Mapping[str, Any]) -> None:
+    """Raises ValueError, worded as `check` does, for a model_type that is no word."""
+    kind = config.get("model_type")
+    if kind not in (None, "") and not (isinstance(kind, str) and WORD.fullmatch(kind)):
+        raise ValueError(f"model_type {shown(kind)}, which is no word")
+
+
 def check(config: Mapping[str, Any]) -> None:
     """Raises ValueError with words that name the field, to be read after `config.json has`."""
     for key, most in MOST.items():
         value = config.get(key)
         if isinstance(value, int) and value > most:
-            raise ValueError(f"{key} {value}, and no model has more than {most}")
+            raise ValueError(f"{key} {shown(value)}, and no model has more than {most}")
     for key in RATES:
         rate = config.get(key)
         if rate is not None and not (_is_number(rate) and 0 <= rate < 1):
-            raise ValueError(f"{key} {rate!r}, which is no number from 0 to below 1")
+            raise ValueError(f"{key} {shown(rate)}, which is no number from 0 to below 1")
     for key in SWITCHES:
         if not isinstance(config.get(key), bool | None):
-            raise ValueError(f"{key} {config[key]!r}, which is neither true nor false")
+            raise ValueError(f"{key} {shown(config[key])}, which is neither true nor false")
     for key in ACTIVATION_KEYS:
         word = config.get(key)
-        if word is not None and word not in ACTIVATIONS:
-            raise ValueError(f"{key} {word!r}, which is no activation of transformers")
+        if word is not None and not (isinstance(word, str) and word in ACTIVATIONS):
+            raise ValueError(f"{key} {shown(word)}, which is no activation of transformers")
     image, patch = config.get("image_size"), config.get("patch_size")
     if isinstance(image, int) and isinstance(patch, int) and patch > image:
         raise ValueError(f"patch_size {patch}, larger than its image_size {image}")
@@ -57,7 +73,8 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_positive(value: Any) -> bool:
@@ -67,21 +84,21 @@ def _is_positive(value: Any) -> bool:
 def _check_window(config: Mapping[str, Any]) -> None:
     window = config.get("sliding_window")
     if window is not None and config.get("use_sliding_window") is not False and not _is_positive(window):
-        raise ValueError(f"sliding_window {window!r}, which is no positive number of tokens")
+        raise ValueError(f"sliding_window {shown(window)}, which is no positive number of tokens")
     kinds = config.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
-        raise ValueError(f"layer_types {kinds!r}, which is no list of words")
+        raise ValueError(f"layer_types {shown(kinds)}, which is no list of words")
     for key in ("max_window_layers", "sliding_window_pattern", "no_rope_layer_interval"):
         said = config.get(key)
         if said is not None and not (_is_positive(said) or (said == 0 and key == "max_window_layers")):
-            raise ValueError(f"{key} {said!r}, which is no positive integer")
+            raise ValueError(f"{key} {shown(said)}, which is no positive integer")
 
 
 def _check_experts(config: Mapping[str, Any]) -> None:
     given = [(key, config[key]) for key in EXPERTS if config.get(key) is not None]
     for key, many in given:
         if not _is_positive(many):
-            raise ValueError(f"{key} {many!r}, which is no positive integer")
+            raise ValueError(f"{key} {shown(many)}, which is no positive integer")
     active = config.get("num_experts_per_tok")
     if given and active is not None and not (_is_positive(active) and active <= given[0][1]):
-        raise ValueError(f"num_experts_per_tok {active!r}, which is no number from 1 to its {given[0][1]} experts")
+        raise ValueError(f"num_experts_per_tok {shown(active)}, which is no number from 1 to its {given[0][1]} experts")

@@ -5,6 +5,7 @@ is what the published checkpoint holds. A decoder of an unknown family is counte
 """
 
 from collections.abc import Callable, Mapping
+from reprlib import repr as shown
 from typing import Any
 
 from broker.models.unet import unet
@@ -21,7 +22,7 @@ def number(c: Config, *keys: str, default: int | None = None) -> int:
         if value is not None:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
-            raise ValueError(f"no positive {key}: {value!r}")
+            raise ValueError(f"no positive {key}: {shown(value)}")
     if default is not None:
         return default
     raise ValueError(f"no positive {keys[0]}")

@@ -23,7 +23,7 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
     h, heads = count.number(c, "hidden_size"), count.number(c, "num_attention_heads")
     if h % heads:
         raise ValueError(f"a hidden_size of {h}, which {heads} heads do not divide")
-    labels = _labels(c)
+    labels = labels_of(c)
     dense = h * h + h if head == "text" else 0
     whole = h * labels + labels + (dense if family != "bert" else 0)
     rate = c.get("hidden_dropout_prob", 0.0 if family == "vit" else 0.1)
@@ -50,7 +50,8 @@ def encoder_shape(name: str, config: Mapping[str, Any], task: str = "text_classi
     )
 
 
-def _labels(c: Mapping[str, Any]) -> int:
+def labels_of(c: Mapping[str, Any]) -> int:
+    """Classes that the config names, as transformers has two by default. Raises ValueError."""
     named = c.get("id2label")
     return count.number(c, "num_labels", default=len(named) if isinstance(named, Mapping) and named else 2)
 

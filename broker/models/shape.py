@@ -137,11 +137,13 @@ def _windowed(family: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
     if isinstance(said, Sequence) and len(said) >= layers and family not in ("mistral", "phi3", "starcoder2"):
         return tuple(kind == "sliding_attention" for kind in said[:layers])
     if family in ("qwen2", "qwen3"):
-        return tuple(i >= config.get("max_window_layers", 28) for i in range(layers))
+        first = config.get("max_window_layers")
+        return tuple(i >= (28 if first is None else first) for i in range(layers))
     if family == "smollm3":  # those without rotary positions
-        return tuple((i + 1) % config.get("no_rope_layer_interval", 4) == 0 for i in range(layers))
-    every = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
-    return tuple(bool((i + 1) % every) for i in range(layers)) if every else ()
+        every = count.number(config, "no_rope_layer_interval", default=4)
+        return tuple((i + 1) % every == 0 for i in range(layers))
+    full = {"gemma2": 2, "gemma3_text": config.get("sliding_window_pattern") or 6}.get(family, 0)
+    return tuple(bool((i + 1) % full) for i in range(layers)) if full else ()
 
 
 def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from typing import Any, Literal
 from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
-from broker.models import count
-from broker.models.checked import EXPERTS
+from broker.models.checked import EXPERTS, check_kind
 from broker.models.defaults import filled
-from broker.models.encoders import ENCODERS
+from broker.models.encoders import ENCODERS, labels_of
 from broker.models.shape import MIXTURES, headed_shape, shape_of, written_shape
 
 Head = Literal["tokens", "text", "words", "image"]
@@ -26,6 +25,10 @@ NUMBERS = frozenset({"text_regression", "reward_model"})
 def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | None:
     """The shape of the model that `task` trains; None where nobody estimates such a one, which is no reason not to
     train it. Raises InvalidInput for a config that is broken, and for a model that the task cannot train."""
+    try:
+        check_kind(_of_texts(config))
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
     family = str(_of_texts(config).get("model_type") or "")
     if not family:
         raise _invalid(f"config.json of {name!r} has no model_type; is this a transformers model?")
@@ -56,7 +59,7 @@ def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head:
     if family not in BUILDS:
         return None  # it may be an encoder or a decoder, of texts or of images
     shape = shape_of(name, config, mixtures=True)
-    labels = 1 if task in NUMBERS else _labels(config)
+    labels = 1 if task in NUMBERS else _labels(name, config)
     spared = 0 if shape.tied_embeddings else shape.vocabulary * shape.hidden
     return replace(
         shape,
@@ -74,9 +77,12 @@ def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return filled(text if isinstance(text, Mapping) and text else config)[0]
 
 
-def _labels(config: Mapping[str, Any]) -> int:
-    named = config.get("id2label")
-    return count.number(config, "num_labels", default=len(named) if isinstance(named, Mapping) and named else 2)
+def _labels(name: str, config: Mapping[str, Any]) -> int:
+    """Raises InvalidInput."""
+    try:
+        return labels_of(config)
+    except ValueError as e:
+        raise _invalid(f"config.json of {name!r} has {e}") from None
 
 
 def _invalid(message: str) -> InvalidInput:

@@ -48,12 +48,22 @@ def document() -> Mapping[str, Any]:
 
 def find(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Segments]] | None:
     """(name, its tables by `key_of`) of the traced model that has this config's sizes; None where there is none."""
-    fields = SIZES[kind_of(config) or "whisper"]
+    try:
+        sizes = _sizes(config)
+    except ValueError:
+        return None
     for name, tables in document()["models"].items():
         known = catalogue.find(name)
-        if known and all(known.config.get(f) == config.get(f) for f in fields):
+        if known and _sizes(known.config) == sizes:
             return name, tables
     return None
+
+
+def _sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tables are told apart by. Raises ValueError for what can be no such model's."""
+    kind = str(kind_of(config))
+    parameters = count.parameters(config)
+    return kind, *(config.get(f) for f in SIZES[kind]), *([parameters] if kind == "unet" else [])
 
 
 def key_of(method: str, precision: str, checkpointing: bool) -> str:

@@ -1,7 +1,6 @@
 """Hints between processes: LISTEN on one connection of its own, which comes back when it is lost."""
 
 import asyncio
-import contextlib
 import logging
 
 import asyncpg
@@ -21,18 +20,13 @@ class Listener:
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._hints = Hints()
-        self._listening = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def wait(self, topic: str, timeout_s: float) -> bool:
         """True when `topic` was hinted at within the time, or hints may have been missed."""
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="store-hints")
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._listening.wait()
-        return await self._hints.wait(topic, max(0.0, deadline - asyncio.get_running_loop().time()))
+        return await self._hints.wait(topic, timeout_s)
 
     async def _listen(self) -> None:
         delay = RETRY_S[0]
@@ -50,15 +44,13 @@ class Listener:
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 log.debug("the connection for hints was lost: %s", error)
             finally:
-                self._listening.clear()
                 connection.terminate()
 
     async def _hear(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
         await connection.add_listener(CHANNEL, self._heard)
-        self._listening.set()
-        self._hints.hint_all()
+        self._hints.hint_all()  # nobody heard what was said before
         await lost.wait()
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:

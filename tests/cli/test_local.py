@@ -14,12 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from broker.api.models import QuoteSpec
-from broker.cli import pack, template, yamlfile
+from broker.cli import pack, template
 from broker.cli.exits import CliError, Exit
 from broker.cli.main import app
 from broker.client import connection, files
 from broker.client.connection import Connection
 from broker.client.errors import NotSaved
+from trainer.contract import yamlfile
 
 
 def run(*words: str) -> tuple[int, str, str]:

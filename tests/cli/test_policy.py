@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli import yamlfile
 from broker.cli.exits import Exit
 from broker.domain.policy import Policy
 from broker.ports import Charge
 from tests.cli.conftest import Ran, Shell
 from tests.conformance.samples import running
+from trainer.contract import yamlfile
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "policies").glob("*.yaml"))
 TEAM = """\

@@ -6,9 +6,10 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from broker.cli import reference, yamlfile
+from broker.cli import reference
 from broker.cli.specfile import load
 from broker.domain.spec import JobSpec
+from trainer.contract import yamlfile
 
 ROOT = Path(__file__).parents[2]
 

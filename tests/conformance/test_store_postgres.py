@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -15,7 +16,7 @@ from broker.domain.job import AttemptState
 from broker.ports import Change
 from broker.store.postgres import PostgresStore
 from broker.store.postgres_pool import store_errors
-from tests.conformance.samples import make_event, running, submitted
+from tests.conformance.samples import HOUR, make_event, running, submitted
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +94,7 @@ async def test_a_hint_reaches_other_brokers_and_survives_a_lost_connection(
     other = await PostgresStore.connect(postgres_dsn)
     try:
         for _ in range(2):
-            wait = asyncio.create_task(other.wait("jobs", 30))
+            wait = asyncio.create_task(other.wait("jobs", HOUR))
             while not wait.done():
                 await submitted(store)
             assert await wait
@@ -103,6 +104,37 @@ async def test_a_hint_reaches_other_brokers_and_survives_a_lost_connection(
             )
             await asyncio.gather(store.ping(), store.ping(), return_exceptions=True)  # the pool meets its dead ones
     finally:
+        await other.close()
+
+
+async def test_a_hint_before_the_listener_hears_is_made_up_for(
+    store: PostgresStore,
+    connection: "asyncpg.Connection[asyncpg.Record]",
+    postgres_dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_connect, connect = asyncio.Event(), asyncpg.connect
+
+    async def late(*args: Any, **more: Any) -> Any:
+        await may_connect.wait()
+        return await connect(*args, **more)
+
+    other = await PostgresStore.connect(postgres_dsn)
+    monkeypatch.setattr(asyncpg, "connect", late)
+    try:
+        for _ in range(2):  # with its first connection, and with the next
+            may_connect.clear()
+            wait = asyncio.create_task(other.wait("jobs", HOUR))
+            await submitted(store)
+            assert not wait.done()
+            may_connect.set()
+            async with asyncio.timeout(60):
+                assert await wait
+            may_connect.clear()
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            assert await connection.fetchval(ended + "WHERE datname = current_database() AND query LIKE 'LISTEN%'")
+    finally:
+        may_connect.set()
         await other.close()
 
 
@@ -132,7 +164,7 @@ CLIENT = """
 import asyncio, sys
 from broker.store.postgres import PostgresStore
 from broker.store.postgres_pool import store_errors
-from tests.conformance.samples import make_event, make_job
+from tests.conformance.samples import HOUR, make_event, make_job
 
 async def client(store, number):
     while True:

@@ -4,12 +4,13 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from broker.decide.recovery import furthest_first, step_of
+from broker.decide.recovery import furthest_first
 from broker.domain.ids import JobId
 from broker.domain.job import RESTING_JOB_STATES
 from tests.sim.disk import WEIGHTS, weights
 from tests.sim.faults import lasted_s
 from trainer.contract import keys
+from trainer.contract.keys import step_of
 from trainer.contract.rendezvous import Manifest
 
 if TYPE_CHECKING:

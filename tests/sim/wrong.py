@@ -25,7 +25,7 @@ from broker.decide import liveness as life
 from broker.decide import step
 from broker.decide.launch import judge_launching
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.recovery import furthest_first, step_of
+from broker.decide.recovery import furthest_first
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import Liveness
@@ -34,6 +34,7 @@ from broker.store import fences, memory, memory_state, memory_tenant
 from tests.sim.loop import EPOCH, WHO
 from trainer import blobs, checkpoint
 from trainer.contract import keys
+from trainer.contract.keys import step_of
 from trainer.contract.rendezvous import ManifestFile
 
 
@@ -365,6 +366,6 @@ async def first_listed(objects: Any, candidates: Sequence[str], folder: Any, **m
 _RESTORE = checkpoint.restore
 
 
-async def prune_newest(objects: Any, origin: Any, *, keep: int) -> None:
-    for key in (await checkpoint.own(objects, origin))[:-keep]:
+async def prune_newest(objects: Any, origin: Any, config: Any) -> None:
+    for key in (await checkpoint.own(objects, origin))[: -config.keep]:
         await objects.delete(key)

@@ -235,3 +235,15 @@ def test_what_cannot_be_read_on_is_refused_as_a_whole() -> None:
         list(each_row("a,b\n1,2\n".encode("utf-16"), "csv"))
     with pytest.raises(DataError, match="unexpected end of data"):
         list(each_row(b'a,b\n1,"2\n3,4\n', "csv"))
+
+
+@pytest.mark.parametrize("key", ["global_batch", "model"])
+def test_a_key_that_is_given_twice_is_refused_by_its_line(
+    key: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = spec(tmp_path, "word,meaning\nw1,w2\n", model=str(model), data=PLAIN)
+    text = path.read_text().rstrip("\n") + f"\n  {key}: again\n"
+    path.write_text(text)
+    code, found, err = told(path, capsys)
+    assert (code, found["rows"]) == (64, 0)
+    assert err == f"{path}: line {text.count(chr(10))}: train.{key}: the key is given twice; keep one\n"

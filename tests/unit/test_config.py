@@ -44,8 +44,9 @@ def test_a_named_file_stays_with_its_home(tmp_path: Path, monkeypatch: pytest.Mo
         ("prot: 1", "prot: unknown key; did you mean port?"),
         ("rhythm: {poll_s: -1}", "rhythm.poll_s"),
         ("providers: {simulated: {sede: 1}}", "providers.simulated.sede"),
-        ("- a list", "gpubroker.yaml"),
-        ("a: [", "gpubroker.yaml"),
+        ("- a list", "gpubroker.yaml:1: must be a mapping"),
+        ("a: [", "gpubroker.yaml:1: not YAML"),
+        ("port: 1\nlimits:\n  beat_s: 5\n  poll_s: 5\n  beat_s: 6\n", "gpubroker.yaml:5: limits.beat_s: the key is"),
     ],
 )
 def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: str) -> None:
@@ -53,6 +54,14 @@ def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: 
         load(tmp_path, text)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_read_by_the_rules_of_specs(tmp_path: Path) -> None:
+    """YAML 1.1 had `10:30` for 630, and `on` for true."""
+    assert load(tmp_path, "# nothing is set\n") == load(tmp_path, "")
+    config = load(tmp_path, "notify: {digest: {at: 10:30, weekly: off}}\ngrpc: {reflection: on}\n")
+    assert str(config.notify.digest.at) == "10:30:00"
+    assert (config.notify.digest.weekly, config.grpc.reflection) == (False, True)
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from tests.unit.decide import build
 from trainer.contract import keys
+from trainer.contract.milestones import milestones
 from trainer.contract.rendezvous import CheckpointRef, Final, Outcome
 
 ATTEMPT = build.attempt(AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=build.at(0))
@@ -149,6 +150,30 @@ def test_at_rest_the_furthest_checkpoints_stay_whichever_attempts_made_them() ->
     torn = files(40, committed=False)
     assert leftovers(job, sort_out(job, [], torn)) == (torn[0][0],)
     assert leftovers(job, Kept()) == ()
+
+
+def test_milestones_stay_beside_the_furthest_whichever_attempts_made_them() -> None:
+    steps = [3, 8, 12, 19, 33, 35, 37]
+    objects = [key for step in steps for key in files(step, "b" * 13 if step % 2 else ATTEMPT.id)]
+    job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2, "keep_every": 10}))
+    doomed = set(leftovers(job, sort_out(job, [], objects)))
+    stay = {key for key, _ in objects} - doomed
+    assert {keys.step_of(key) for key in keys.manifests(stay)} == {12, 33, 35, 37}, "none at or after 0, one for 30"
+    assert {keys.step_of(key) for key in keys.manifests(doomed)} == {3, 8, 19}
+    forged = [(f"checkpoints/{build.JOB_ID}/x/10/{keys.MANIFEST}", 1)]
+    assert leftovers(job, sort_out(job, [], forged)) == (forged[0][0],), "no step, so no milestone"
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 25), st.integers(2, 4))
+def test_what_has_gone_since_does_not_change_what_a_milestone_is(steps: set[int], every: int, keep: int) -> None:
+    def kept(among: list[str]) -> list[str]:
+        return [key for key in among if key in {*among[-keep:], *milestones(among, every)}]
+
+    made = [keys.checkpoint("j", "a", step, "n") + keys.MANIFEST for step in sorted(steps)]
+    there: list[str] = []
+    for key in made:
+        there = kept([*there, key])
+    assert there == kept(made)
 
 
 def test_marked_checkpoints_all_go() -> None:

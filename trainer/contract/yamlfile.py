@@ -1,4 +1,4 @@
-"""YAML with places: a document as plain data, and the line of every key, so that an error can name it."""
+"""The one reader of specs and configurations: YAML 1.2 as plain data, no key twice, and the line of every key."""
 
 import re
 from dataclasses import dataclass
@@ -6,10 +6,16 @@ from typing import Any
 
 import yaml
 
-from broker.cli.exits import BadInput
-
 Path = tuple[str, ...]
 MAX_NODES = 20_000
+
+
+class BadYaml(ValueError):
+    """The text cannot be used; `line` counts from 1."""
+
+    def __init__(self, name: str, line: int, message: str) -> None:
+        super().__init__(f"{name}:{line}: {message}")
+        self.line, self.message = line, message
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,25 +60,28 @@ class YamlDocument:
         return f"{self.name}:{self.lines.get(path, 1)}"
 
 
-def parse(text: str, name: str) -> YamlDocument:
-    """Raises BadInput with file and line for what is not YAML, holds a key twice, or is no mapping."""
+def parse(text: str, name: str, *, may_be_empty: bool = False) -> YamlDocument:
+    """Raises BadYaml for what is not YAML, holds a key twice, or is no mapping. `may_be_empty`: no mapping is one
+    without keys."""
     if name.endswith(".json"):
         text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE)  # JSON may indent by tabs
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
+        if node is None and may_be_empty:
+            return YamlDocument(name=name, data={}, lines={})
         if not isinstance(node, yaml.MappingNode):
-            raise BadInput(f"{name}:1: must be a mapping of keys to values; `gpubroker init` writes a spec")
+            raise BadYaml(name, 1, "must be a mapping of keys to values, each as `key: value`")
         lines: dict[Path, int] = {}
         _walk(node, (), lines, name)
         return YamlDocument(name=name, data=loader.construct_document(node), lines=lines)
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        raise BadInput(f"{name}:{mark.line + 1 if mark else 1}: not YAML: {e.problem or e.context}") from None
+        raise BadYaml(name, mark.line + 1 if mark else 1, f"not YAML: {e.problem or e.context}") from None
     except RecursionError:
-        raise BadInput(f"{name}:1: nested too deep, or an alias that contains itself") from None
+        raise BadYaml(name, 1, "nested too deep, or an alias that contains itself") from None
     except yaml.YAMLError as e:
-        raise BadInput(f"{name}:1: not YAML: {str(e).splitlines()[0]}") from None
+        raise BadYaml(name, 1, f"not YAML: {str(e).splitlines()[0]}") from None
     finally:
         loader.dispose()
 
@@ -88,13 +97,14 @@ def parse_value(text: str) -> Any:
 def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], name: str) -> None:
     lines.setdefault(path, node.start_mark.line + 1)
     if len(lines) > MAX_NODES:
-        raise BadInput(f"{name}: more than {MAX_NODES} values (aliases counted in full); a spec is a short file")
+        line = node.start_mark.line + 1
+        raise BadYaml(name, line, f"more than {MAX_NODES} values (aliases counted in full); make it a short file")
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             word, line = str(key.value), key.start_mark.line + 1
             if word in seen:
-                raise BadInput(f"{name}:{line}: {'.'.join((*path, word))}: the key is given twice; keep one")
+                raise BadYaml(name, line, f"{'.'.join((*path, word))}: the key is given twice; keep one")
             seen.add(word)
             lines[(*path, word)] = line
             _walk(value, (*path, word), lines, name)
