@@ -124,12 +124,18 @@ def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
     }
 
 
-def cases(number: int, seed: int = 6, only: Collection[str] = ()) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """So many (config, ask), families in turn: `only` those, or all decoders."""
+def cases(
+    number: int, seed: int = 6, only: Collection[str] = (), *, quantised: bool = False
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """So many (config, ask), families in turn: `only` those, or all decoders. `quantised`: over a base of 4 bits."""
     pick, families = random.Random(seed), sorted(only or set(BUILDS) - MIXTURES - ENCODERS)
     for i in range(number):
         config = shaped(families[i % len(families)], pick)
-        yield config, asked(config, pick)
+        ask = asked(config, pick)
+        if quantised:
+            ask["method"] = "qlora"
+            ask["precision"] = "bf16-autocast" if ask["precision"] == "fp32" else ask["precision"]
+        yield config, ask
 
 
 def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, int, str, str]:
@@ -170,11 +176,12 @@ def main() -> None:
     parser.add_argument("--worst", type=int, default=12)
     parser.add_argument("--encoders", action="store_true", help="encoders with a head, in place of decoders")
     parser.add_argument("--pairs", action="store_true", help="encoder-decoders, in place of decoders")
+    parser.add_argument("--quantised", action="store_true", help="QLoRA of 4 bits, in place of LoRA and full")
     args = parser.parse_args()
     only = ENCODERS if args.encoders else PAIRS if args.pairs else ()
     errors: dict[str, list[float]] = defaultdict(list)
     rows: list[tuple[float, str]] = []
-    for config, ask in islice(cases(args.n, args.seed, only), args.skip, None):
+    for config, ask in islice(cases(args.n, args.seed, only, quantised=args.quantised), args.skip, None):
         traced, estimated, there, here = compared(config, ask)
         error = 100 * (estimated / traced - 1)
         errors[config["model_type"]].append(abs(error))

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, get_args
 
@@ -144,12 +145,22 @@ def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
     return ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
 
 
+def _installed() -> str | None:
+    """The version of transformers that the tracer would run."""
+    try:
+        return metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
     """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
+    installed = _installed()
     for wrong, what in (
-        (ask.method not in ("full", "lora"), f"--method {ask.method}"),
+        (ask.method not in ("full", "lora", "qlora"), f"--method {ask.method}"),
         (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
-        (ask.transformers is not None, "--stack"),
+        (ask.transformers not in (None, installed), f"--stack but {installed or 'an installed one'}"),
+        (ask.norms != "float32", f"--norms {ask.norms}"),
         (ask.gpus > 1, f"--gpus {ask.gpus}"),
         (ask.attention != "sdpa", f"--attention {ask.attention}"),
         (task not in (None, *TRACED_TASKS), f"--task {task}"),

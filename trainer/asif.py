@@ -164,6 +164,14 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 
 
 @contextlib.contextmanager
+def one_autocast() -> Iterator[None]:
+    """Answers by the CPU's autocast who asks for a GPU's, which is switched with it: peft, over a quantised base."""
+    enabled: Any = torch.is_autocast_enabled
+    with mock.patch("torch.is_autocast_enabled", lambda kind="cuda": enabled("cpu" if kind == "cuda" else kind)):
+        yield
+
+
+@contextlib.contextmanager
 def allowed() -> Iterator[None]:
     """Lets AdamW's fused and foreach kernels and checkpointing take the meta device for one that they know."""
     known = ["cuda", "cpu", "meta"]

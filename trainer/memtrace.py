@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer import lean
 
-if __name__ == "__main__":  # before the libraries
+if __name__ == "__main__" and not any("qlora" in word for word in sys.argv):  # before the libraries
     lean.shut_out()
 
 import peft
@@ -26,10 +26,10 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from trainer import memtrace_unet
+from trainer import memtrace_bits, memtrace_unet
 from trainer import model as models
-from trainer.asif import BLOCK, AsIf, allowed
-from trainer.contract.train import FullConfig, LoraConfig, TrainConfig
+from trainer.asif import BLOCK, AsIf, allowed, one_autocast
+from trainer.contract.train import FullConfig, LoraConfig, QloraConfig, TrainConfig
 from trainer.faults import Fault
 from trainer.memtrace_kinds import BY_TASK, HEADED, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.memtrace_step import Ask, Probe
@@ -134,6 +134,8 @@ def _build(config: Mapping[str, Any], depths: Sequence[int], ask: Ask, task: Any
         if ask.task in HEADED and getattr(model.config, "pad_token_id", None) is None:
             model.config.pad_token_id = 0  # by which a decoder finds the last token
         fresh = fresh_of(ask.task, family)
+        if ask.train.quantised is not None:
+            model = memtrace_bits.quantise(model, ask.train, task.architecture, _kept(ask), norms=not ask.pure)
         return models.wrap(model, ask.train, task.adapters, fresh, targets=ask.targets)
 
 
@@ -148,7 +150,7 @@ def _as_if(ask: Ask, *, real: bool) -> Iterator[AsIf | None]:
     if real:
         yield None
         return
-    with allowed(), AsIf(ask.device) as asif:
+    with allowed(), one_autocast() if ask.device == "cuda" else contextlib.nullcontext(), AsIf(ask.device) as asif:
         yield asif
 
 
@@ -161,6 +163,8 @@ def trace(
     """
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
+    if ask.train.quantised is not None:
+        storages.in_parts = memtrace_bits.in_parts
     with _as_if(ask, real=real) as asif:
         task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
         model = _build(config, depths, ask, task, device="cpu" if real else "meta")
@@ -266,14 +270,15 @@ def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:
 def _ask(args: argparse.Namespace, family: str = "") -> Ask:
     task = args.task or KINDS.get(family, "causal_lm")
     chosen = args.lora_targets in ("all-linear", "attention")
-    lora = LoraConfig(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
+    kind = QloraConfig if args.method == "qlora" else LoraConfig
+    lora = kind(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
     if args.padded and args.micro_batch < 2:
         raise ValueError("a micro-batch of one row has no padding; leave out --padded")
     train = TrainConfig(
         model="traced",
         task=TRAINED.get(task, task),
         data=BY_TASK[task].columns(),
-        method=lora if args.method == "lora" else FullConfig(),
+        method=FullConfig() if args.method == "full" else lora,
         micro_batch=args.micro_batch,
         global_batch=args.global_batch or args.micro_batch,
         max_length=max(8, args.seq),
@@ -298,7 +303,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--config", type=Path, required=True, help="a transformers config.json")
     parser.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
-    parser.add_argument("--method", choices=("full", "lora"), default="lora")
+    parser.add_argument("--method", choices=("full", "lora", "qlora"), default="lora")
     parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
     parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
     parser.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")

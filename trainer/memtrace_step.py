@@ -6,8 +6,8 @@ from typing import Any
 import accelerate
 import torch
 
+from trainer import memtrace_bits, optimizers, parallel
 from trainer import model as models
-from trainer import optimizers, parallel
 from trainer.checkpoint_plan import Progress, Rate
 from trainer.contract.train import TrainConfig
 from trainer.memtrace_kinds import BY_TASK
@@ -87,7 +87,7 @@ class Probe(Steps):
 
     def step(self, storages: Storages) -> None:
         """One step in the steady state; before the last of several micro-batches, with gradients accumulated."""
-        for tensor in (*self._bare.parameters(), *self._bare.buffers()):
+        for tensor in (*self._bare.parameters(), *self._bare.buffers(), *memtrace_bits.scales(self._bare)):
             storages.hold(tensor, "weights")
         for state in self._optimizer.state.values():
             for value in state.values():

@@ -14,6 +14,7 @@ from broker.decide.memory_stack import (
     READ_WORDS,
     UNREAD,
     is_fourth,
+    is_quantised,
     is_read,
     loss_of,
     release_of,
@@ -226,7 +227,8 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
     )  # its own mixed precision gathers halves, so nothing is cast
     trained = 4 if not full or autocast or single else 2
-    bits: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
+    asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
+    bits = asked if is_quantised(shape.family, release) else 0
     return Numerics(
         weight=4 if single or (full and autocast and not sharded) else 2,
         trained=trained,
@@ -235,7 +237,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         full=full,
         autocast=autocast and not sharded,
         bits=bits,
-        norms_float32=bits > 0 and autocast and not sharded and ask.norms == "float32",
+        norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
         attention=ask.attention,
         rank=1 if ask.method == "adapter" else ask.rank,
         dropout=ask.dropout > 0,

@@ -5,6 +5,7 @@ from typing import Literal
 from broker.decide.estimate import ATTENTION_ROLES, TRACED_OPTIMIZERS, adapted_modules, evidence_of
 from broker.decide.memory_builds import Numerics, build_of, linears
 from broker.decide.memory_play import play
+from broker.decide.memory_stack import is_quantised
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB
 from broker.domain.workload import MemoryNeed, ModelShape, Workload
@@ -71,7 +72,7 @@ def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool)
         compute=2 if half else 4,
         full=full,
         autocast=half,
-        bits=bits_of(workload),
+        bits=bits_of(workload) if is_quantised(shape.family, None) else 0,
         norms_float32=half and bits_of(workload) > 0,
         attention=workload.attention,
         rank=workload.lora_r,

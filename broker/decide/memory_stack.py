@@ -56,6 +56,12 @@ def repeats_keys(family: str, release: tuple[int, int] | None, attention: str) -
     return attention == "sdpa" and release < SHARED_BY_SDPA
 
 
+def is_quantised(family: str, release: tuple[int, int] | None) -> bool:
+    """Whether bitsandbytes' modules take the place of the family's: since 5.0 transformers replaces linear modules
+    themselves and no classes made of them, as Falcon's are."""
+    return family != "falcon" or is_fourth(release)
+
+
 def table_bytes(shape: ModelShape, release: tuple[int, int] | None, width: int) -> int:
     """Of cosines and sines of all positions, which each layer of a Mixtral held until 4.48, as wide as its weights."""
     if shape.family != "mixtral" or release is None or release >= (4, 48):

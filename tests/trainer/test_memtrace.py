@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from accelerate.state import AcceleratorState
 
 from trainer.asif import AsIf, allowed
-from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
+from trainer.contract.train import DataConfig, FullConfig, LoraConfig, QloraConfig, TrainConfig
 from trainer.memtrace import Peak, at_depth, extrapolate, mark, trace, watch
 from trainer.memtrace_step import Ask
 from trainer.storages import Storages
@@ -63,7 +63,7 @@ def ask(
     config = TrainConfig(
         model="traced",
         data=DataConfig(path="x.jsonl", completion="{x}"),
-        method=FullConfig() if method == "full" else LoraConfig(),
+        method={"full": FullConfig, "lora": LoraConfig, "qlora": QloraConfig}[method](),
         **{"micro_batch": 2, "global_batch": train.get("micro_batch", 2), "precision": "bf16", **train},
     )
     return Ask(train=config, sequence=sequence, device=device, foreach=foreach)
@@ -87,6 +87,9 @@ def totals(segments: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         (GEMMA2, ask("lora", device="cpu")),
         (GPT2, ask("full", device="cpu")),
         (FALCON, ask("full", device="cpu", precision="fp32")),
+        (LLAMA, ask("qlora", device="cpu")),
+        (LLAMA, ask("qlora", device="cpu", gradient_checkpointing=True, global_batch=4)),
+        (GPT2, ask("qlora", device="cpu")),
     ],
 )
 def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: Ask) -> None:

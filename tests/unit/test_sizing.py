@@ -224,7 +224,7 @@ def test_speed_says_what_it_rests_on_and_how_far_it_may_be_off(asked: dict[str, 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"method": "qlora", "precision": "bf16"}, {"optimizer": "sgd"}, {"gpus": 2},
+        {"method": "lora8"}, {"optimizer": "sgd"}, {"gpus": 2}, {"method": "qlora", "norms": "half"},
         {"stack": "transformers=4.48.1"}, {"attention": "eager"},
     ],
 )  # fmt: skip

@@ -104,6 +104,14 @@ def test_mixtral_agrees_with_peaks_under_transformers_4_45(change: dict[str, Any
     assert estimate(mixtral(), replace(QLORA, **change)).peak_allocated == pytest.approx(measured, rel=close)
 
 
+def test_a_falcons_linear_modules_are_left_as_they_are_since_transformers_5() -> None:
+    falcon, ask = replace(MISTRAL_7B, family="falcon"), replace(QLORA, targets=("all-linear",))
+    whole, small = (estimate(falcon, replace(ask, transformers=v)).by_category["weights"] for v in (None, "4.48.1"))
+    assert whole > 2 * falcon.parameters
+    assert small < 0.7 * whole
+    assert estimate(MISTRAL_7B, replace(QLORA, transformers=None)).by_category["weights"] < MISTRAL_7B.parameters
+
+
 def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> None:
     tape = Tape()
     tape.enter("all", "activations")
