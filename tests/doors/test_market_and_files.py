@@ -115,5 +115,5 @@ async def test_what_is_sent_of_a_large_file_that_was_changed_is_never_all(house:
         await house.api.service.blobs.put(folder + "shard", damaged)
         with pytest.raises((Refused, aiohttp.ClientPayloadError)) as refused:  # HTTP has sent its status by then
             await ada.artifact(job.id, "shard")
-        assert isinstance(refused.value, aiohttp.ClientPayloadError) or refused.value.kind == "damaged"
+        assert getattr(refused.value, "kind", "damaged") == "damaged"
     assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20], "the door goes on"
