@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer import checkpoint, fit
+from trainer import checkpoint, fit, trust
 from trainer.agent import gpus as load
 from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
@@ -32,11 +32,18 @@ class BadConfig(ValueError):
 
 
 def main(
-    config: Path, output: Path, save_every_s: float, *, fsdp: bool = False, ways: Mapping[str, int] | None = None
+    config: Path,
+    output: Path,
+    save_every_s: float,
+    *,
+    fsdp: bool = False,
+    ways: Mapping[str, int] | None = None,
+    trusted: bool = False,
 ) -> int:
     """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
 
-    `ways`: of `tensor` and `context`, how many GPUs; more than one comes with `fsdp`.
+    `ways`: of `tensor` and `context`, how many GPUs; more than one comes with `fsdp`. `trusted`: the model's own code
+    may be run here.
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
@@ -45,7 +52,10 @@ def main(
         print(f"--{e.errors()[0]['loc'][-1]}: {e.errors()[0]['msg']}", file=sys.stderr)
         return 64
     try:
-        outcome = asyncio.run(_run(read_config(config), config.parent, output.resolve(), save_every_s, how))
+        train = read_config(config)
+        if wrong := trust.unpermitted(train, given=trusted):
+            raise BadConfig(wrong)
+        outcome = asyncio.run(_run(train, config.parent, output.resolve(), save_every_s, how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
         return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.USER_ERROR
