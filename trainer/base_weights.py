@@ -10,6 +10,7 @@ from trainer.contract.train import TrainConfig
 from trainer.faults import Fault
 
 PATTERN = "*.safetensors"
+ADAPTERS = "its adapters belong to other weights"
 
 
 def identity(config: TrainConfig) -> str:
@@ -45,6 +46,7 @@ class Base:
 
     def __init__(self, config: TrainConfig) -> None:
         self._name = config.model
+        self._what = "it belongs to other weights or code" if config.trust_remote_code else ADAPTERS
         self._found: Future[str] | None = None
         if config.adapters is not None or config.trust_remote_code:
             pool = ThreadPoolExecutor(1, "base")
@@ -59,6 +61,6 @@ class Base:
         """Raises Fault where a checkpoint was made over another base."""
         if other != self.name():
             raise Fault(
-                f"checkpoint: it belongs to other weights or code ({other}) than {self._name!r} has now "
+                f"checkpoint: {self._what} ({other}) than {self._name!r} has now "
                 f"({self.name()}); give the model that it began with, or a new job"
             )
