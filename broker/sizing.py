@@ -15,12 +15,13 @@ from typing import Any, get_args
 
 from broker import tabled
 from broker.decide import estimate as sizes
-from broker.decide.hardware import TABLE, Hardware, matches
+from broker.decide.hardware import TABLE, Hardware, matches, nearest
 from broker.decide.memory_builds import build_of
 from broker.decide.roofline import ideal, terms
 from broker.decide.scaling import run_of, unmeasured
 from broker.decide.throughput import spread_of
 from broker.domain.errors import InvalidInput
+from broker.domain.gpus import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
 from broker.models.checked import check_kind
@@ -104,11 +105,12 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
 def hardware_of(gpu: str | None) -> Hardware | None:
     if gpu is None:
         return None
-    asked = gpu.strip().lower().replace("_", "-").replace(" ", "-")
+    asked = gpu_name(gpu)
     found = next((h for name, h in TABLE.items() if h.gpu and matches(asked, name)), None)
     if found is None:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
-        raise BadAsk(f"--gpu {gpu}: not known; known are {known}")
+        near = "".join(f", the nearest is {name}" for name in nearest(asked))
+        raise BadAsk(f"--gpu {' '.join(gpu.split())[:100]}: not known{near}; known are {known}")
     return found
 
 
@@ -206,6 +208,7 @@ def estimate(
     lora_dropout: float = 0.05,
     trainable_parameters: int | None = None,
     attention: str = "sdpa",
+    norms: str = "float32",
     stack: str | None = None,
     exact: bool = False,
     gpu: str | None = None,
@@ -236,6 +239,7 @@ def estimate(
         dropout=lora_dropout,
         trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
+        norms=norms,  # type: ignore[arg-type]
         transformers=_version(stack),
     )
     try:

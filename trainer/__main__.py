@@ -12,7 +12,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     parser.add_argument("--config", type=Path, help="a TrainConfig or a job's spec: train here, without a broker")
     parser.add_argument("--output", type=Path, help="where results and checkpoints go (with --config)")
-    parser.add_argument("--save-every", type=float, default=300.0, metavar="SECONDS", help="default %(default)s")
+    parser.add_argument(
+        "--save-every", type=float, metavar="SECONDS", help="default: the spec's checkpoint.every_s, otherwise 300"
+    )
     parser.add_argument("--fsdp", action="store_true", help="divide the model between the GPUs (with --config)")
     parser.add_argument("--tensor", type=int, default=1, metavar="N", help="so many GPUs compute each layer together")
     parser.add_argument(

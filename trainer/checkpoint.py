@@ -2,7 +2,8 @@
 
 Commit: every file first, then `manifest.json` with sizes and sha256, put only if absent: without one there is no
 checkpoint. Restore: the newest candidate whose every byte verifies. Prune: the manifest goes first, the newest
-`keep` stay, so the last good one is never the one deleted. A folder's nonce keeps it from ever being used twice.
+`keep` stay, so the last good one is never the one deleted, and the milestones. A folder's nonce keeps it from being
+used twice.
 """
 
 import asyncio
@@ -22,7 +23,9 @@ from trainer.blobs import BadContent, Objects, StoreError
 from trainer.checkpoint_plan import BadFormat, Jump
 from trainer.contract import keys
 from trainer.contract.base import Document
+from trainer.contract.milestones import milestones
 from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest, ManifestFile
+from trainer.contract.train import CheckpointConfig
 from trainer.ipc import Part
 
 PARALLEL = 4
@@ -163,15 +166,10 @@ async def verified(objects: Objects, key: str) -> bool:
     return all(folder + file.path in there for file in manifest.files)
 
 
-def step_of(key: str) -> int:
-    """Of a manifest's key."""
-    return int(key.split("/")[-2].partition("-")[0])
-
-
 async def remove_after(objects: Objects, origin: Origin, step: int) -> None:
     """Own checkpoints of later steps: those of a way that is not gone on. Raises StoreError."""
     for key in await own(objects, origin):
-        if step_of(key) > step:
+        if keys.step_of(key) > step:
             await objects.delete(key)
 
 
@@ -189,7 +187,7 @@ async def restore(
     `tell` hears why a candidate was passed over. `jumps`: only what lies on the way that they lead is used.
     """
     if jumps:
-        candidates = [key for key in candidates if step_of(key) <= jumps[-1].step]
+        candidates = [key for key in candidates if keys.step_of(key) <= jumps[-1].step]
     for key in candidates:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -242,20 +240,25 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
     return manifest
 
 
-async def prune(objects: Objects, origin: Origin, *, keep: int) -> None:
-    """Keeps the newest `keep` committed checkpoints of this attempt and removes older ones, torn ones too.
+async def prune(objects: Objects, origin: Origin, config: CheckpointConfig) -> None:
+    """Keeps the newest `keep` committed checkpoints of this attempt and the job's milestones, and removes its older
+    ones, torn ones too.
 
     Raises StoreError; whatever is left then goes next time.
     """
-    everything = await objects.keys(origin.folder)
-    manifests = [k for k in everything if k.endswith(f"/{keys.MANIFEST}")]
-    kept = {k.removesuffix(keys.MANIFEST) for k in manifests[-keep:]}
-    for key in manifests[:-keep]:
-        await objects.delete(key)
-    newest = max(kept, default="")
-    for key in everything:
+    every = await objects.keys(keys.checkpoints(origin.job))
+    mine = [k for k in every if k.startswith(origin.folder)]
+    manifests = [k for k in mine if k.endswith(f"/{keys.MANIFEST}")]
+    newest = manifests[-config.keep :]
+    kept = {*newest, *milestones(every, config.keep_every)}
+    folders = {k.removesuffix(keys.MANIFEST) for k in kept}
+    for key in manifests:
+        if key not in kept:
+            await objects.delete(key)
+    last = max(newest, default="")
+    for key in mine:
         parent = origin.folder + key.removeprefix(origin.folder).split("/", 1)[0] + "/"
-        if parent not in kept and parent < newest and key not in manifests:
+        if parent not in folders and parent < last and key not in manifests:
             await objects.delete(key)
 
 

@@ -169,7 +169,7 @@ def _prepare(model: Any) -> None:
 
     bitsandbytes may not repack the base for evaluations on a CPU: that rounds its scales, for good. Raises UserFault.
     """
-    if any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters()):
+    if _has_experts(model):
         raise UserFault("train.method.kind: qlora quantises linear modules, and a mixture's experts are none; use lora")
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
@@ -247,10 +247,14 @@ def _with_adapters(
 
 
 def chosen(model: Any, method: LowRank) -> str | list[str]:
-    """Names of the modules that get adapters, as peft takes them. Raises UserFault where one matches no module."""
-    if method.targets == "all-linear":
+    """Names of the modules that get adapters, as peft takes them. Raises UserFault where one matches no module.
+
+    A mixture's experts are no linear modules. By "all-linear" peft would take them as well, as it did where they still
+    were: many times the adapters that the estimate reckons with, and refused with dropout.
+    """
+    if method.targets == "all-linear" and not _has_experts(model):
         return "all-linear"
-    if method.targets == "attention":
+    if method.targets in ("all-linear", "attention"):
         names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
         if not names:
             raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
@@ -261,6 +265,11 @@ def chosen(model: Any, method: LowRank) -> str | list[str]:
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in there}))
             raise UserFault(f"train.method.targets: {wanted!r} matches no linear module of this model; it has {known}")
     return list(method.targets)
+
+
+def _has_experts(model: Any) -> bool:
+    """Whether it is a mixture, whose experts are tensors of their own."""
+    return any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters())
 
 
 def _adaptable(module: Any) -> bool:

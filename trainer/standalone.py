@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -19,10 +19,12 @@ from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys, places, yamlfile
+from trainer.contract.base import Config
 from trainer.contract.data import DataError
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
+C = TypeVar("C", bound=Config)
 ME = "standalone"
 RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
 
@@ -34,7 +36,7 @@ class BadConfig(ValueError):
 def main(
     config: Path,
     output: Path,
-    save_every_s: float,
+    save_every_s: float | None = None,
     *,
     fsdp: bool = False,
     ways: Mapping[str, int] | None = None,
@@ -42,8 +44,8 @@ def main(
 ) -> int:
     """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
 
-    `ways`: of `tensor` and `context`, how many GPUs; more than one comes with `fsdp`. `trusted`: the model's own code
-    may be run here.
+    `save_every_s`: in the place of the spec's `checkpoint.every_s`. `ways`: of `tensor` and `context`, how many GPUs;
+    more than one comes with `fsdp`. `trusted`: the model's own code may be run here.
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
@@ -52,10 +54,10 @@ def main(
         print(f"--{e.errors()[0]['loc'][-1]}: {e.errors()[0]['msg']}", file=sys.stderr)
         return 64
     try:
-        train = read_config(config)
+        train, saving = read_config(config), read_saving(config, save_every_s)
         if wrong := trust.unpermitted(train, given=trusted):
             raise BadConfig(wrong)
-        outcome = asyncio.run(_run(train, config.parent, output.resolve(), save_every_s, how))
+        outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
         return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.USER_ERROR
@@ -64,23 +66,45 @@ def main(
 
 def read_config(path: Path) -> TrainConfig:
     """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key."""
+    return _valid(TrainConfig, _read(path)[0])
+
+
+def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
+    """The `checkpoint` part of a job's spec, the default where there is none. Raises BadConfig naming the key.
+
+    `save_every_s`: in the place of its `every_s`.
+    """
+    saving = _valid(CheckpointConfig, _read(path)[1], "checkpoint")
+    if save_every_s is None:
+        return saving
+    return _valid(CheckpointConfig, saving.model_dump() | {"every_s": save_every_s}, "--save-every")
+
+
+def _read(path: Path) -> tuple[Any, Any]:
+    """(what to train, when to save), as they are written. Raises BadConfig."""
     try:
         found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
-        if "model" not in found and ("train" in found or "script" in found):
-            found = found.get("train")
-            if found is None:
-                raise BadConfig("train: the spec has none; a script's data and model are not known")
-        return TrainConfig.model_validate(found)
     except yamlfile.BadYaml as e:
         raise BadConfig(f"line {e.line}: {e.message}") from None
     except UnicodeDecodeError as e:
         raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
+    if "model" in found or not ("train" in found or "script" in found):
+        return found, {}
+    if found.get("train") is None:
+        raise BadConfig("train: the spec has none; a script's data and model are not known")
+    return found["train"], found.get("checkpoint", {})
+
+
+def _valid(kind: type[C], found: Any, *place: str) -> C:
+    """Raises BadConfig naming the key."""
+    try:
+        return kind.model_validate(found)
     except ValidationError as e:
         first: Any = e.errors()[0]
-        raise BadConfig(f"{'.'.join(str(p) for p in first['loc'])}: {first['msg']}") from None
+        raise BadConfig(f"{'.'.join([*place, *map(str, first['loc'])])}: {first['msg']}") from None
 
 
-async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: float, how: Parallelism) -> Outcome:
+async def _run(train: TrainConfig, saving: CheckpointConfig, beside: Path, output: Path, how: Parallelism) -> Outcome:
     store = output / "store"
     store.mkdir(parents=True, exist_ok=True)
     objects = Objects(connect(store.as_uri(), {}), ME)
@@ -99,7 +123,7 @@ async def _run(train: TrainConfig, beside: Path, output: Path, save_every_s: flo
         run=await _run_name(objects),
         train=train,
         data=data,
-        checkpoint=CheckpointConfig(every_s=save_every_s),
+        checkpoint=saving,
         resume_from=candidates,
         world=World(gpus_per_node=gpus(), parallelism=how),
         limits=Limits(deadman_s=0),

@@ -10,7 +10,7 @@ from broker.api.openapi import Api, Call
 from broker.api.usecases import offers
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Job, JobState
-from broker.domain.spec import JobSpec, Moment, Name
+from broker.domain.spec import Accelerator, JobSpec, Moment, Name
 from broker.ports import JobFilter
 from trainer.contract.base import Config, Text
 
@@ -57,7 +57,7 @@ class RetryQuery(Config):
 
 class OffersQuery(Config):
     provider: Name | None = None
-    accelerator: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    accelerator: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
     """Repeated: any of them; `a100` names all its variants."""
     limit: Annotated[int, Field(ge=1, le=5000)] = 500
 

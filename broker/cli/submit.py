@@ -113,5 +113,5 @@ def _seconds(said: str) -> int:
 
 
 def _gpus(said: list[str]) -> list[str]:
-    """`H100,RTX4090` and `RTX 4090` in the words of the API."""
-    return [name.strip().lower().replace(" ", "") for text in said for name in text.split(",") if name.strip()]
+    """`H100,RTX4090` one by one."""
+    return [name.strip() for text in said for name in text.split(",") if name.strip()]

@@ -5,7 +5,10 @@ Peaks: dense bf16 with fp32 accumulation, fp32 without TF32, NVIDIA's datasheets
 What training reaches of them: `calibration`.
 """
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 GIB = 1024**3
 
@@ -116,6 +119,13 @@ TABLE: dict[str, Hardware] = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def matches(asked: str, accelerator: str) -> bool:
-    """Whether `accelerator` is what was asked for; `a100-80gb` and `a100` name all their variants."""
-    return accelerator == asked or accelerator.startswith(asked + "-")
+    """Whether `accelerator` is what was asked for; `a100`, `a100-80gb` and `a100-pcie` name all their variants."""
+    wanted, parts = asked.split("-"), accelerator.split("-")
+    return wanted[0] == parts[0] and set(wanted) <= set(parts)
+
+
+def nearest(name: str) -> Sequence[str]:
+    """At most one GPU of the table, the one whose name is most like it."""
+    return difflib.get_close_matches(name, [known for known, h in TABLE.items() if h.gpu], n=1, cutoff=0.5)

@@ -1,6 +1,5 @@
 """What the next attempt of a job has left to do, and how its plan changes after memory ran out."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,11 +9,8 @@ from broker.decide.workload import remaining
 from broker.domain.job import Job, Remedy
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import MemoryNeed, Plan, Workload
-from trainer.contract.keys import MANIFEST
+from trainer.contract.keys import manifests, step_of
 from trainer.contract.train import TrainConfig
-
-_MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/\d{{1,18}}-[^/]+/{re.escape(MANIFEST)}", re.ASCII)
-
 
 MAX_CHANGES = 2
 """Of one job's plan, for memory that ran out."""
@@ -155,17 +151,9 @@ def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) ->
     return train.model_copy(update={"micro_batch": rows, "gradient_checkpointing": again})
 
 
-def step_of(manifest: str) -> int:
-    """The step that a manifest's key carries: `checkpoints/<job>/<attempt>/<step>-<nonce>/manifest.json`."""
-    return int(manifest.split("/")[-2].partition("-")[0])
-
-
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
-    """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step.
-
-    A machine may write what it likes there: keys that are no manifest's are left out.
-    """
-    return tuple(sorted(filter(_MANIFEST.fullmatch, keys), key=lambda key: (-step_of(key), key)))
+    """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step."""
+    return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:

@@ -1,7 +1,8 @@
 """What a job keeps in the blob store: what it costs, and what of it is due to be deleted.
 
-Nothing of a job that is not at rest is ever deleted here. A deletion is marked first, so that nobody offers what is on
-its way out, and within a checkpoint the manifest goes first: without one there is no checkpoint.
+Nothing of a job that is not at rest is ever deleted here (`superseded.py` says what then goes). A deletion is marked
+first, so that nobody offers what is on its way out, and within a checkpoint the manifest goes first: without one there
+is no checkpoint.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +18,14 @@ from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from trainer.contract import keys
+from trainer.contract.milestones import milestones
 
 KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
 RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
 """What another job that starts from this one needs."""
 MONTH_S = 730 * 3600
-LIVE_S, RESTING_S = 3600.0, 6 * 3600.0
-"""Between two looks at a job's objects."""
+RESTING_S = 6 * 3600.0
+"""Between two looks at the objects of a job at rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +97,26 @@ def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
 
 
 def leftovers(job: Job, kept: Kept) -> tuple[str, ...]:
-    """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints,
-    of whichever attempts they are."""
+    """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints
+    and the milestones, of whichever attempts they are."""
     if job.state not in RESTING_JOB_STATES:
         return ()
     doomed = [key for kind in KINDS if kind in job.deleted for key in kept.by_kind.get(kind, ())]
     if "checkpoints" not in job.deleted:
         doomed += _beyond(job, kept.by_kind.get("checkpoints", ()))
+    return manifests_first(doomed)
+
+
+def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
+    """The order of deletion."""
     return tuple(sorted(doomed, key=lambda key: (not key.endswith("/" + keys.MANIFEST), key)))
 
 
 def _beyond(job: Job, checkpoints: Iterable[str]) -> list[str]:
-    """Of the committed ones the furthest stay; what was never committed is of no use to anybody."""
-    every = list(checkpoints)
-    manifests = furthest_first(every)[: job.spec.checkpoint.keep]
-    folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in manifests)
+    """Of the committed ones the furthest and the milestones stay; what was never committed is of no use to anybody."""
+    every, config = list(checkpoints), job.spec.checkpoint
+    stay = {*furthest_first(every)[: config.keep], *milestones(every, config.keep_every)}
+    folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in stay)
     return [key for key in every if not key.startswith(folders)] if folders else every
 
 
@@ -139,10 +146,10 @@ def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
     return usd(usd_per_gib_month * stored_bytes / GIB)
 
 
-def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime) -> float | None:
-    """Seconds until the next look; None: nothing is left, and nothing will come."""
+def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:
+    """Seconds until the next look; None: nothing is left, and nothing will come. `live_s`: while it is not at rest."""
     if job.state not in RESTING_JOB_STATES:
-        return LIVE_S
+        return live_s
     if not left_bytes and job.deleted.keys() >= set(KINDS):
         return None
     ends = (at for kind in KINDS if (at := _ends(job, defaults, kind)) is not None)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
+from broker.domain.gpus import gpu_name
 from broker.domain.idle import IdlePolicy
 from broker.domain.ids import JobId
 from trainer.contract.base import Config, Text
@@ -22,6 +23,8 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Accelerator = Annotated[Text, Field(pattern=r"[A-Za-z0-9]", max_length=100), AfterValidator(gpu_name)]
+"""A GPU as people write it, held as the hardware table does."""
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
 
@@ -77,8 +80,9 @@ class Resources(Config):
     """Number of GPUs; `auto` takes what the estimate needs."""
     nodes: Annotated[int, Field(ge=1, le=16)] = 1
     """Machines that train together; AWS and Lambda join several."""
-    accelerators: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
-    """Canonical names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`; empty: any."""
+    accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
+    """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and shops write them (`NVIDIA
+    A100-SXM4-80GB`); `a100` means all of that name. Empty: any."""
     providers: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
     """Empty: every provider that is configured."""
     regions: Annotated[tuple[Annotated[Text, Field(max_length=64)], ...], Field(max_length=64)] = ()

@@ -11,6 +11,7 @@ from broker.controllers.context import Costs
 from broker.controllers.retention import Retention as Keeper
 from broker.decide.billing import accrued, traffic_cost
 from broker.domain.errors import InUse
+from broker.domain.ids import attempt_id
 from broker.domain.instance import Observed
 from broker.domain.job import Event, JobState, LedgerCategory, LedgerKind, Reason, Traffic
 from broker.domain.money import ZERO
@@ -95,6 +96,34 @@ async def _looked(broker: House, keeper: Keeper, job: str) -> bool:
     await keeper.step()
     now = await broker.store.job(job)  # type: ignore[arg-type]
     return now is not None and bool(now.deleted) and now.stored is not None and "logs" not in await kept(broker, job)
+
+
+async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build) -> None:
+    """Once its successor has committed twice; what that one has is left to it."""
+    broker = house(virtual={**LONG, "run_s": 600})
+    broker.rhythm = replace(broker.rhythm, stored_s=0)
+    async with broker.running():
+        job = await broker.submit()
+        keeper = Keeper(broker.fleet("keeper").context)
+
+        async def committed(number: int) -> int:
+            found = await broker.blobs.list(f"{keys.checkpoints(job)}{attempt_id(job, number)}/")
+            return sum(blob.key.endswith(keys.MANIFEST) for blob in found)
+
+        async def first_has_some() -> bool:
+            return await committed(1) > 0
+
+        async def collected() -> bool:
+            await keeper.step()
+            return await committed(1) == 0
+
+        await broker.eventually(first_has_some, within_s=60)
+        (machine,) = broker.body._instances.values()
+        machine.dies_at = 0.0
+        await broker.until(job, lambda found: found.attempts > 1, within_s=60)
+        await broker.eventually(collected, within_s=60)
+        assert await committed(2) >= 2
+        assert (await broker.state_of(job, JobState.ACTIVE)).stored is not None
 
 
 async def test_what_another_job_starts_from_stays_while_that_one_is_not_at_rest(house: Build) -> None:

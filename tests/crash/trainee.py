@@ -37,6 +37,7 @@ from trainer.blobs import Objects
 from trainer.checkpoint import Origin
 from trainer.checkpoint_plan import Progress
 from trainer.contract.rendezvous import AttemptSpec
+from trainer.contract.train import CheckpointConfig
 from trainer.ipc import RunFolder, replace
 from trainer.snapshot import Snapshot, Snapshots, Stored, Tensors, Writer
 
@@ -257,7 +258,14 @@ async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
         assert state.checkpoint is not None
         told(committed=state.checkpoint.step)
 
-    uploads = Saver(objects, state, origin, keep=KEEP, say=lambda line: told(said=line), committed=committed)
+    uploads = Saver(
+        objects,
+        state,
+        origin,
+        config=CheckpointConfig(keep=KEEP),
+        say=lambda line: told(said=line),
+        committed=committed,
+    )
     uploading = asyncio.ensure_future(uploads.run())
     ended = asyncio.ensure_future(asyncio.to_thread(os.waitpid, worker, 0))
     await asyncio.wait({uploading, ended}, return_when=asyncio.FIRST_COMPLETED)

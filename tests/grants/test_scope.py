@@ -16,6 +16,7 @@ from trainer import checkpoint
 from trainer.blobs import BadContent, Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
+from trainer.contract.train import CheckpointConfig
 
 HERE = Installation("abcd")
 JOB, OTHER_JOB, ORIGIN_JOB = (JobId(letter * 13) for letter in "jko")
@@ -92,7 +93,7 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
     saved = []
     for step in (1, 2, 3):
         saved.append((await checkpoint.commit(granted, origin, folder, step=step, complete=False, started=0.0))[0])
-    await checkpoint.prune(granted, origin, keep=2)
+    await checkpoint.prune(granted, origin, CheckpointConfig(keep=2))
     assert await checkpoint.own(granted, origin) == saved[:0:-1]
     earlier = []
     for job in (JOB, ORIGIN_JOB):

@@ -157,7 +157,7 @@ class Body(VirtualBody):
         instance.sent += len(saved)
         instance.saved = await self._commit(mine, saved, step, complete=complete)
         try:
-            await checkpoint.prune(mine.objects, mine.origin, keep=spec.checkpoint.keep)
+            await checkpoint.prune(mine.objects, mine.origin, spec.checkpoint)
         except StoreError:
             return  # older ones go next time
 

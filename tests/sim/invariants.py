@@ -19,7 +19,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from broker.decide.lifecycle import ATTEMPT_RULES, JOB_RULES
-from broker.decide.recovery import step_of
 from broker.domain.ids import AttemptId, JobId, attempt_of
 from broker.domain.job import Attempt, AttemptState, Job, JobState, LedgerKind, Reason
 from broker.domain.money import ZERO
@@ -34,6 +33,7 @@ from tests.sim.measures import Measures, attempt_of_machine
 from tests.sim.purse import SPENT, Purse
 from tests.sim.rows import Before, Held
 from trainer.contract import keys
+from trainer.contract.keys import step_of
 
 if TYPE_CHECKING:
     from tests.sim.world import World

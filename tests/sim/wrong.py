@@ -25,15 +25,17 @@ from broker.decide import liveness as life
 from broker.decide import step
 from broker.decide.launch import judge_launching
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.recovery import furthest_first, step_of
+from broker.decide.recovery import furthest_first
+from broker.decide.superseded import superseded
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import Liveness
-from broker.domain.job import JobState
+from broker.domain.job import Job, JobState
 from broker.store import fences, memory, memory_state, memory_tenant
 from tests.sim.loop import EPOCH, WHO
 from trainer import blobs, checkpoint
 from trainer.contract import keys
+from trainer.contract.keys import step_of
 from trainer.contract.rendezvous import ManifestFile
 
 
@@ -331,6 +333,12 @@ def all_objects(job: Any, kept: Any) -> list[str]:
     return [key for objects in kept.by_kind.values() for key in objects]
 
 
+def one_is_enough(job: Job, *seen: Any) -> tuple[str, ...]:
+    """One commit of the current attempt."""
+    checkpoint = job.spec.checkpoint.model_copy(update={"keep": 1})
+    return superseded(replace(job, spec=job.spec.model_copy(update={"checkpoint": checkpoint})), *seen)
+
+
 async def anybodys(self: placement.Placement, job: Any) -> tuple[str, ...]:
     """The furthest checkpoints of all jobs."""
     return tuple(furthest_first([blob.key for blob in await self._context.blobs.list("checkpoints/")]))
@@ -365,6 +373,6 @@ async def first_listed(objects: Any, candidates: Sequence[str], folder: Any, **m
 _RESTORE = checkpoint.restore
 
 
-async def prune_newest(objects: Any, origin: Any, *, keep: int) -> None:
-    for key in (await checkpoint.own(objects, origin))[:-keep]:
+async def prune_newest(objects: Any, origin: Any, config: Any) -> None:
+    for key in (await checkpoint.own(objects, origin))[: -config.keep]:
         await objects.delete(key)

@@ -10,6 +10,7 @@ from trainer.blobs import BadContent, Objects, StoreError, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys
 from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest
+from trainer.contract.train import CheckpointConfig
 from trainer.ipc import Part
 
 ORIGIN = Origin(job="j", attempt="a", kind="script")
@@ -128,7 +129,7 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
     other = store / keys.checkpoint("j", "another", 1, "x") / "manifest.json"
     other.parent.mkdir(parents=True)
     other.write_text("{}")
-    await checkpoint.prune(objects, ORIGIN, keep=2)
+    await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2))
     assert await checkpoint.own(objects, ORIGIN) == [made[3], made[2]]
     left = set(await objects.keys(keys.checkpoints("j")))
     assert not any(k.startswith(("checkpoints/j/a/0000000001", "checkpoints/j/a/0000000002")) for k in left)
@@ -136,6 +137,23 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
     assert other.exists()
     assert (await restored(objects, [made[3]], tmp_path / "back"))[0] == 4
     assert (await restored(objects, [made[2]], tmp_path / "back"))[0] == 3
+
+
+async def test_prune_keeps_the_job_s_milestones(objects: Objects, store: Path, tmp_path: Path) -> None:
+    """The first at or after 10 is of an earlier attempt, so the first of this one's after 10 is none."""
+    earlier = Origin(job="j", attempt="0", kind="script")
+    (tmp_path / "file").mkdir()
+    before, _ = await checkpoint.commit(objects, earlier, tmp_path / "file", step=11, complete=False, started=0.0)
+    forged = store / "checkpoints/j/0/20/manifest.json"
+    forged.parent.mkdir()
+    forged.write_text("{}")
+    made = {}
+    for step in (14, 18, 23, 27, 31, 36, 38):
+        made[step] = await save(objects, tmp_path, step)
+        await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2, keep_every=10))
+    assert await checkpoint.own(objects, ORIGIN) == [made[step] for step in (38, 36, 31, 23)]
+    assert (await restored(objects, [made[23]], tmp_path / "back"))[0] == 23
+    assert (store / before).exists()
 
 
 async def test_create_does_not_overwrite(objects: Objects) -> None:

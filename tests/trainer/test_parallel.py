@@ -14,6 +14,7 @@ from tests.trainer.conftest import rows
 from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.harness import until
 from tests.trainer.heads import llama
+from tests.trainer.workers import HANGS_S, killed_within_a_step
 from trainer.checkpoint_plan import verify
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
@@ -150,7 +151,7 @@ def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str,
     whole = hire(2, how, method=method, train=packed).done().last
     killed = hire(2, how, method=method, train=packed, harm=killed_within_a_step).start()
     for process in killed.processes:
-        process.join(60)
+        process.join(HANGS_S)
         assert process.exitcode == -signal.SIGKILL
     before = killed.last
     assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
@@ -160,20 +161,6 @@ def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str,
         one, other = tensors(last, group), tensors(whole, group)
         assert one.keys() == other.keys()
         assert all(bool((one[name] == other[name]).all()) for name in other), group
-
-
-def killed_within_a_step(rank: int) -> None:
-    from trainer.loop import Loop
-
-    clip = Loop._clip
-
-    def fail(loop: Loop) -> float:
-        if loop._progress.step == 2:
-            until(loop._run.waiting, "a whole snapshot")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return clip(loop)
-
-    Loop._clip = fail  # type: ignore[assignment, method-assign]
 
 
 def test_four_two_one_four(hire: Hire, alone: Callable[[str], Path]) -> None:

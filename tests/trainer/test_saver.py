@@ -15,6 +15,7 @@ from trainer.agent.state import AttemptState
 from trainer.blobs import Objects
 from trainer.checkpoint import Origin
 from trainer.contract.rendezvous import Manifest
+from trainer.contract.train import CheckpointConfig
 from trainer.ipc import INFO, Part, RunFolder, SnapshotInfo
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -33,7 +34,9 @@ def saver(tmp_path: Path, run: RunFolder) -> Saver:
     url = (tmp_path / "store").as_uri()
     env = Environment(blobs=url, installation="inst", attempt="a", workdir=tmp_path)
     state, objects = AttemptState(env=env, run=run), Objects.open(url, {}, "inst")
-    return Saver(objects, state, ORIGIN, keep=5, say=lambda line: None, committed=lambda cost_s: None)
+    return Saver(
+        objects, state, ORIGIN, config=CheckpointConfig(keep=5), say=lambda line: None, committed=lambda cost_s: None
+    )
 
 
 def snapshot(run: RunFolder, step: int) -> Path:

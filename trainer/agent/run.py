@@ -218,8 +218,8 @@ class Agent:
             pacing.saved(cost_s)
             self._beater.now()
 
-        keep = spec.checkpoint.keep
-        saver = Saver(self._objects, self._state, origin, keep=keep, say=self._say, committed=committed)
+        config = spec.checkpoint
+        saver = Saver(self._objects, self._state, origin, config=config, say=self._say, committed=committed)
         async with background(saver.run()):
             yield saver
 

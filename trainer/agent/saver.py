@@ -13,6 +13,7 @@ from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract.rendezvous import CheckpointRef, Manifest
+from trainer.contract.train import CheckpointConfig
 from trainer.ipc import INFO, SnapshotInfo
 
 LOOK_S = 0.2
@@ -30,12 +31,12 @@ class Saver:
         state: AttemptState,
         origin: Origin,
         *,
-        keep: int,
+        config: CheckpointConfig,
         say: Callable[[str], None],
         committed: Callable[[float], None],
     ) -> None:
         """`committed`: is told of every commit how many seconds it took from its snapshot."""
-        self._objects, self._state, self._origin, self._keep = objects, state, origin, keep
+        self._objects, self._state, self._origin, self._config = objects, state, origin, config
         self._say, self._committed = say, committed
         self._busy = asyncio.Lock()
         self._parts_until = math.inf
@@ -104,7 +105,7 @@ class Saver:
         )
         self._committed(manifest.save_s)
         try:
-            await checkpoint.prune(self._objects, self._origin, keep=self._keep)
+            await checkpoint.prune(self._objects, self._origin, self._config)
         except StoreError as e:
             self._say(f"old checkpoints stay for now: {e}")
 

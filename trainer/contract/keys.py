@@ -1,5 +1,8 @@
 """Where each object lies. Every key is below `<installation>/`; see docs/architecture.md for who writes what."""
 
+import re
+from collections.abc import Iterable, Iterator
+
 JOB_DATA = "data/"
 
 
@@ -63,4 +66,17 @@ def checkpoint(job: str, attempt: str, step: int, nonce: str) -> str:
 
 
 MANIFEST = "manifest.json"
+_MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/\d{{1,18}}-[^/]+/{re.escape(MANIFEST)}", re.ASCII)
+
+
+def manifests(among: Iterable[str]) -> Iterator[str]:
+    """The manifests' keys. A machine may write what it likes below `checkpoints/`: others are left out."""
+    return filter(_MANIFEST.fullmatch, among)
+
+
+def step_of(manifest: str) -> int:
+    """The step that a manifest's key carries."""
+    return int(manifest.split("/")[-2].partition("-")[0])
+
+
 BROKER_LEASE = "broker/lease"

@@ -363,6 +363,9 @@ class CheckpointConfig(Config):
     and saves cost little."""
     keep: Annotated[int, Field(ge=2, le=100)] = 2
     """Committed checkpoints kept for each job; two at least, so that a torn newest one has a successor."""
+    keep_every: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Optimizer steps (of a script: saves); the first checkpoint at or after each multiple stays besides the newest, as
+    long as `retention` says. Absent: none."""
 
     @property
     def most_s(self) -> float:

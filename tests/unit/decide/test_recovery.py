@@ -20,7 +20,6 @@ from broker.decide.recovery import (
     planned,
     remedy,
     shortfall,
-    step_of,
     told,
     workload_left,
 )
@@ -57,7 +56,7 @@ def test_the_furthest_step_comes_first_whatever_attempt_wrote_it(attempts: str) 
 
 @given(st.integers(0, 10**9), st.sampled_from(["n0nce", "7", "5-6", "-"]))
 def test_a_manifest_carries_its_step(step: int, nonce: str) -> None:
-    assert step_of(manifest(step, nonce=nonce)) == step
+    assert keys.step_of(manifest(step, nonce=nonce)) == step
 
 
 PLANS = st.builds(

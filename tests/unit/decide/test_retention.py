@@ -3,15 +3,16 @@
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.controllers.context import Rhythm
 from broker.decide.retention import (
     KINDS,
-    LIVE_S,
     RESTING_S,
     RESUMED_FROM,
     Kept,
@@ -31,6 +32,7 @@ from broker.domain.offer import GIB
 from broker.domain.spec import Retention
 from tests.unit.decide import build
 from trainer.contract import keys
+from trainer.contract.milestones import milestones
 from trainer.contract.rendezvous import CheckpointRef, Final, Outcome
 
 ATTEMPT = build.attempt(AttemptState.ENDED, reason=Reason.COMPLETED, ended_at=build.at(0))
@@ -151,6 +153,30 @@ def test_at_rest_the_furthest_checkpoints_stay_whichever_attempts_made_them() ->
     assert leftovers(job, Kept()) == ()
 
 
+def test_milestones_stay_beside_the_furthest_whichever_attempts_made_them() -> None:
+    steps = [3, 8, 12, 19, 33, 35, 37]
+    objects = [key for step in steps for key in files(step, "b" * 13 if step % 2 else ATTEMPT.id)]
+    job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2, "keep_every": 10}))
+    doomed = set(leftovers(job, sort_out(job, [], objects)))
+    stay = {key for key, _ in objects} - doomed
+    assert {keys.step_of(key) for key in keys.manifests(stay)} == {12, 33, 35, 37}, "none at or after 0, one for 30"
+    assert {keys.step_of(key) for key in keys.manifests(doomed)} == {3, 8, 19}
+    forged = [(f"checkpoints/{build.JOB_ID}/x/10/{keys.MANIFEST}", 1)]
+    assert leftovers(job, sort_out(job, [], forged)) == (forged[0][0],), "no step, so no milestone"
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 25), st.integers(2, 4))
+def test_what_has_gone_since_does_not_change_what_a_milestone_is(steps: set[int], every: int, keep: int) -> None:
+    def kept(among: list[str]) -> list[str]:
+        return [key for key in among if key in {*among[-keep:], *milestones(among, every)}]
+
+    made = [keys.checkpoint("j", "a", step, "n") + keys.MANIFEST for step in sorted(steps)]
+    there: list[str] = []
+    for key in made:
+        there = kept([*there, key])
+    assert there == kept(made)
+
+
 def test_marked_checkpoints_all_go() -> None:
     job = rested(JobState.FAILED, deleted={"checkpoints": build.at(0)})
     assert len(leftovers(job, sort_out(job, [done(30)], EVERYTHING))) == 6
@@ -198,16 +224,16 @@ def test_many_looks_round_no_more_than_one() -> None:
 
 
 def test_it_is_looked_at_until_nothing_is_left() -> None:
-    now = build.at(0)
-    assert look_again_s(build.active_job(), 5, SHORT, now) == LIVE_S
-    assert look_again_s(rested(), 5, Retention(), now) == RESTING_S
-    assert look_again_s(rested(), 5, Retention(logs_days=0.001), now) == pytest.approx(86.4)
-    assert look_again_s(rested(), 5, SHORT, now) == 0
+    now, look = build.at(0), partial(look_again_s, live_s=7)
+    assert look(build.active_job(), 5, SHORT, now) == 7
+    assert look(rested(), 5, Retention(), now) == RESTING_S
+    assert look(rested(), 5, Retention(logs_days=0.001), now) == pytest.approx(86.4)
+    assert look(rested(), 5, SHORT, now) == 0
     gone = rested(deleted=dict.fromkeys(KINDS, now))
-    assert look_again_s(gone, 5, SHORT, now) == RESTING_S
-    assert look_again_s(gone, 0, SHORT, now) is None
-    assert look_again_s(rested(), 0, Retention(), now) == RESTING_S
+    assert look(gone, 5, SHORT, now) == RESTING_S
+    assert look(gone, 0, SHORT, now) is None
+    assert look(rested(), 0, Retention(), now) == RESTING_S
 
 
 def test_looks_at_least_daily() -> None:
-    assert max(LIVE_S, RESTING_S) <= DAY
+    assert max(Rhythm().stored_s, RESTING_S) <= DAY

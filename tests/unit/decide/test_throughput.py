@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.calibration import SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
-from broker.decide.hardware import TABLE, Hardware, matches
+from broker.decide.hardware import TABLE, Hardware, matches, nearest
 from broker.decide.roofline import ideal, terms
 from broker.decide.throughput import Pace, pace, run_of, spread_of, timing
 from broker.domain.workload import ModelShape, Workload
@@ -113,4 +113,12 @@ def test_a_family_of_gpus_is_asked_for_by_its_prefix() -> None:
     assert matches("a100", "a100-80gb-sxm")
     assert matches("a100-80gb", "a100-80gb-pcie")
     assert matches("l4", "l4")
+    assert matches("a100-pcie", "a100-80gb-pcie")
+    assert not matches("a100-pcie", "a100-80gb-sxm")
     assert not matches("l4", "l40s")
+    assert not matches("sxm", "h100-sxm")
+
+
+def test_the_nearest_gpu_is_one_of_the_table() -> None:
+    assert nearest("l40") == ["l40s"]
+    assert not nearest("abacus")

@@ -555,12 +555,14 @@ class AwsOptions(_message.Message):
     def __init__(self, vpc: _Optional[str] = ..., subnets: _Optional[_Iterable[str]] = ..., encrypted_volume: bool = ..., kms_key: _Optional[str] = ...) -> None: ...
 
 class CheckpointConfig(_message.Message):
-    __slots__ = ("every_s", "keep")
+    __slots__ = ("every_s", "keep", "keep_every")
     EVERY_S_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    KEEP_EVERY_FIELD_NUMBER: _ClassVar[int]
     every_s: float
     keep: int
-    def __init__(self, every_s: _Optional[float] = ..., keep: _Optional[int] = ...) -> None: ...
+    keep_every: int
+    def __init__(self, every_s: _Optional[float] = ..., keep: _Optional[int] = ..., keep_every: _Optional[int] = ...) -> None: ...
 
 class Retry(_message.Message):
     __slots__ = ("max", "on")

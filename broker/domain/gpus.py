@@ -1,0 +1,49 @@
+"""One spelling of a GPU's name, whatever nvidia-smi, a shop or a person writes."""
+
+import re
+from collections.abc import Mapping
+
+_SIZES: Mapping[str, tuple[int, ...]] = {
+    "h100": (80, 94), "h200": (141,), "b200": (180, 192), "a100": (40, 80), "l40s": (45, 46, 48), "rtx4090": (24,),
+    "a6000": (48,), "a10g": (22, 24), "l4": (22, 23, 24),
+}  # fmt: skip
+"""GB that each is sold with, or that its driver shows."""
+_ALIASES = {"4090": "rtx4090", "rtx4090": "rtx4090", "rtxa6000": "a6000"}
+_NOISE = frozenset({
+    "nvidia", "geforce", "rtx", "gpu", "tensor", "core", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x",
+})  # fmt: skip
+"""Words that tell no two of these products apart; of an H100, `hbm3` does."""
+_FORMS = {"sxm": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm", "pci": "pcie", "pcie": "pcie", "nvl": "nvl"}
+_BOARDS = frozenset({"h100", "h200", "a100"})
+"""Sold on boards that differ in speed."""
+
+
+def gpu_name(said: str) -> str:
+    """`NVIDIA A100-SXM4-80GB` as `a100-80gb-sxm`, `H100` as `h100`, which means all of that name; of what is none of
+    the known products, the words as they are with hyphens between."""
+    text = re.sub(r"\bpci[ -]?e(xpress)?\b", "pcie", said.lower().replace("_", " "))
+    text = re.sub(r"\b(\d+)[ -]?g(i?b)?\b", r"\1gb", text)
+    plain = re.findall(r"[a-z0-9]+", text)
+    own = [word for word in plain if word != "nvidia"]
+    return _known(re.findall(r"[a-z0-9.]+", text)) or "-".join(own or plain)
+
+
+def _known(words: list[str]) -> str | None:
+    """The name; None where a word is not understood, since a slice or a cut-down board is another product."""
+    models = [_ALIASES.get(word, word) for word in words if _ALIASES.get(word, word) in _SIZES]
+    sizes = [int(word.removesuffix("gb")) for word in words if re.fullmatch(r"\d{1,4}gb", word)]
+    forms = [_FORMS[word] for word in words if word in _FORMS]
+    understood = len(models) + len(sizes) + len(forms) + sum(word in _NOISE for word in words)
+    if len(models) != 1 or len(sizes) > 1 or len(forms) > 1 or understood != len(words):
+        return None
+    model, form = models[0], forms[0] if forms else "sxm" if models == ["h100"] and "hbm3" in words else ""
+    if not set(sizes) <= set(_SIZES[model]):
+        return None
+    if model not in _BOARDS:
+        return None if form == ("pcie" if model == "b200" else "sxm") else model
+    size = sizes[0] if sizes else 0
+    if model == "a100":  # the SXM board of 40 GB is the one that is meant where nobody says
+        parts = [model, f"{size}gb" if size else "", "" if (size, form) == (40, "sxm") else form]
+    else:
+        parts = [model, "nvl" if size == 94 else form]
+    return "-".join(part for part in parts if part)
