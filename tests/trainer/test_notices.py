@@ -1,20 +1,23 @@
 """The machine's own word of its end: asked for properly, told to the broker, obeyed without it."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench, until
 from tests.trainer.imds import Service, serving
-from tests.trainer.test_agent import SAVER, script
+from tests.trainer.test_agent import HOLD, SAVER, script
 from trainer.agent import notices
 from trainer.agent.environment import Environment
 from trainer.agent.notices import ACTION, ADVICE, GIVE_UP, METADATA, NoAnswer, Notices, endpoint
 from trainer.agent.state import LAST_WORDS_S, AttemptState
 from trainer.contract.rendezvous import Limits, Outcome
+from trainer.contract.train import DataConfig, TrainConfig
 from trainer.ipc import RunFolder
 
 NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
@@ -129,3 +132,48 @@ def test_a_real_agent_saves_and_leaves_by_itself(bench: Bench, service: Service)
     assert final.outcome is Outcome.DRAINED
     assert "takes this machine away" in final.message
     assert final.checkpoint is not None
+
+
+@pytest.mark.parametrize("left_s", [0, 600])
+def test_a_notice_that_was_there_before_the_agent_ends_it_as_drained(
+    left_s: float, bench: Bench, service: Service
+) -> None:
+    service.notice(left_s)
+    bench.env = {"GPUBROKER_NOTICES": service.url}
+    agent = script(bench, HOLD)
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED, agent.log
+    assert "takes this machine away" in final.message
+
+
+def test_a_notice_before_the_first_step_costs_no_micro_batch(
+    bench: Bench, service: Service, tiny_models: dict[str, Path]
+) -> None:
+    service.notice(600)
+    bench.env = {"GPUBROKER_NOTICES": service.url}
+    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
+    train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=2, global_batch=8, micro_batch=2)
+    agent = bench.start(train=train, data=bench.data(rows(), "csv"))
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED, agent.log
+    assert final.checkpoint is not None
+    state = json.loads((bench.path(final.checkpoint.manifest).parent / "state.json").read_text())
+    assert (state["step"], state["micro"]) == (0, 1)
+
+
+async def test_a_notice_during_the_last_drain_leaves_less_for_it(watch: Watch, service: Service) -> None:
+    """What the broker granted is more than the cloud does."""
+    watch.state.limits = Limits(drain_s=3600)
+    watch.state.end(Outcome.DRAINED, "the broker asked to drain")
+    service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:00:01Z"}'
+
+    async def noticed_while_it_saves() -> None:
+        async with watch.state.in_time(3600):
+            await watch.notices.once()
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await noticed_while_it_saves()
+    assert watch.state.drain_left_s < 0
+    assert watch.state.ending is not None
+    assert watch.state.ending.reason == "the broker asked to drain", "the first reason stands"
