@@ -33,6 +33,8 @@ class Rhythm:
     """Between two looks for credentials that are to be renewed."""
     lessons_s: float = 30.0
     """Between two looks at what ended attempts have shown."""
+    stored_s: float = 3600.0
+    """Between two looks at what a job that is not at rest keeps."""
     deadman_s: float = 20.0
     lease_s: float = 30.0
     claim: int = 200

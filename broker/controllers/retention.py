@@ -7,8 +7,9 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.decide.retention import RESUMED_FROM, Kept, accrue, due_now, expired, leftovers, look_again_s, sort_out
+from broker.decide.superseded import superseded
 from broker.domain.errors import InUse
-from broker.domain.job import Job, StoredKind
+from broker.domain.job import Attempt, Job, StoredKind
 from broker.ports import StorageCharge
 from trainer.contract import keys
 
@@ -49,9 +50,10 @@ class Retention:
     async def _look(self, job: Job, data: Mapping[str, int]) -> None:
         context = self._context
         now, defaults = context.clock.now(), context.costs.retention
-        kept = await self._kept(job, data)
+        attempts = await context.store.attempts(job.id)
+        kept = await self._kept(job, attempts, data)
         job = await self._expire(job, expired(job, defaults, now))
-        doomed = leftovers(job, kept)
+        doomed = (*leftovers(job, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
         await self._delete(doomed)
         sizes = {key: size for objects in kept.by_kind.values() for key, size in objects.items()}
         left = kept.bytes - sum(sizes[key] for key in doomed)
@@ -61,12 +63,11 @@ class Retention:
             read=job.stored,
             to=stored,
             usd=due_now(job.stored, stored),
-            due_in_s=look_again_s(job, left, defaults, now),
+            due_in_s=look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s),
         )
         await context.store.charge_storage(charge)
 
-    async def _kept(self, job: Job, data: Mapping[str, int]) -> Kept:
-        attempts = await self._context.store.attempts(job.id)
+    async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> Kept:
         prefixes = [keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]
         listed = [blob for prefix in prefixes for blob in await self._context.blobs.list(prefix)]
         own = keys.job_data(job.id, "")

@@ -1,7 +1,8 @@
 """What a job keeps in the blob store: what it costs, and what of it is due to be deleted.
 
-Nothing of a job that is not at rest is ever deleted here. A deletion is marked first, so that nobody offers what is on
-its way out, and within a checkpoint the manifest goes first: without one there is no checkpoint.
+Nothing of a job that is not at rest is ever deleted here (`superseded.py` says what then goes). A deletion is marked
+first, so that nobody offers what is on its way out, and within a checkpoint the manifest goes first: without one there
+is no checkpoint.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +24,8 @@ KINDS: tuple[StoredKind, ...] = get_args(StoredKind)
 RESUMED_FROM: frozenset[StoredKind] = frozenset({"artifacts", "checkpoints"})
 """What another job that starts from this one needs."""
 MONTH_S = 730 * 3600
-LIVE_S, RESTING_S = 3600.0, 6 * 3600.0
-"""Between two looks at a job's objects."""
+RESTING_S = 6 * 3600.0
+"""Between two looks at the objects of a job at rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,11 @@ def leftovers(job: Job, kept: Kept) -> tuple[str, ...]:
     doomed = [key for kind in KINDS if kind in job.deleted for key in kept.by_kind.get(kind, ())]
     if "checkpoints" not in job.deleted:
         doomed += _beyond(job, kept.by_kind.get("checkpoints", ()))
+    return manifests_first(doomed)
+
+
+def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
+    """The order of deletion."""
     return tuple(sorted(doomed, key=lambda key: (not key.endswith("/" + keys.MANIFEST), key)))
 
 
@@ -140,10 +146,10 @@ def month_usd(stored_bytes: int, usd_per_gib_month: Decimal) -> Decimal:
     return usd(usd_per_gib_month * stored_bytes / GIB)
 
 
-def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime) -> float | None:
-    """Seconds until the next look; None: nothing is left, and nothing will come."""
+def look_again_s(job: Job, left_bytes: int, defaults: Retention, now: datetime, *, live_s: float) -> float | None:
+    """Seconds until the next look; None: nothing is left, and nothing will come. `live_s`: while it is not at rest."""
     if job.state not in RESTING_JOB_STATES:
-        return LIVE_S
+        return live_s
     if not left_bytes and job.deleted.keys() >= set(KINDS):
         return None
     ends = (at for kind in KINDS if (at := _ends(job, defaults, kind)) is not None)

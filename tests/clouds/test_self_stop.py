@@ -11,6 +11,7 @@ from providers.task import _script
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.state import Rented
 
 COPY = "export -p > /etc/profile.d/container_env_var.sh; sleep infinity"
@@ -29,7 +30,7 @@ def headers(key: str = "test-key") -> dict[str, str]:
 async def pod(clouds: Clouds) -> Rented:
     async with aiohttp.ClientSession(clouds.url, headers=headers()) as http:
         answer = await (await http.post("/graphql", json={"query": POD % COPY})).json()
-    return await clouds.world.reach(answer["data"]["podFindAndDeployOnDemand"]["id"], "RUNNING", within_s=30)
+    return await clouds.world.reach(answer["data"]["podFindAndDeployOnDemand"]["id"], "RUNNING")
 
 
 async def instance(clouds: Clouds) -> Rented:
@@ -37,7 +38,7 @@ async def instance(clouds: Clouds) -> Rented:
     async with aiohttp.ClientSession(clouds.url, headers=headers()) as http:
         asked = {"client_id": "me", "image": "registry/image", "label": "gb-x-head", "disk": 20}
         answer = await (await http.put(f"/api/v0/asks/{offer.id}/", json=asked)).json()
-    return await clouds.world.reach(str(answer["new_contract"]), "running", within_s=30)
+    return await clouds.world.reach(str(answer["new_contract"]), "running")
 
 
 async def test_a_pods_own_key_ends_this_pod_alone(clouds: Clouds) -> None:
@@ -77,7 +78,7 @@ async def rented() -> AsyncIterator[Clouds]:
     try:
         machines = await NamespaceMachines.open(forwards={port: port})
     except (NoBake, NoNamespaces) as e:
-        pytest.skip(str(e))
+        cannot(e)
     async with Clouds(machines, port=port) as clouds:
         yield clouds
         assert clouds.violations == []

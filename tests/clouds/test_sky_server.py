@@ -20,6 +20,7 @@ from providers.sky import SkyLauncher
 from providers.sky_facts import TOKEN_HEADER
 from providers.sky_host import LOG_BYTES
 from tests.clouds.emulator import Clouds
+from tests.clouds.required import cannot
 from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, launcher, name, of_lambda, processes, server
 from tests.clouds.wait import until
 
@@ -44,7 +45,7 @@ def opened(state: Path, **settings: Any) -> SkyLauncher:
     try:
         return launcher(state, **settings)
     except NoRsync as e:
-        pytest.skip(str(e))
+        cannot(e)
 
 
 async def dies(sky: SkyLauncher) -> None:
@@ -238,7 +239,7 @@ async def test_workers_do_not_outlive_a_server_that_was_killed(state: Path) -> N
     died = sky.id
     await until(lambda: len(processes(state)) >= 3)
     server(state).send_signal(signal.SIGKILL)
-    await until(lambda: processes(state) == {}, within_s=20)
+    await until(lambda: processes(state) == {})
     assert await sky.liveness(died, NAME) is Liveness.DEAD
     await sky.warm()
     assert sky.id != died

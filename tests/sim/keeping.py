@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from broker.decide.recovery import furthest_first
-from broker.domain.ids import JobId
+from broker.domain.ids import AttemptId, JobId
 from broker.domain.job import RESTING_JOB_STATES
 from tests.sim.disk import WEIGHTS, weights
 from tests.sim.faults import lasted_s
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 SLACK_S = 60.0
 """For a beat, a look and the last save, beside what a drain may take."""
+ENOUGH = 2
+"""Commits of a later attempt after which an ended one's are not gone back to any more."""
+
+
+def _attempt(key: str) -> str:
+    return key.split("/")[2]
 
 
 class Keeping:
@@ -56,8 +62,21 @@ class Keeping:
             return
         job_id = JobId(key.split("/")[1])
         rests = self._world.state.jobs[job_id].value.state in RESTING_JOB_STATES
-        if (by_broker and not rests) or step_of(key) > self.saved(job_id, but=key):
+        needed = by_broker and not rests and not self._is_superseded(job_id, key)
+        if needed or step_of(key) > self.saved(job_id, but=key):
             self._world.fail("good_checkpoint_kept", f"{key} was deleted")
+
+    def _is_superseded(self, job_id: JobId, key: str) -> bool:
+        """Of an ended attempt, after which another one has committed two that are as far at least."""
+        state = self._world.state
+        attempts = [state.attempts[i].value for i in state.of_job[job_id]]
+        found = furthest_first(self._world.objects.below(keys.checkpoints(job_id)))
+        number = {one.id: one.number for one in attempts if not one.live}.get(AttemptId(_attempt(key)))
+        if number is None:
+            return False
+        later = [one.id for one in attempts if one.number > number]
+        beyond = [_attempt(other) for other in found if step_of(other) >= step_of(key)]
+        return any(beyond.count(one) >= ENOUGH for one in later)
 
     def tick(self) -> None:
         """Machines that hear of no broker for too long have saved and stopped; while they can hear at all."""

@@ -184,6 +184,7 @@ MUTANTS = (
     _mutant(
         "retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", wrong.all_objects),
     ),
+    _mutant("one commit is enough", "good_checkpoint_kept", (f"{C}.retention.superseded", wrong.one_is_enough)),
     _mutant(
         "every end is a success", "success_is_real", (f"{C}.termination.end_reason", wrong.always(Reason.COMPLETED)),
     ),

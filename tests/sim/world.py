@@ -63,7 +63,7 @@ class World:
     installation = Installation("test")
     rhythm = Rhythm(
         poll_s=5, look_s=5, list_s=5, billing_s=15, sweep_s=20, market_s=60, grants_s=60, deadman_s=30, lease_s=30,
-        replace_s=30, sold_out_s=60,
+        replace_s=30, sold_out_s=60, stored_s=60,
     )  # fmt: skip
     limits = Limits(beat_s=10, poll_s=10, deadman_s=400, drain_s=60)
 

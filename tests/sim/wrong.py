@@ -26,10 +26,11 @@ from broker.decide import step
 from broker.decide.launch import judge_launching
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.recovery import furthest_first
+from broker.decide.superseded import superseded
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.instance import Liveness
-from broker.domain.job import JobState
+from broker.domain.job import Job, JobState
 from broker.store import fences, memory, memory_state, memory_tenant
 from tests.sim.loop import EPOCH, WHO
 from trainer import blobs, checkpoint
@@ -330,6 +331,12 @@ def nearest_first(found: Sequence[str]) -> tuple[str, ...]:
 
 def all_objects(job: Any, kept: Any) -> list[str]:
     return [key for objects in kept.by_kind.values() for key in objects]
+
+
+def one_is_enough(job: Job, *seen: Any) -> tuple[str, ...]:
+    """One commit of the current attempt."""
+    checkpoint = job.spec.checkpoint.model_copy(update={"keep": 1})
+    return superseded(replace(job, spec=job.spec.model_copy(update={"checkpoint": checkpoint})), *seen)
 
 
 async def anybodys(self: placement.Placement, job: Any) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def test_names_and_patterns_choose_modules(
 
 
 def test_experts_are_linear_modules_until_transformers_5() -> None:
-    assert adapted_modules(MIXTRAL, ("w1", "q_proj"), "4.48.1") == ({"gate", "q"}, ())
+    assert adapted_modules(MIXTRAL, ("w1", "q_proj"), "4.48.1") == (frozenset({"gate", "q"}), ())
     assert adapted_modules(MIXTRAL, ("w1", "q_proj"))[0] == {"q"}
 
 

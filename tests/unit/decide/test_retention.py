@@ -3,15 +3,16 @@
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.controllers.context import Rhythm
 from broker.decide.retention import (
     KINDS,
-    LIVE_S,
     RESTING_S,
     RESUMED_FROM,
     Kept,
@@ -223,16 +224,16 @@ def test_many_looks_round_no_more_than_one() -> None:
 
 
 def test_it_is_looked_at_until_nothing_is_left() -> None:
-    now = build.at(0)
-    assert look_again_s(build.active_job(), 5, SHORT, now) == LIVE_S
-    assert look_again_s(rested(), 5, Retention(), now) == RESTING_S
-    assert look_again_s(rested(), 5, Retention(logs_days=0.001), now) == pytest.approx(86.4)
-    assert look_again_s(rested(), 5, SHORT, now) == 0
+    now, look = build.at(0), partial(look_again_s, live_s=7)
+    assert look(build.active_job(), 5, SHORT, now) == 7
+    assert look(rested(), 5, Retention(), now) == RESTING_S
+    assert look(rested(), 5, Retention(logs_days=0.001), now) == pytest.approx(86.4)
+    assert look(rested(), 5, SHORT, now) == 0
     gone = rested(deleted=dict.fromkeys(KINDS, now))
-    assert look_again_s(gone, 5, SHORT, now) == RESTING_S
-    assert look_again_s(gone, 0, SHORT, now) is None
-    assert look_again_s(rested(), 0, Retention(), now) == RESTING_S
+    assert look(gone, 5, SHORT, now) == RESTING_S
+    assert look(gone, 0, SHORT, now) is None
+    assert look(rested(), 0, Retention(), now) == RESTING_S
 
 
 def test_looks_at_least_daily() -> None:
-    assert max(LIVE_S, RESTING_S) <= DAY
+    assert max(Rhythm().stored_s, RESTING_S) <= DAY
