@@ -75,7 +75,7 @@ class Team:
 
     def end(self) -> None:
         self.keeper.send_signal(signal.SIGTERM)
-        self.keeper.wait(20)
+        self.keeper.wait(60)
 
     def guest(self, state: Path) -> SkyLauncher:
         return SkyLauncher(SkyConfig(url=self.url, token=self.token), installation=INSTALLATION, state=state)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 LOOK_S = 0.02
 
 
-async def until(holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], *, within_s: float = 60.0) -> None:
     """Returns once `holds()`. Raises TimeoutError."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - nobody could set an event
