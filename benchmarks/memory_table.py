@@ -94,12 +94,6 @@ def rows_of(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(line for line in file if not line.startswith("#"))
 
 
-def _precision(plugin: str, quantised: bool, gpus: int) -> str:
-    """The stock plug-in raises norms to float32 under autocast, as TRL does; the accelerated one does not on one GPU.
-    Under FSDP both have what their rows ask for (bf16): FSDP's own mixed precision, which gathers adapters in half."""
-    return "bf16-autocast" if plugin == "baseline-peft-bnb" or (quantised and gpus > 1) else "bf16"
-
-
 def fms_estimate(row: Mapping[str, str], version: str) -> dict[str, Any]:
     """What is estimated for a row of fms-acceleration."""
     gpus, quantised = int(row["num_gpus"]), "bnb" in row["framework_config"]
@@ -109,7 +103,9 @@ def fms_estimate(row: Mapping[str, str], version: str) -> dict[str, Any]:
         config=None if bundled else LLAMA_2_70B,
         method="qlora" if quantised else "lora" if row["peft_method"] else "full",
         optimizer="adamw_foreach",
-        precision=_precision(row["framework_config"], quantised, gpus),
+        precision="bf16-autocast" if row["bf16"] else "bf16",
+        # TRL raises the norms under the stock plug-in; the accelerated one prepares the base itself, and leaves them
+        norms="half" if row["framework_config"] == "accelerated-peft-bnb" else "float32",
         seq=4096,
         micro_batch=int(row["per_device_train_batch_size"]),
         gpus=gpus,

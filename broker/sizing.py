@@ -208,6 +208,7 @@ def estimate(
     lora_dropout: float = 0.05,
     trainable_parameters: int | None = None,
     attention: str = "sdpa",
+    norms: str = "float32",
     stack: str | None = None,
     exact: bool = False,
     gpu: str | None = None,
@@ -238,6 +239,7 @@ def estimate(
         dropout=lora_dropout,
         trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
+        norms=norms,  # type: ignore[arg-type]
         transformers=_version(stack),
     )
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer import switches
+from trainer import switches, trust
 from trainer.contract.train import LowRank, QloraConfig, TrainConfig
 from trainer.faults import UserFault
 
@@ -79,7 +79,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(config.model, trust_remote_code=False, **options)
+        return AutoTokenizer.from_pretrained(config.model, **trust.loading(config), **options)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -104,7 +104,7 @@ def image_processor_of(config: TrainConfig) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(config.model, backend="pil", trust_remote_code=False)
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil", **trust.loading(config))
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -135,8 +135,8 @@ def load(
             config.model,
             dtype=kept,
             use_safetensors=True,
-            trust_remote_code=False,  # else it asks whether to run what the repository brings, and waits
             output_loading_info=True,
+            **trust.loading(config),
             **options,
         )
     except (OSError, ValueError, KeyError) as e:
@@ -169,7 +169,7 @@ def _prepare(model: Any) -> None:
 
     bitsandbytes may not repack the base for evaluations on a CPU: that rounds its scales, for good. Raises UserFault.
     """
-    if any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters()):
+    if _has_experts(model):
         raise UserFault("train.method.kind: qlora quantises linear modules, and a mixture's experts are none; use lora")
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
@@ -179,6 +179,11 @@ def _prepare(model: Any) -> None:
 
 
 def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
+    if not config.trust_remote_code and "custom code" in str(error):
+        return UserFault(
+            f"train.model: cannot load {config.model!r}: it needs code of its own; read it, and if you trust it set "
+            "train.trust_remote_code: true"
+        )
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     what = KINDS[config.task]
     return UserFault(
@@ -242,10 +247,14 @@ def _with_adapters(
 
 
 def chosen(model: Any, method: LowRank) -> str | list[str]:
-    """Names of the modules that get adapters, as peft takes them. Raises UserFault where one matches no module."""
-    if method.targets == "all-linear":
+    """Names of the modules that get adapters, as peft takes them. Raises UserFault where one matches no module.
+
+    A mixture's experts are no linear modules. By "all-linear" peft would take them as well, as it did where they still
+    were: many times the adapters that the estimate reckons with, and refused with dropout.
+    """
+    if method.targets == "all-linear" and not _has_experts(model):
         return "all-linear"
-    if method.targets == "attention":
+    if method.targets in ("all-linear", "attention"):
         names = ATTENTION & {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
         if not names:
             raise UserFault("train.method.targets: no attention layer known in this model; use all-linear")
@@ -256,6 +265,11 @@ def chosen(model: Any, method: LowRank) -> str | list[str]:
             known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in there}))
             raise UserFault(f"train.method.targets: {wanted!r} matches no linear module of this model; it has {known}")
     return list(method.targets)
+
+
+def _has_experts(model: Any) -> bool:
+    """Whether it is a mixture, whose experts are tensors of their own."""
+    return any(".experts." in name and p.is_floating_point() for name, p in model.named_parameters())
 
 
 def _adaptable(module: Any) -> bool:

@@ -12,7 +12,7 @@ from broker.cli.exits import BadInput
 from broker.cli.output import Output
 from broker.cli.shell import Json, command
 from broker.cli.whatifview import PlotFile, WhatIf
-from broker.decide.estimate import ATTENTIONS, METHODS, OPTIMIZERS, PRECISIONS, SHARDINGS, Ask
+from broker.decide.estimate import ATTENTIONS, METHODS, NORMS, OPTIMIZERS, PRECISIONS, SHARDINGS, Ask
 from broker.domain.offer import GIB
 from broker.sizing import TASKS, BadAsk
 from broker.sizing import estimate as estimated
@@ -57,7 +57,10 @@ OPTIONS: Mapping[str, Any] = {
         int | None, "N", "Of --method adapter: IA3, VeRA, OFT, prompt tuning and the like."
     ),
     "attention": _option(str, _of(ATTENTIONS)),
-    "stack": _option(str | None, "transformers=VERSION", "That version's own loss, not the trainer's."),
+    "norms": _option(
+        str, _of(NORMS), "Of a 4-bit or 8-bit base under autocast: raised, as TRL has them, or as loaded."
+    ),
+    "stack": _option(str | None, "transformers=VERSION", "That version's own loss, attention and experts."),
     "exact": _option(bool, None, "Trace the model's own code; needs the trainer's packages.", "--exact"),
     "gpu": _option(str | None, "NAME", "For tokens/s and whether it fits: A100-80GB, L40S, or as nvidia-smi has it."),
 }

@@ -166,6 +166,8 @@ class Numerics:
     """Of a dropout's mask; 0: as wide as what is dropped out, as a CPU has it."""
     experts_in_turn: bool = False
     """A mixture computes one expert after the other, as transformers did before 5.0."""
+    repeated_keys: bool = False
+    """Keys and values of fewer heads are repeated for every query's before the kernel, which would share them."""
     adapted: frozenset[str] = frozenset()
     """What the adapted linear modules do."""
 

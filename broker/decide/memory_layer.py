@@ -7,11 +7,9 @@ transformers 5.17 and peft 0.21; trainer/memtrace.py runs that code itself and i
 from collections.abc import Sequence
 
 from broker.decide.memory_builds import Numerics, build_of, copies, linears
+from broker.decide.memory_mixture import mixture
 from broker.decide.memory_tape import Tape, Tensor, Weight
 from broker.domain.workload import ModelShape
-
-MOST_TURNS = 8
-"""Of more experts several are played as one."""
 
 
 class Layer:
@@ -156,6 +154,12 @@ class Layer:
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as the attention takes them."""
+        q, k, v = self._turned_heads(x)
+        if self.numerics.repeated_keys and k.count != q.count and self.shape.kv_heads > 1:  # of one head it is a view
+            q, k, v = self._repeated([q, k, v])
+        return q, k, v
+
+    def _turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         s, tape = self.shape, self.tape
         if "qkv" in self.build.names:
             return self._fused_heads(self.linear(x, "qkv"))
@@ -280,26 +284,8 @@ class Layer:
         return made
 
     def feed(self, x: Tensor) -> Tensor:
-        """The MLP, or a mixture of such: every token goes through some experts, whose outputs are weighted and summed.
-        All experts are taken to get as many tokens. They are computed at once, as transformers 5 does, or in turn."""
-        if not (s := self.shape).experts:
-            return self.mlp(x)
-        tape, tokens = self.tape, self.tokens
-        turns = min(s.experts, MOST_TURNS) if self.numerics.experts_in_turn else 1
-        scores = tape.op([x], tokens * s.experts, 4, saves=[x] if self.numerics.full else [], saves_out=True)
-        width = x.count // tokens
-        self.tokens = -(-tokens * s.active_experts // turns)
-        total = tape.new(x.count, x.width)
-        for _ in range(turns):
-            sent = tape.op([x], self.tokens * width, x.width)
-            made = self.mlp(sent)
-            weighted = tape.op([made, scores], made.count, made.width, saves=[made])
-            tape.drop(sent, made)
-            total = tape.after(total, tape.op([total, weighted], x.count, x.width, passes=True))
-            tape.drop(weighted)
-        tape.drop(scores)
-        self.tokens = tokens
-        return total
+        """The MLP, or a mixture of such."""
+        return mixture(self, x) if self.shape.experts else self.mlp(x)
 
     def mlp(self, x: Tensor) -> Tensor:
         """Gated or plain; its input stays its caller's."""

@@ -39,6 +39,8 @@ class Step:
     trained: int | None = None
     """Weights that gradients and states are kept for; None: those of the adapters, or all."""
     loss: Loss = "trainer"
+    tables: int = 0
+    """Bytes of buffers that the model holds beside its weights, on every device."""
     shards: int = 1
     """Devices that weights, gradients and states are divided between (FSDP)."""
     replicas: int = 1
@@ -56,7 +58,8 @@ class Step:
     @property
     def hooked(self) -> bool:
         """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and
-        where checkpointing is reentrant, which makes leaves of them, their gradients too."""
+        where checkpointing is reentrant, which makes leaves of them, their gradients too. Every adapter is a unit of
+        its own (peft's wrapping policy), so what is fetched ahead of a layer's pass is an adapter, no second layer."""
         return self.fsdp == 1 and self.shards > 1 and not self.numerics.full
 
 
@@ -153,7 +156,7 @@ class Player:
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
         if build_of(self.shape).mask_buffer:
             self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
-        self.tape.shift("weights", step.share(base + adapters))
+        self.tape.shift("weights", step.share(base + adapters) + step.tables)
         self.tape.shift("optimizer", step.share(states))
         if n.bits == 4:  # the scales of a quantised base are not sharded
             scales = self.shape.layers * layer_matrices(self.shape) // 64
@@ -305,8 +308,13 @@ class Player:
             tape.category = "temporary"
             tape.shift("temporary", -ahead)
             y.gradient, out.gradient = out.gradient, None
+            # the reentrant way's own backward names what was computed again and its gradient until it returns
+            named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
+            for t in named:
+                t.hold()
             tape.drop(y)
             tape.backward(mark)
+            tape.drop(*named)
             x.gradient, inner.gradient = inner.gradient, None
             if not step.hooked:
                 tape.drop(x)
@@ -365,4 +373,4 @@ class Player:
         if step.shards == 1:
             return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by
         sent = self.trained * n.trained // self.shape.layers if step.fsdp == 2 else 0
-        return {**by, "communication": exchanged(self.shape, n, name, sent)}
+        return {**by, "communication": exchanged(self.shape, n, name, sent, ahead=not step.hooked)}

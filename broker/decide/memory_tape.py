@@ -170,6 +170,17 @@ class Tape:
         cast = sum(t.count * (width - t.width) for t in (x, y) if t.grad)
         return self.op([x, y], x.count, width, saves=kept, back=cast)
 
+    def added(self, into: Tensor, more: Tensor) -> Tensor:
+        """The first, for its holder, with the second added in place to some of its rows: index_add, whose derivative
+        keeps what it adds."""
+        out = Tensor(into.count, into.width, into.category, into.grad or more.grad, base=into.base or into)
+        self.operations += 1
+        if out.grad and self.recording:
+            more.hold()
+            self.nodes.append(_Node((out,), (into, more), (more,), (), 0, True))
+            self.last_saving = self.operations
+        return out
+
     def split(self, whole: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Views of one tensor side by side; whoever holds one holds the whole. Their gradients are joined into one."""
         views = []

@@ -1,19 +1,20 @@
 """AWS: moto's EC2, STS, IAM and S3 behind a front that knows prices, with a real machine for each of its instances.
 
-What moto says runs has a machine, and what it says is terminated has none: after every call that changes instances the
-two are compared. Machines are entered in the same account as those of the other clouds, so that one bill has all.
+What moto says runs has a machine and is billed, and what it says is terminated has none: after every call that changes
+instances the two are compared, before another is answered. Machines are entered in the same account as those of the
+other clouds, so that one bill has all.
 """
 
 import asyncio
 import base64
 import csv
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import parse_qs
 
 import boto3
@@ -50,15 +51,22 @@ PROXY = Path(__file__).with_name("aws_proxy.py")
 
 
 class Ec2Front(Front):
-    """Tells `changed` the region of every call that may have changed instances."""
+    """Tells `changed` the region of every call that may have changed instances.
 
-    changed: Any = None
+    One call at a time, under `lock`: moto's threads would show a call's half-made instances to another, such as a spot
+    instance as on-demand until its disks are there.
+    """
 
-    async def _forward(self, request: web.Request, body: bytes) -> web.Response:
-        answer = await super()._forward(request, body)
+    def __init__(self, moto: str, lock: asyncio.Lock, changed: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__(moto=moto)
+        self._lock, self._changed = lock, changed
+
+    async def _forward(self, request: web.Request, body: bytes, region: str) -> web.Response:
         action = parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
-        if action in CHANGES and self.changed is not None:
-            await self.changed(self.asked[-1][0])
+        async with self._lock:
+            answer = await super()._forward(request, body, region)
+            if action in CHANGES:
+                await self._changed(region)
         return answer
 
 
@@ -78,8 +86,7 @@ class Aws:
         self._loop = asyncio.get_running_loop()
 
     async def __aenter__(self) -> Self:
-        self.front = Ec2Front(moto=self._stack.enter_context(moto_server()))
-        self.front.changed = self.compare
+        self.front = Ec2Front(self._stack.enter_context(moto_server()), self._lock, self._compare)
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/_machines/{address}", self._where)
         app.router.add_route("*", "/{path:.*}", self.front.answer)
@@ -93,7 +100,6 @@ class Aws:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.front.changed = None
         await self._stack.aclose()
 
     @property
@@ -151,13 +157,12 @@ class Aws:
             Architecture="x86_64", VirtualizationType="hvm",
         )["ImageId"]  # fmt: skip
 
-    async def compare(self, region: str) -> None:
-        """Boots and ends machines until they are those that moto says there are."""
-        async with self._lock:
-            for one in await asyncio.to_thread(self._described, region):
-                await self._follow(region, one)
-                if rented := self.world.rented.get(one["InstanceId"]):  # a start brings another public address
-                    rented.facts["addresses"] = (one.get("PublicIpAddress"), one.get("PrivateIpAddress"))
+    async def _compare(self, region: str) -> None:
+        """Boots and ends machines until they are those that moto says there are. Under the lock."""
+        for one in await asyncio.to_thread(self._described, region):
+            await self._follow(region, one)
+            if rented := self.world.rented.get(one["InstanceId"]):  # a start brings another public address
+                rented.facts["addresses"] = (one.get("PublicIpAddress"), one.get("PrivateIpAddress"))
 
     def _described(self, region: str) -> Sequence[Mapping[str, Any]]:
         pages = self.client(region).get_paginator("describe_instances").paginate()
@@ -171,10 +176,10 @@ class Aws:
         elif state in ("shutting-down", "terminated"):
             await self.world.destroy(rented, "terminated")
         elif state in ("stopping", "stopped"):
-            if rented.status == "running":
+            if rented.status != "stopped":
                 await self.world.stop(rented, "stopped", "stopped")
         elif rented.status == "stopped":
-            await self.world.resume(rented, starting="pending", running="running")
+            await self.world.resume(rented, starting="pending", running="running", billed_from=_billed_from(one))
             self.world.spawn(self._heed_shutdown(region, rented))
 
     async def _rent(self, region: str, one: Mapping[str, Any]) -> None:
@@ -194,7 +199,7 @@ class Aws:
             storage_usd_per_hour=await asyncio.to_thread(self._storage, region, one),
             facts={"region": region, "addresses": ()}, request={"user_data": data, **one},
         )  # fmt: skip
-        await self.world.rent(rented, billed_from="running", running="running")
+        await self.world.rent(rented, billed_from=_billed_from(one), running="running")
         self.world.spawn(self._heed_shutdown(region, rented))
 
     def _user_data(self, region: str, machine: str) -> str:
@@ -246,7 +251,7 @@ class Aws:
 
     async def _heed_shutdown(self, region: str, rented: Rented) -> None:
         """A machine that shuts itself down is terminated or stopped, as it was launched to be."""
-        await self.world.reach(rented.id, "running", within_s=60)
+        await self.world.reach(rented.id, "running", within_s=600)
         if isinstance(rented.machine, NamespaceMachine):
 
             def died(halted: bool) -> None:
@@ -256,19 +261,24 @@ class Aws:
             rented.machine.died = died
 
     async def _shut_down(self, region: str, rented: Rented) -> None:
-        if rented.gone_at is not None:
-            return
-
         def told() -> str:
             wanted = {"InstanceId": rented.id, "Attribute": "instanceInitiatedShutdownBehavior"}
             found = self.client(region).describe_instance_attribute(**wanted)
             return str(found["InstanceInitiatedShutdownBehavior"].get("Value", "stop"))
 
-        if await asyncio.to_thread(told) == "terminate":
-            await asyncio.to_thread(self._end, region, rented.id, SHUT_DOWN)
-        else:
-            await asyncio.to_thread(self.client(region).stop_instances, InstanceIds=[rented.id])
-        await self.compare(region)
+        async with self._lock:
+            if rented.gone_at is not None:
+                return
+            if await asyncio.to_thread(told) == "terminate":
+                await asyncio.to_thread(self._end, region, rented.id, SHUT_DOWN)
+            else:
+                await asyncio.to_thread(self.client(region).stop_instances, InstanceIds=[rented.id])
+            await self._compare(region)
+
+
+def _billed_from(one: Mapping[str, Any]) -> Literal["created", "running"]:
+    """EC2 bills the state `running`, which moto tells of an instance long before its machine is up."""
+    return "created" if one["State"]["Name"] == "running" else "running"
 
 
 def _tags(one: Mapping[str, Any]) -> Mapping[str, str]:

@@ -10,6 +10,8 @@ import sys
 import threading
 import urllib.request
 
+LIMIT_S = 60.0
+
 
 def upwards(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
@@ -21,9 +23,9 @@ def upwards(sock: socket.socket) -> None:
 def main() -> None:
     url, address = sys.argv[1:]
     try:
-        with urllib.request.urlopen(f"{url}/_machines/{address}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/_machines/{address}", timeout=LIMIT_S) as answer:
             host, port = answer.read().decode().split()
-        sock = socket.create_connection((host, int(port)), timeout=10)
+        sock = socket.create_connection((host, int(port)), timeout=LIMIT_S)
     except OSError as e:
         sys.exit(f"no machine answers at {address}: {e}")
     sock.settimeout(None)

@@ -1,4 +1,4 @@
-"""What becomes of a test where this host cannot run machines."""
+"""What becomes of a test that this host cannot run."""
 
 import os
 from typing import NoReturn
@@ -6,11 +6,11 @@ from typing import NoReturn
 import pytest
 
 REQUIRED = "GPUBROKER_CLOUDS_REQUIRED"
-"""Set, as the gate does: such a host fails the test."""
+"""Set, as the gate does: such a test fails, instead of being passed over unseen."""
 
 
 def cannot(why: Exception) -> NoReturn:
-    """Skips with the reason, or fails with it."""
+    """Skips with the reason, or fails with it. `why`: what this host has not, such as namespaces or rsync."""
     if os.environ.get(REQUIRED):
-        raise AssertionError(f"{REQUIRED} is set, and this host cannot run machines: {why}") from why
+        raise AssertionError(f"{REQUIRED} is set, and this host cannot run the test: {why}") from why
     pytest.skip(str(why))

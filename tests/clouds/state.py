@@ -147,11 +147,13 @@ class World:
         if rented.machine is not None:
             await rented.machine.kill()
 
-    async def resume(self, rented: Rented, *, starting: str, running: str) -> None:
-        """A stopped machine comes up again, with an empty disk here."""
+    async def resume(
+        self, rented: Rented, *, starting: str, running: str, billed_from: Literal["created", "running"] = "running"
+    ) -> None:
+        """A stopped machine comes up again, with an empty disk here. `billed_from`: "created" is now."""
         rented.turn += 1
         rented.status = starting
-        self._log(rented, "resumed", computing=False)
+        self._log(rented, "resumed", computing=billed_from == "created")
         self.spawn(self._boot(rented, running))
 
     async def destroy(self, rented: Rented, status: str, kind: Literal["evicted", "destroyed"] = "destroyed") -> None:
@@ -202,7 +204,7 @@ class World:
         """Every machine ever made whose name begins so (SkyPilot adds a suffix to the cluster's name)."""
         return [r for r in self.rented.values() if r.name.startswith(prefix)]
 
-    async def reach(self, machine_id: str, status: str, *, within_s: float = 10.0) -> Rented:
+    async def reach(self, machine_id: str, status: str, *, within_s: float = 60.0) -> Rented:
         """Waits until a machine has a status. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while self.rented[machine_id].status != status:

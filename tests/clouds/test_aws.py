@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -11,10 +12,12 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.ec2.models.instances import Instance
 
 from tests.clouds.aws import PROXY, TAG, Aws
 from tests.clouds.bake import NoBake
 from tests.clouds.bill import Bill
+from tests.clouds.conftest import Time
 from tests.clouds.imds import INSTANCE_ACTION
 from tests.clouds.machine import PaperMachines
 from tests.clouds.machines import NamespaceMachines, NoNamespaces
@@ -48,6 +51,10 @@ class Account:
         )
 
     async def launch(self, *, spot: bool = False, **more: Any) -> Rented:
+        machine = await self.rent(spot=spot, **more)
+        return await self.world.reach(machine.id, "running")
+
+    async def rent(self, *, spot: bool = False, **more: Any) -> Rented:
         """As SkyPilot does."""
         wanted: dict[str, Any] = {"ImageId": self.aws.images[EAST], "InstanceType": "g6e.xlarge", "MinCount": 1}
         wanted |= {"MaxCount": 1, "UserData": USER_DATA.format(key=self.key.with_suffix(".pub").read_text().strip())}
@@ -56,7 +63,7 @@ class Account:
         if spot:
             wanted["InstanceMarketOptions"] = {"MarketType": "spot"}
         found = await asyncio.to_thread(lambda: self.ec2().run_instances(**wanted))
-        return await self.world.reach(found["Instances"][0]["InstanceId"], "running")
+        return self.world.rented[found["Instances"][0]["InstanceId"]]
 
     async def described(self, machine: Rented) -> Any:
         found = await asyncio.to_thread(lambda: self.ec2().describe_instances(InstanceIds=[machine.id]))
@@ -172,4 +179,52 @@ async def test_the_bill_is_at_the_price_of_the_zone_and_counts_the_disk(tmp_path
         assert machine.usd_per_hour == Decimal("0.60")
         assert machine.storage_usd_per_hour == Decimal("0.08") * 90 / 720
         assert machine.name == "gb-x-0123"
+    await world.close()
+
+
+async def test_what_ec2_says_runs_is_billed_though_its_machine_is_not_up(tmp_path: Path, time: Time) -> None:
+    world = World(PaperMachines(), now=lambda: time.now)
+    world.boots.clear()
+    async with Aws(world) as aws:
+        aws.front.on_demand[("g6e.xlarge", EAST)] = "3.6"
+        account = Account(aws=aws, world=world, key=await make_key(tmp_path))
+        machine = await account.rent()
+
+        async def bill() -> tuple[str, Decimal]:
+            time.pass_by(1000)
+            return (await account.described(machine))["State"]["Name"], Bill(world.events, time.now).usd()
+
+        assert await bill() == ("running", Decimal(1))
+        await asyncio.to_thread(lambda: account.ec2().stop_instances(InstanceIds=[machine.id]))
+        assert await bill() == ("stopped", Decimal(1))
+        await asyncio.to_thread(lambda: account.ec2().start_instances(InstanceIds=[machine.id]))
+        assert await bill() == ("running", Decimal(2))
+    await world.close()
+
+
+async def test_nobody_is_shown_an_instance_that_is_still_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """moto knows a spot instance for one once its disks are there."""
+    being_made, answered, add_disk = threading.Event(), threading.Event(), Instance.add_block_device
+
+    def slowly(*args: Any, **more: Any) -> None:
+        being_made.set()
+        answered.wait(2)  # by far enough for an answer that does not wait its turn
+        add_disk(*args, **more)
+
+    monkeypatch.setattr(Instance, "add_block_device", slowly)
+    world = World(PaperMachines())
+    async with Aws(world) as aws:
+        account = Account(aws=aws, world=world, key=await make_key(tmp_path))
+        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 90, "VolumeType": "gp3"}}
+        rent = asyncio.create_task(account.rent(spot=True, BlockDeviceMappings=[disk]))
+        await asyncio.to_thread(being_made.wait, 60)
+        shown = await asyncio.to_thread(lambda: account.ec2().describe_instances())
+        answered.set()
+        machine = await rent
+        [found] = [
+            one for each in shown["Reservations"] for one in each["Instances"] if one["InstanceId"] == machine.id
+        ]
+        assert (found.get("InstanceLifecycle"), len(found["BlockDeviceMappings"])) == ("spot", 1)
     await world.close()

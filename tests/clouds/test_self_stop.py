@@ -11,6 +11,7 @@ from providers.task import _script
 from tests.clouds.bake import NoBake
 from tests.clouds.emulator import Clouds
 from tests.clouds.machines import NamespaceMachine, NamespaceMachines, NoNamespaces
+from tests.clouds.required import cannot
 from tests.clouds.state import Rented
 
 COPY = "export -p > /etc/profile.d/container_env_var.sh; sleep infinity"
@@ -77,7 +78,7 @@ async def rented() -> AsyncIterator[Clouds]:
     try:
         machines = await NamespaceMachines.open(forwards={port: port})
     except (NoBake, NoNamespaces) as e:
-        pytest.skip(str(e))
+        cannot(e)
     async with Clouds(machines, port=port) as clouds:
         yield clouds
         assert clouds.violations == []

@@ -20,6 +20,7 @@ from broker.domain.instance import Liveness
 from providers.sky import SkyConfig, SkyLauncher
 from tests.clouds import sky_rig
 from tests.clouds.emulator import Clouds
+from tests.clouds.required import cannot
 from tests.clouds.sky_rig import (
     INSTALLATION,
     KEY,
@@ -56,7 +57,7 @@ async def sky(emulated: Clouds, tmp_path_factory: pytest.TempPathFactory) -> Asy
     try:
         opened = launcher(state, emulated)
     except NoRsync as e:
-        pytest.skip(str(e))
+        cannot(e)
     yield opened
     await opened.stop()
     assert processes(state) == {}

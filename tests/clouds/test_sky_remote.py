@@ -22,6 +22,7 @@ from providers.sky import SkyConfig, SkyLauncher
 from providers.sky_facts import LOCK, PLUGIN, STATE, TOKEN
 from providers.sky_server import free_port
 from tests.clouds.emulator import Clouds
+from tests.clouds.required import cannot
 from tests.clouds.sky_rig import FILES, INSTALLATION, TASK, NoRsync, name, of_runpod, rsync
 from tests.clouds.test_sky_launch import created
 from tests.clouds.wait import until
@@ -93,7 +94,7 @@ def started(home: Path, clouds: Clouds, *, plugin: bool = True) -> Team:
     try:
         return Team(home, clouds, plugin=plugin)
     except NoRsync as e:
-        pytest.skip(str(e))
+        cannot(e)
 
 
 async def test_what_was_quoted_is_bought_by_a_server_that_never_heard_of_it(tmp_path: Path, clouds: Clouds) -> None:

@@ -20,6 +20,7 @@ from providers.sky import SkyLauncher
 from providers.sky_facts import TOKEN_HEADER
 from providers.sky_host import LOG_BYTES
 from tests.clouds.emulator import Clouds
+from tests.clouds.required import cannot
 from tests.clouds.sky_rig import KEY, PLAIN, NoRsync, launcher, name, of_lambda, processes, server
 from tests.clouds.wait import until
 
@@ -44,7 +45,7 @@ def opened(state: Path, **settings: Any) -> SkyLauncher:
     try:
         return launcher(state, **settings)
     except NoRsync as e:
-        pytest.skip(str(e))
+        cannot(e)
 
 
 async def dies(sky: SkyLauncher) -> None:

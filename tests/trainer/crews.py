@@ -3,12 +3,11 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.workers import FORKS
+from tests.trainer.workers import FORKS, HANGS_S, Harm
 from trainer import launch
 from trainer.agent.child import free_port
 from trainer.contract.rendezvous import ExitCode, Parallelism
@@ -16,7 +15,7 @@ from trainer.contract.train import TrainConfig
 from trainer.ipc import Ended, RunFolder, WorkerJob
 
 
-def _rank(root: Path, variables: dict[str, str], harm: Callable[[int], None] | None) -> None:
+def _rank(root: Path, variables: dict[str, str], harm: Harm | None) -> None:
     import sys
 
     import torch
@@ -43,7 +42,7 @@ class Crew:
         nodes: int = 1,
         how: Parallelism | None = None,
         restore: Path | None = None,
-        harm: Callable[[int], None] | None = None,
+        harm: Harm | None = None,
     ) -> None:
         """`harm` is called in each process with its rank, before it begins."""
         self.runs = [RunFolder(root=folder / str(node)) for node in range(nodes)]
@@ -74,7 +73,7 @@ class Crew:
     def ends(self) -> list[Ended]:
         """How it ended, for each machine."""
         for process in self.processes:
-            process.join(240)
+            process.join(HANGS_S)
         silent = [run.root.name for run in self.runs if not run.ended.exists()]
         assert not silent, f"machines {silent} left no word; exit codes {[p.exitcode for p in self.processes]}"
         return [Ended.model_validate_json(run.ended.read_bytes()) for run in self.runs]

@@ -1,5 +1,6 @@
 """Real agents as processes over a folder as blob store: what the broker does, in a few lines."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -23,7 +24,7 @@ JOB = "job1"
 FAST = Limits(beat_s=0.1, poll_s=0.1, log_s=0.1, deadman_s=0, outage_s=60, drain_s=300)
 
 
-def until(fact: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+def until(fact: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
     """Waits for a fact of another process; fails by name."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -51,10 +52,11 @@ class Agent:
         self.bench, self.attempt, self.process = bench, attempt, process
 
     def kill_group(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(60)
 
-    def wait(self, seconds: float = 180.0) -> Final:
+    def wait(self, seconds: float = 600.0) -> Final:
         self.code = self.process.wait(seconds)
         return self.final
 
@@ -193,7 +195,7 @@ def alive(pid: int) -> bool:
     """True while the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it went before the file was opened, or read
         return False
 
 

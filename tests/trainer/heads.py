@@ -61,6 +61,32 @@ def llama(folder: Path) -> Path:
     return folder
 
 
+def causal(kind: str, folder: Path) -> Path:
+    """A language model of one of FAMILIES, as its published ones are built, but for the sizes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    special = {"pad_token_id": 0, "eos_token_id": 2, "bos_token_id": None}
+    config = AutoConfig.for_model(kind, **sizes, **special, **FAMILIES[kind])
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+GATED: dict[str, Any] = {"intermediate_size": 64, "num_key_value_heads": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "falcon": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "multi_query": True, "parallel_attn": True},
+    "mistral": {**GATED, "sliding_window": 8},
+    "mixtral": {**GATED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma": {**GATED, "head_dim": 16},
+}
+"""What each has beside the common sizes: Falcon one head of keys, layers in parallel and dropout; Mistral a window that
+is shorter than the longest rows; Mixtral experts, of which each token takes two; Gemma heads of a width of their own,
+and embeddings that are tied to its head."""
+
+
 def vit(folder: Path) -> Path:
     """Of pictures of 8 x 8 pixels in patches of 4, never trained, with dropout, and an image processor."""
     import torch

@@ -173,7 +173,7 @@ class Schedule:
                 os.kill(agent.process.pid, signal.SIGTERM) if kill.how == "drain" else os.killpg(
                     agent.process.pid, signal.SIGKILL
                 )
-        agent.process.wait(120)
+        agent.process.wait(600)
         self._judge(bench.folder / "work" / agent.attempt / TOLD, furthest)
         return agent
 

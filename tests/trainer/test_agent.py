@@ -1,6 +1,7 @@
 """The agent as a process, running programs of the user: beats, orders, outages, ends."""
 
 import io
+import itertools
 import os
 import shutil
 import signal
@@ -153,9 +154,9 @@ def test_stop_does_not_wait_for_a_checkpoint(bench: Bench) -> None:
 
 
 def test_older_orders_are_ignored(bench: Bench) -> None:
+    bench.put(keys.desired("a001"), Desired(want="run", epoch=2, seq=5))
     agent = script(bench, SAVER)
-    bench.put(keys.desired(agent.attempt), Desired(want="run", epoch=2, seq=5))
-    until(lambda: "saved" in agent.log, "the start")
+    until(lambda: "saved" in agent.log, "the start, which comes after the first look at the orders")
     bench.put(keys.desired(agent.attempt), Desired(want="stop", epoch=1, seq=9, reason="an old broker"))
     seen = agent.beat.seq if agent.beat else 0
     until(lambda: agent.beat and agent.beat.seq > seen + 10, "beats after the old order")
@@ -164,8 +165,14 @@ def test_older_orders_are_ignored(bench: Bench) -> None:
 
 
 def test_deadman_saves_and_stops(bench: Bench) -> None:
-    bench.put(keys.BROKER_LEASE, Lease(broker="b", seq=1))
+    renewed = itertools.count()
+
+    def renew() -> None:
+        bench.put(keys.BROKER_LEASE, Lease(broker="b", seq=next(renewed)))
+
+    renew()
     agent = script(bench, SAVER, limits=FAST.model_copy(update={"deadman_s": 2.0}))
+    until(lambda: (renew(), "saved" in agent.log)[1], "the start")
     final = agent.wait()
     assert final.outcome is Outcome.DEADMAN
     assert "lease stood still" in final.message
@@ -180,6 +187,7 @@ def test_store_outage_is_survived(bench: Bench) -> None:
     bench.root.rename(away)
     bench.root.touch()  # a file where the folder was: every call fails
     tree = bench.folder / "work" / agent.attempt
+    (tree / "checkpoint" / "more").touch()  # what was there may be committed already
     until(lambda: list((tree / "run" / "snapshots").iterdir()), "a snapshot that waits on disk")
     (tree / "checkpoint" / "enough").touch()
     assert agent.process.poll() is None
@@ -196,7 +204,7 @@ def test_outage_that_lasts_ends_the_attempt(bench: Bench) -> None:
     until(lambda: agent.beat and agent.beat.phase == "training", "the start")
     shutil.rmtree(bench.root)
     bench.root.touch()
-    assert agent.process.wait(60) == 75
+    assert agent.process.wait(600) == 75
 
 
 def test_one_kill_of_the_group_ends_everything(bench: Bench) -> None:
@@ -233,7 +241,7 @@ def test_final_is_written_once(bench: Bench) -> None:
     agent.wait()
     before = bench.path(keys.final(agent.attempt)).read_bytes()
     again = bench.restart(agent)
-    again.process.wait(60)
+    again.process.wait(600)
     assert bench.path(keys.final(agent.attempt)).read_bytes() == before
 
 

@@ -51,7 +51,7 @@ class Node:
         return Status.model_validate_json(self.run.status.read_bytes()).step if self.run.status.exists() else 0
 
     def end(self) -> Ended:
-        self.process.wait(120)
+        self.process.wait(600)
         return Ended.model_validate_json(self.run.ended.read_bytes())
 
 
@@ -74,14 +74,14 @@ def nodes(tmp_path: Path, tiny_models: dict[str, Path]) -> Iterator[tuple[Node, 
     for node in made:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.process.pid, signal.SIGKILL)
-        node.process.wait(10)
+        node.process.wait(60)
 
 
 @pytest.mark.parametrize(("code", "told"), [(3, True), (0, False), (70, False)])
 def test_a_machine_that_fails_says_so_for_all(bench: Bench, code: int, told: bool) -> None:
     bench.env = {"GPUBROKER_NODE": "1"}
     agent = script(bench, f"import sys; sys.exit({code})")
-    agent.process.wait(60)
+    agent.process.wait(600)
     final = bench.path(keys.final(agent.attempt))
     assert final.exists() is told
     if told:
@@ -96,7 +96,7 @@ def test_the_first_machines_word_stands(bench: Bench) -> None:
     first = Final(attempt=agent.attempt, outcome=Outcome.OOM)
     bench.put(keys.final(agent.attempt), first)
     (tree / "go").touch()
-    agent.process.wait(60)
+    agent.process.wait(600)
     assert agent.final == first
 
 
@@ -121,7 +121,7 @@ def two_agents(bench: Bench, model: Path, *, steps: int, limits: Limits = FAST) 
 def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_models: dict[str, Path]) -> None:
     first, second = two_agents(bench, tiny_models["lora"], steps=2)
     assert first.wait().outcome is Outcome.COMPLETED, first.log
-    assert second.process.wait(60) == ExitCode.COMPLETED
+    assert second.process.wait(600) == ExitCode.COMPLETED
     key, manifest = bench.committed()[0]
     assert (manifest.step, manifest.complete) == (2, True)
     parts = {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.heads import llama
-from tests.trainer.test_parallel import killed_within_a_step
+from tests.trainer.workers import HANGS_S, killed_within_a_step
 from trainer import optimizers
 from trainer.base_weights import Base, identity
 from trainer.contract.rendezvous import ExitCode, Parallelism
@@ -188,7 +188,7 @@ def test_the_scaler_of_fp16_is_resumed(model: Path, data: Path, tmp_path: Path) 
     train = job(model, method=LoraConfig(r=4, dropout=0.2), max_steps=10)
     whole = Crew(tmp_path / "whole", train, data, each=1, harm=fp16).done().last
     killed = Crew(tmp_path / "killed", train, data, each=1, harm=fp16_killed).start()
-    killed.processes[0].join(60)
+    killed.processes[0].join(HANGS_S)
     drained = Crew(tmp_path / "drained", train, data, each=1, harm=fp16, restore=killed.last).drained().last
     assert json.loads((drained / "state.json").read_text())["micro"] > 0
     last = Crew(tmp_path / "last", train, data, each=1, harm=fp16, restore=drained).done().last

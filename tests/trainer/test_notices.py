@@ -1,6 +1,7 @@
 """The machine's own word of its end: asked for properly, told to the broker, obeyed without it."""
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench, until
 from tests.trainer.imds import Service, serving
-from tests.trainer.test_agent import SAVER, script
+from tests.trainer.test_agent import HOLD, SAVER, script
+from trainer.agent import notices
 from trainer.agent.environment import Environment
 from trainer.agent.notices import (
     ACTION,
@@ -24,6 +27,7 @@ from trainer.agent.notices import (
 )
 from trainer.agent.state import LAST_WORDS_S, AttemptState
 from trainer.contract.rendezvous import CheckpointRef, Limits, Outcome
+from trainer.contract.train import DataConfig, TrainConfig
 from trainer.first_process import NOTICE
 from trainer.ipc import RunFolder
 
@@ -31,7 +35,8 @@ NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(notices, "ANSWER_S", 60.0)  # how busy this machine is says nothing of the service
     with serving() as made:
         yield made
 
@@ -104,7 +109,7 @@ async def test_where_nobody_answers_it_stops_asking(service: Service, watch: Wat
     service.broken = 403
     with pytest.raises(NoAnswer, match="403"):
         await watch.notices.once()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await watch.notices.run()
     assert len(service.asked) == 1 + GIVE_UP
 
@@ -116,7 +121,7 @@ async def test_one_that_has_answered_is_asked_on_through_failures(watch: Watch, 
     await asyncio.to_thread(until, lambda: len(service.asked) > asked + 2 * GIVE_UP, "failures")
     service.broken = None
     service.pages[ACTION] = "{}"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await watch.hurried.wait()
     task.cancel()
 
@@ -133,7 +138,7 @@ def test_a_written_notice_counts_from_when_it_was_written(state: AttemptState, t
     assert not look.once()
     path.write_text("")
     assert not look.once(), "it is not whole yet"
-    assert state.ending is None
+    assert not state.ending_asked.is_set()
     path.write_text("1000.0")
     written_at = path.stat().st_mtime - 400
     os.utime(path, (written_at, written_at))
@@ -162,7 +167,7 @@ def test_a_last_save_is_begun_where_the_latest_one_would_fit(
     state: AttemptState, left_s: float | None, save_s: float | None, saves: bool
 ) -> None:
     state.weigh_save()
-    assert state.ending is None
+    assert not state.ending_asked.is_set()
     if left_s is not None:
         state.notice(left_s)
     if save_s is not None:
@@ -188,9 +193,54 @@ def test_a_real_agent_saves_and_leaves_by_itself(bench: Bench, service: Service)
     bench.env = {"GPUBROKER_NOTICES": service.url, "http_proxy": "http://127.0.0.1:9"}
     agent = script(bench, SAVER)
     until(lambda: "saved" in agent.log, "the program runs")
-    service.notice(60)
+    service.notice(600)
     until(lambda: agent.beat and agent.beat.notice_s, "the beat carries the notice")
     final = agent.wait()
     assert final.outcome is Outcome.DRAINED
     assert "takes this machine away" in final.message
     assert final.checkpoint is not None
+
+
+@pytest.mark.parametrize("left_s", [0, 600])
+def test_a_notice_that_was_there_before_the_agent_ends_it_as_drained(
+    left_s: float, bench: Bench, service: Service
+) -> None:
+    service.notice(left_s)
+    bench.env = {"GPUBROKER_NOTICES": service.url}
+    agent = script(bench, HOLD)
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED, agent.log
+    assert "takes this machine away" in final.message
+
+
+def test_a_notice_before_the_first_step_costs_no_micro_batch(
+    bench: Bench, service: Service, tiny_models: dict[str, Path]
+) -> None:
+    service.notice(600)
+    bench.env = {"GPUBROKER_NOTICES": service.url}
+    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
+    train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=2, global_batch=8, micro_batch=2)
+    agent = bench.start(train=train, data=bench.data(rows(), "csv"))
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED, agent.log
+    assert final.checkpoint is not None
+    state = json.loads((bench.path(final.checkpoint.manifest).parent / "state.json").read_text())
+    assert (state["step"], state["micro"]) == (0, 1)
+
+
+async def test_a_notice_during_the_last_drain_leaves_less_for_it(watch: Watch, service: Service) -> None:
+    """What the broker granted is more than the cloud does."""
+    watch.state.limits = Limits(drain_s=3600)
+    watch.state.end(Outcome.DRAINED, "the broker asked to drain")
+    service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:00:01Z"}'
+
+    async def noticed_while_it_saves() -> None:
+        async with watch.state.in_time(3600):
+            await watch.notices.once()
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await noticed_while_it_saves()
+    assert watch.state.drain_left_s < 0
+    assert watch.state.ending is not None
+    assert watch.state.ending.reason == "the broker asked to drain", "the first reason stands"

@@ -14,6 +14,7 @@ from tests.trainer.conftest import rows
 from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.harness import until
 from tests.trainer.heads import llama
+from tests.trainer.workers import HANGS_S, killed_within_a_step
 from trainer.checkpoint_plan import verify
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
@@ -28,6 +29,9 @@ OFFLOADED = Parallelism(kind="fsdp", offload=True)
 STEPS = 4
 METHODS = {"lora": LoraConfig(r=4, dropout=0.2), "still lora": LoraConfig(r=4, dropout=0)}
 """Still: without dropout, which draws by what a process has of a layer."""
+CLOSE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
+"""Of weights. Adam moves each by up to the rate, 1e-2, whatever the size of its gradient: of one that is nearly nothing
+the order of sums shows, which is another one in every run of four processes."""
 Hire = Callable[..., Crew]
 
 
@@ -101,7 +105,7 @@ def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
     weights = tensors(found)
     assert weights.keys() == tensors(expected).keys()
     for name, weight in tensors(expected).items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(weights[name], weight, **CLOSE)
 
 
 def results(snapshot: Path, method: str) -> dict[str, Any]:
@@ -135,12 +139,24 @@ def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, al
     assert one.keys() == other.keys()
     for name, tensor in other.items():
         assert one[name].shape == tensor.shape
-        torch.testing.assert_close(one[name], tensor, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(one[name], tensor, **CLOSE)
     assert json.loads((found / "samples.json").read_text()) == json.loads((expected / "samples.json").read_text())
     files = len(list(found.glob("model*.safetensors")))
     assert files == (each if how.tensor * how.context > 1 else {"ddp": 1, "fsdp": 2}[how.kind]), (
         "copies are not written twice"
     )
+
+
+@pytest.mark.parametrize(("how", "method"), [(DDP, "lora")], ids=["ddp"])
+def test_two_machines_equal_one_process(
+    how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Each under an address of loopback, with a run folder of its own; of a divided model each saves a part."""
+    crew = hire(1, how, method=method, nodes=2).done()
+    for run in crew.runs if how.kind == "fsdp" else crew.runs[:1]:
+        shutil.copytree(run.waiting()[-1], tmp_path / "joined", dirs_exist_ok=True)
+    verify(tmp_path / "joined")
+    near(tmp_path / "joined", alone(method))
 
 
 @pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
@@ -150,7 +166,7 @@ def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str,
     whole = hire(2, how, method=method, train=packed).done().last
     killed = hire(2, how, method=method, train=packed, harm=killed_within_a_step).start()
     for process in killed.processes:
-        process.join(60)
+        process.join(HANGS_S)
         assert process.exitcode == -signal.SIGKILL
     before = killed.last
     assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
@@ -160,20 +176,6 @@ def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str,
         one, other = tensors(last, group), tensors(whole, group)
         assert one.keys() == other.keys()
         assert all(bool((one[name] == other[name]).all()) for name in other), group
-
-
-def killed_within_a_step(rank: int) -> None:
-    from trainer.loop import Loop
-
-    clip = Loop._clip
-
-    def fail(loop: Loop) -> float:
-        if loop._progress.step == 2:
-            until(loop._run.waiting, "a whole snapshot")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return clip(loop)
-
-    Loop._clip = fail  # type: ignore[assignment, method-assign]
 
 
 def test_four_two_one_four(hire: Hire, alone: Callable[[str], Path]) -> None:

@@ -2,7 +2,10 @@
 
 import json
 import multiprocessing
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,8 @@ from trainer.contract.train import TrainConfig
 from trainer.ipc import Ended, RunFolder, Status, WorkerJob
 
 FORKS = multiprocessing.get_context("forkserver")
-MODELS = [
-    f"transformers.models.{kind}.modeling_{kind}" for kind in ("bart", "bert", "gpt2", "llama", "roberta", "t5", "vit")
-]
+KINDS = ("bart", "bert", "falcon", "gemma", "gpt2", "llama", "mistral", "mixtral", "roberta", "t5", "vit")
+MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in KINDS]
 DIFFUSION = [
     f"diffusers.pipelines.stable_diffusion{kind}"
     for kind in (".pipeline_stable_diffusion", "_xl.pipeline_stable_diffusion_xl")
@@ -24,10 +26,16 @@ DIFFUSION = [
 FORKS.set_forkserver_preload(
     ["trainer.loop", "trainer.agent.run", "transformers", "peft", "bitsandbytes", *MODELS, *DIFFUSION]
 )
+HANGS_S = 600
+"""No process takes so long."""
 TENSORS = ("model", "optimizer", "gradients")
 
 
-def _train(root: Path) -> None:
+Harm = Callable[[int], None]
+"""What is done to a process before it begins, by its rank."""
+
+
+def _train(root: Path, harm: Harm | None = None) -> None:
     import sys
 
     import torch
@@ -35,7 +43,24 @@ def _train(root: Path) -> None:
     from trainer.worker import main
 
     torch.set_num_threads(1)
+    if harm is not None:
+        harm(0)
     sys.exit(main(root))
+
+
+def killed_within_a_step(rank: int) -> None:
+    """Its third, once a snapshot is whole. It kills itself: who watches it may come too late for so short a run."""
+    from trainer.loop import Loop
+
+    clip = Loop._clip
+
+    def fail(loop: Loop) -> float:
+        if loop._progress.step == 2:
+            until(loop._run.waiting, "a whole snapshot")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return clip(loop)
+
+    Loop._clip = fail  # type: ignore[assignment, method-assign]
 
 
 class Worker:
@@ -58,22 +83,22 @@ class Worker:
             job = job.model_copy(update={"restore": str(shutil.copytree(restore, folder / "restore"))})
         self.run.job.write_text(job.model_dump_json())
 
-    def start(self) -> "Worker":
-        self.process: BaseProcess = FORKS.Process(target=_train, args=(self.run.root,))
+    def start(self, harm: Harm | None = None) -> "Worker":
+        self.process: BaseProcess = FORKS.Process(target=_train, args=(self.run.root, harm))
         self.process.start()
         return self
 
     def end(self) -> Ended:
         """How it ended."""
-        self.process.join(120)
+        self.process.join(HANGS_S)
+        assert self.run.ended.exists(), f"it left no word; exit code {self.process.exitcode}"
         return Ended.model_validate_json(self.run.ended.read_bytes())
 
-    def kill_after(self, step: int) -> Path:
-        """SIGKILLs it once so many steps are done and a snapshot is whole; that snapshot."""
-        until(lambda: self.run.status.exists() and self.status.step >= step and self.run.waiting(), f"step {step}")
-        self.process.kill()
-        self.process.join(60)
-        return self.run.waiting()[-1]
+    def killed(self) -> Path:
+        """Runs until it is SIGKILLed within a step; the latest snapshot."""
+        self.start(killed_within_a_step).process.join(HANGS_S)
+        assert self.process.exitcode == -signal.SIGKILL
+        return self.last
 
     @property
     def status(self) -> Status:
@@ -101,7 +126,7 @@ def finished(folder: Path, train: TrainConfig, data: Path) -> Path:
 
 def resumed(folder: Path, train: TrainConfig, data: Path) -> Path:
     """The complete snapshot of a run that was SIGKILLed, and then drained within a step."""
-    killed = Worker(folder / "killed", train, data).start().kill_after(3)
+    killed = Worker(folder / "killed", train, data).killed()
     drained = Worker(folder / "drained", train, data, restore=killed)
     drained.run.drain.touch()
     assert drained.start().end().code == ExitCode.DRAINED

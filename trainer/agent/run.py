@@ -310,6 +310,7 @@ class Agent:
             secrets=self._sealed.secrets,
             endpoint=spec.env.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT"),
             tell=self._tell,
+            within=self._state.in_time,
         )
 
     def _ended(self) -> Ended | None:

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import json
+import math
 import secrets
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ValidationError
 
+from trainer.agent.background import background
 from trainer.agent.environment import Environment
 from trainer.agent.gpus import Load
 from trainer.contract.rendezvous import TOLD, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase, Told
@@ -17,6 +20,7 @@ from trainer.ipc import RunFolder, Status
 
 MESSAGE = 500
 """Characters of what people are told."""
+LOOK_S = 0.1
 LAST_WORDS_S = 5.0
 """What a notice must leave for `final.json` after the last checkpoint, at the most."""
 LAST_WORDS = 0.2
@@ -104,6 +108,20 @@ class AttemptState:
             return 0.0
         left_s = self.ending.asked_at + self.limits.drain_s - time.monotonic()
         return left_s if self.notice_s is None else min(left_s, self.notice_s - self.words_s)
+
+    @contextlib.asynccontextmanager
+    async def in_time(self, most_s: float) -> AsyncIterator[None]:
+        """The body ends with a TimeoutError after `most_s`, or earlier, as the attempt has to."""
+        async with asyncio.timeout(most_s) as limit, background(self._hasten(limit)):
+            yield
+
+    async def _hasten(self, limit: asyncio.Timeout) -> None:
+        """A notice may come at any time, also after the end was asked for."""
+        loop, latest = asyncio.get_running_loop(), limit.when() or math.inf
+        while True:
+            if self.ending is not None:
+                limit.reschedule(min(latest, loop.time() + self.drain_left_s))
+            await asyncio.sleep(LOOK_S)
 
     def status(self) -> Status:
         """The worker's latest status; the last good one when it cannot be read."""

@@ -84,7 +84,7 @@ class Front:
                 return self._history(where, form)
             case "CreatePlacementGroup" | "DeletePlacementGroup" | "DescribePlacementGroups":
                 return self._placement(action, form.get("GroupName", ""))
-        return await self._forward(request, body)
+        return await self._forward(request, body, where)
 
     def _products(self, body: Any) -> web.Response:
         wanted = {one["Field"]: one["Value"] for one in body["Filters"]}
@@ -122,7 +122,7 @@ class Front:
             del self.groups[name]
         return _xml(action, "set", [])
 
-    async def _forward(self, request: web.Request, body: bytes) -> web.Response:
+    async def _forward(self, request: web.Request, body: bytes, region: str) -> web.Response:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
         async with (
             aiohttp.ClientSession() as session,

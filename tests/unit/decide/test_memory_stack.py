@@ -1,0 +1,129 @@
+"""What other versions of transformers keep, against rows of fms-acceleration (Apache-2.0: facts) and by the tape."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.decide.estimate import Ask, estimate
+from broker.decide.memory_stack import is_read, loss_of, release_of, repeats_keys, table_bytes
+from broker.decide.memory_tape import Tape
+from broker.domain.workload import ModelShape
+from broker.models import catalogue
+from broker.sizing import model_shape
+from tests.unit.decide.machines import MISTRAL_7B
+
+QLORA = Ask(
+    method="qlora", optimizer="adamw_foreach", precision="bf16-autocast", length=4096, rows=4, checkpointing=True,
+    targets=("q_proj", "k_proj", "v_proj", "o_proj"), dropout=0.1, attention="flash", transformers="4.45.2",
+)  # fmt: skip
+TWO = {"gpus": 2, "sharding": "fsdp"}
+
+
+def mixtral() -> ModelShape:
+    name = "mistralai/Mixtral-8x7B-v0.1"
+    entry = catalogue.find(name)
+    assert entry is not None
+    return model_shape(name, entry.config)
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "loss"),
+    [
+        ("llama", None, "trainer"), ("llama", "4.45.2", "float"), ("llama", "4.46", "shifted"),
+        ("mistral", "4.46.0", "float"), ("granite", "4.47.1", "float"), ("granite", "4.48.1", "shifted"),
+        ("gpt2", "4.48.1", "own"), ("gpt2", "4.49.0", "padded"), ("llama", "5.17.0", "padded"),
+    ],
+)  # fmt: skip
+def test_each_version_of_transformers_has_its_loss(family: str, version: str | None, loss: str) -> None:
+    assert loss_of(family, release_of(version)) == loss
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "attention", "repeated"),
+    [
+        ("mistral", "4.45.2", "flash", True), ("mistral", "4.47.1", "flash", True), ("llama", "4.45.2", "flash", False),
+        ("mistral", "4.48.1", "flash", False), ("llama", "4.53.3", "sdpa", True), ("llama", "4.54.1", "sdpa", False),
+        ("llama", "5.17.0", "sdpa", False), ("llama", None, "sdpa", False), ("falcon", "4.45.2", "sdpa", False),
+        ("llama", "4.45.2", "eager", False),
+    ],
+)  # fmt: skip
+def test_keys_were_repeated_until_kernels_shared_them(
+    family: str, version: str | None, attention: str, repeated: bool
+) -> None:
+    assert repeats_keys(family, release_of(version), attention) == repeated
+
+
+def test_only_a_mixtral_before_4_48_holds_a_table_of_positions_in_each_layer() -> None:
+    shape = mixtral()
+    assert table_bytes(shape, (4, 45), 2) == 512 * 2**20
+    assert table_bytes(shape, (4, 48), 2) == table_bytes(MISTRAL_7B, (4, 45), 2) == table_bytes(shape, None, 2) == 0
+    assert table_bytes(replace(shape, max_positions=None), (4, 45), 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "read"),
+    [(None, True), ("4.45.2", True), ("4.57.1", True), ("5.17.0", True), ("4.44.2", False), ("5.0.0", False)],
+)
+def test_a_version_that_nobody_read_is_said_with_more_margin(version: str | None, read: bool) -> None:
+    assert is_read(release_of(version)) == read
+    found = estimate(MISTRAL_7B, replace(QLORA, transformers=version))
+    assert ("was not read" in found.evidence) != read
+    assert (found.margin > 0.1) != read
+    unknown = estimate(replace(MISTRAL_7B, family="novel", known=False), replace(QLORA, transformers=version))
+    assert (unknown.tier, unknown.margin) == ("unchecked", 1.4)
+
+
+@pytest.mark.parametrize(
+    ("change", "measured"),
+    [
+        ({}, 20_556_796_416),
+        ({"rows": 8}, 36_801_860_096),
+        ({"norms": "half"}, 15_323_147_776),
+        ({**TWO, "rows": 2}, 9_525_273_600),
+        ({**TWO, "rows": 4}, 16_171_410_432),
+        ({**TWO, "rows": 2, "method": "lora", "precision": "bf16"}, 15_245_549_568),
+        ({**TWO, "rows": 4, "method": "lora", "precision": "bf16"}, 22_161_170_432),
+    ],
+)
+def test_mistral_7b_agrees_with_peaks_under_transformers_4_45(change: dict[str, Any], measured: int) -> None:
+    """scripts/benchmarks/refs/a100_80gb.csv, commit 9239802."""
+    assert estimate(MISTRAL_7B, replace(QLORA, **change)).peak_allocated == pytest.approx(measured, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("change", "measured", "close"),
+    [
+        ({}, 43_550_249_472, 0.01),
+        ({"rows": 8}, 61_492_521_984, 0.01),
+        ({**TWO, "rows": 2}, 21_768_876_032, 0.002),
+        ({**TWO, "rows": 4, "method": "lora", "precision": "bf16"}, 65_592_615_936, 0.002),
+    ],
+)
+def test_mixtral_agrees_with_peaks_under_transformers_4_45(change: dict[str, Any], measured: int, close: float) -> None:
+    assert estimate(mixtral(), replace(QLORA, **change)).peak_allocated == pytest.approx(measured, rel=close)
+
+
+def test_what_is_added_to_some_rows_in_place_is_kept_for_its_derivative() -> None:
+    tape = Tape()
+    tape.enter("all", "activations")
+    whole, part = tape.new(1024, 4), tape.new(256, 4, grad=True)
+    out = tape.added(whole, part)
+    tape.drop(part)
+    assert tape.total == 4 * (1024 + 256)  # nothing new, and what was added is kept
+    out.gradient = tape.new(1024, 4)
+    tape.drop(out)
+    tape.backward()
+    assert part.gradient is not None
+    assert part.gradient.count == 256
+    assert tape.total == 4 * 256
+
+
+def test_nothing_is_kept_of_an_addition_that_no_gradient_reaches() -> None:
+    tape = Tape()
+    tape.enter("all", "activations")
+    part = tape.new(256, 4)
+    out = tape.added(tape.new(1024, 4), part)
+    tape.drop(part, out)
+    assert tape.total == 0
+    assert tape.nodes == []
