@@ -5,6 +5,7 @@ packages.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any, get_args
 from broker import tabled
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware, matches, nearest
+from broker.decide.lora_targets import ALL_LINEAR
 from broker.decide.memory_builds import build_of
 from broker.decide.roofline import ideal, terms
 from broker.decide.scaling import run_of, unmeasured
@@ -141,7 +143,13 @@ def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
     if shape is None or ask.method == "full":
         return "all-linear"
     adapted, names = sizes.adapted_modules(shape, ask.targets)[0], build_of(shape).names
-    return ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
+    if ask.targets == (ALL_LINEAR,):
+        return ALL_LINEAR
+    if isinstance(ask.targets, tuple):  # the tracer has peft itself
+        return ",".join(ask.targets)
+    if not adapted <= names.keys():
+        raise BadAsk(f"--exact traces no pattern that matches embeddings or the head ({ask.targets}); give names")
+    return ",".join(sorted({names[role] for role in adapted}))
 
 
 def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
@@ -235,7 +243,7 @@ def estimate(
         sharding=sharding or ("ddp" if gpus > 1 else "none"),  # type: ignore[arg-type]
         checkpointing=gradient_checkpointing,
         rank=lora_r,
-        targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
+        targets=targets_of(lora_targets),
         dropout=lora_dropout,
         trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
@@ -246,6 +254,14 @@ def estimate(
         return _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+
+
+def targets_of(said: str) -> tuple[str, ...] | str:
+    """Names with commas between, or one regular expression, which is what has other signs in it."""
+    names = tuple(name.strip() for name in said.split(",") if name.strip())
+    if all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
+    return said.strip()
 
 
 def _version(stack: str | None) -> str | None:
