@@ -17,7 +17,7 @@ from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation, JobId, job_id
-from broker.domain.job import Attempt, Event, Job, JobState
+from broker.domain.job import Attempt, AttemptState, Event, Job, JobState
 from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
@@ -40,6 +40,8 @@ WORKLOAD = Workload(shape=None, method="script")
 SILENT = {"run_s": 3600, "boot_s": 0.05, "beat_s": 3600, "tick_s": 0.02}
 """A virtual machine whose agent beats once, for jobs that also `SAVE_RARELY`: a save would beat, too."""
 SAVE_RARELY = {"every_s": 3600}
+ENDLESS = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100}
+"""A virtual machine that trains until `House.completed` ends it; a busy broker may miss one that is soon done."""
 
 
 @dataclass(kw_only=True)
@@ -123,6 +125,19 @@ class House:
 
     async def state_of(self, job: JobId, *states: JobState, within_s: float = GUARD_S) -> Job:
         return await self.until(job, lambda j: j.state in states, within_s=within_s)
+
+    async def completed(self, job: JobId) -> Job:
+        """The job once it has succeeded: its machines complete as soon as the broker knows that they train."""
+
+        async def done() -> bool:
+            if any(attempt.state is AttemptState.TRAINING for attempt in await self.attempts(job)):
+                for machine in self.body._instances.values():
+                    machine.ends_at = 0.0
+            found = await self.store.job(job)
+            return found is not None and found.state is JobState.SUCCEEDED
+
+        await self.eventually(done)
+        return await self.state_of(job, JobState.SUCCEEDED)
 
     async def stop(self, job: JobId) -> None:
         await self.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message="stop"))

@@ -8,12 +8,10 @@ import pytest
 from broker.domain.errors import OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, JobState, Reason
-from tests.controllers.house import House
+from tests.controllers.house import ENDLESS, House
 from tests.controllers.rented import Rented, cloud_of, name_of, standing
 
 Build = Callable[..., House]
-ENDLESS = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100}
-"""Runs until `succeeded` has seen it train; what has ended before anybody looks is not adopted."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,22 +52,9 @@ async def test_a_second_broker_adopts_what_the_launcher_of_a_dead_one_has_set_up
     await taken_over(broker, job)
     async with broker.running("second"):
         cloud_of(broker).set_up.set()
-        await succeeded(broker, job)
+        await broker.completed(job)
         assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
         assert [call for call, _ in cloud_of(broker).called].count("create") == 1
-
-
-async def succeeded(broker: House, job: JobId) -> None:
-    """Lets the machines complete as soon as the broker knows that they train."""
-
-    async def done() -> bool:
-        if (await broker.attempts(job))[-1].state is AttemptState.TRAINING:
-            for machine in broker.body._instances.values():
-                machine.ends_at = 0.0
-        found = await broker.store.job(job)
-        return found is not None and found.state is JobState.SUCCEEDED
-
-    await broker.eventually(done)
 
 
 async def taken_over(broker: House, job: JobId) -> None:
@@ -89,7 +74,7 @@ async def test_what_create_makes_sure_of_is_asked_for_of_an_adopted_machine_as_w
     cloud_of(broker).findings = [Throttled("asked too much"), OutcomeUnknown("no answer")]
     async with broker.running("second"):
         cloud_of(broker).set_up.set()
-        await succeeded(broker, job)
+        await broker.completed(job)
         assert cloud_of(broker).called.count(("confirm", name_of(job))) == 3
         assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
 
@@ -102,7 +87,7 @@ async def test_an_adopted_machine_that_is_not_what_it_must_be_is_given_back(hous
     cloud_of(broker).findings = [Rejected("it would stop when it shuts down")]
     async with broker.running("second"):
         cloud_of(broker).set_up.set()
-        await succeeded(broker, job)
+        await broker.completed(job)
         first, second = await broker.attempts(job)
         assert (first.reason, first.detail) == (Reason.REJECTED, "it would stop when it shuts down")
         assert second.reason is Reason.COMPLETED
