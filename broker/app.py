@@ -315,7 +315,7 @@ def _service(
         store=context.store,
         blobs=context.blobs,
         market=market,
-        preflight=Checks(HubClient.of_environment(os.environ), context.clock),
+        preflight=Checks(HubClient.of_environment(os.environ), context.clock, config.trainer.remote_code),
         box=box,
         clock=context.clock,
         skew=skew,

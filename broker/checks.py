@@ -4,7 +4,7 @@ Many jobs are alike, and a submit must be cheap: what was found for one spec and
 model's folder or its licence may change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from broker.api.service import Checked
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape
 from broker.ports import Clock
+from broker.preflight import code
 from broker.preflight.check import preflight
 from broker.preflight.data import DataSummary, summarise
 from broker.preflight.models import HubClient, is_folder, resolve_for
@@ -30,17 +31,22 @@ class _Found:
 
 
 class Checks:
-    """`api.service.Preflight`. `hub` None: no network is asked."""
+    """`api.service.Preflight`. `hub` None: no network is asked. `remote_code`: as the daemon's configuration has it."""
 
-    def __init__(self, hub: HubClient | None, clock: Clock) -> None:
+    def __init__(self, hub: HubClient | None, clock: Clock, remote_code: Sequence[str] = ()) -> None:
         self._hub = hub
         self._clock = clock
+        self._remote_code = remote_code
         self._found: dict[object, _Found] = {}
 
     def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
         return summarise(data, fmt).model_dump(mode="json")
 
+    def permit(self, spec: JobSpec) -> None:
+        code.check(spec.train, self._remote_code)
+
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
+        self.permit(spec)
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
         held = self._found.get(key)

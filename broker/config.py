@@ -77,6 +77,9 @@ class TrainerConfig(Config):
     """`registry/name@sha256:…`, as `make image` prints it; unset: the code is installed on the cloud's own image."""
     registry_username: str | None = None
     """For a private registry; the password comes by GPUBROKER_REGISTRY_PASSWORD only."""
+    remote_code: tuple[str, ...] = ()
+    """Models whose own code jobs may run (`train.trust_remote_code`): Hub ids or folders, `*` stands for anything:
+    `[nvidia/*, /srv/models/*]`. None by default. The daemon itself never runs it."""
 
     @field_validator("image")
     @classmethod

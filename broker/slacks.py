@@ -49,7 +49,7 @@ class Slacks:
         if self._content is None:
             return ()
         try:
-            _, raw = await self._content.artifact(DAEMON, job.id, METRICS)
+            _, pieces = await self._content.artifact(DAEMON, job.id, METRICS)
         except NotFound:
             return ()
-        return losses(raw)
+        return losses(b"".join([piece async for piece in pieces]))

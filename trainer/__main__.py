@@ -20,6 +20,9 @@ def main() -> int:
     parser.add_argument(
         "--context", type=int, default=1, metavar="N", help="so many compute a stretch of a sequence each"
     )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run the model's own code, where the configuration says so too"
+    )
     arguments = parser.parse_args()
     if arguments.config is not None:
         if arguments.output is None:
@@ -27,7 +30,14 @@ def main() -> int:
         from trainer import standalone
 
         ways = {"tensor": arguments.tensor, "context": arguments.context}
-        return standalone.main(arguments.config, arguments.output, arguments.save_every, fsdp=arguments.fsdp, ways=ways)
+        return standalone.main(
+            arguments.config,
+            arguments.output,
+            arguments.save_every,
+            fsdp=arguments.fsdp,
+            ways=ways,
+            trusted=arguments.trust_remote_code,
+        )
 
     from trainer.agent import environment, run
     from trainer.blobs import StoreError

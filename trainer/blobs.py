@@ -12,6 +12,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError
 from obstore.store import ObjectStore, from_url
 
+from trainer import multipart
 from trainer.contract.rendezvous import READER
 
 SMALL_TIMEOUT_S = 20.0
@@ -114,9 +115,13 @@ class Objects:
     async def upload(self, key: str, path: Path) -> None:
         """Puts a file, in parts when it is large. Raises StoreError."""
         try:
-            self.sent_bytes += path.stat().st_size
+            size = path.stat().st_size
+            self.sent_bytes += size
             async with asyncio.timeout(LARGE_TIMEOUT_S):
-                await obstore.put_async(self._store, self._prefix + key, path)
+                if size <= multipart.PART:
+                    await obstore.put_async(self._store, self._prefix + key, path)
+                else:
+                    await multipart.upload(self._store, self._prefix + key, path, size)
         except (BaseError, OSError, TimeoutError) as e:
             raise StoreError(f"cannot upload {key}: {_line(e)}") from None
         self._answered()

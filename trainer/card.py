@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from trainer import trust
 from trainer.checkpoint_plan import Rate
 from trainer.contract.train import FullConfig
 from trainer.ipc import WorkerJob
@@ -35,12 +36,17 @@ def text(job: WorkerJob, *, metrics: Path, scores: Mapping[str, Any], made_on: s
         _table(
             "Made of",
             ("what", "which"),
-            [("base model", base), *_made_of(job, rate)],
+            [("base model", base), *_revision(job), *_made_of(job, rate)],
         ),
         _table("Made with", ("what", "version"), [("processes", made_on), *_versions()]),
         f"## Configuration\n\n```yaml\n{yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)}```\n",
     ]
     return "\n".join(parts)
+
+
+def _revision(job: WorkerJob) -> list[tuple[str, ...]]:
+    commit, code = trust.commit(job.train), trust.code(job.train)
+    return [(what, which) for what, which in (("of commit", commit), ("its own code", code)) if which]
 
 
 def _made_of(job: WorkerJob, rate: Rate) -> list[tuple[str, ...]]:

@@ -66,17 +66,17 @@ def _peak(train: TrainConfig, rows: int, trace: Trace) -> int:
         argv += ["--lora-r", str(method.r), "--lora-dropout", str(method.dropout), "--lora-targets", names]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
-        config.write_text(_config(train.model))
+        config.write_text(_config(train.model, train.revision))
         return int(json.loads(trace(["--config", str(config), *argv]))["peak_allocated_bytes"])
 
 
-def _config(model: str) -> str:
+def _config(model: str, revision: str | None) -> str:
     """Raises OSError."""
     if Path(model).is_dir():
         return (Path(model) / "config.json").read_text()
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(model, "config.json")).read_text()
+        return Path(hf_hub_download(model, "config.json", revision=revision)).read_text()
     except Exception as e:  # of huggingface_hub, and of the client under it: training reads it once more, and says why
         raise OSError(str(e)) from e

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer import switches
+from trainer import switches, trust
 from trainer.contract.train import LowRank, QloraConfig, TrainConfig
 from trainer.faults import UserFault
 
@@ -79,7 +79,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(config.model, trust_remote_code=False, **options)
+        return AutoTokenizer.from_pretrained(config.model, **trust.loading(config), **options)
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -104,7 +104,7 @@ def image_processor_of(config: TrainConfig) -> Any:
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(config.model, backend="pil", trust_remote_code=False)
+        return AutoImageProcessor.from_pretrained(config.model, backend="pil", **trust.loading(config))
     except (OSError, ValueError, KeyError) as e:
         raise _unloadable(config, e) from None
 
@@ -135,8 +135,8 @@ def load(
             config.model,
             dtype=kept,
             use_safetensors=True,
-            trust_remote_code=False,  # else it asks whether to run what the repository brings, and waits
             output_loading_info=True,
+            **trust.loading(config),
             **options,
         )
     except (OSError, ValueError, KeyError) as e:
@@ -179,6 +179,11 @@ def _prepare(model: Any) -> None:
 
 
 def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
+    if not config.trust_remote_code and "custom code" in str(error):
+        return UserFault(
+            f"train.model: cannot load {config.model!r}: it needs code of its own; read it, and if you trust it set "
+            "train.trust_remote_code: true"
+        )
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     what = KINDS[config.task]
     return UserFault(

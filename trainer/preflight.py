@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import order, reach, schedule, tasks
+from trainer import order, reach, schedule, tasks, trust
 from trainer.contract import cells, places
 from trainer.contract.data import DataError, fill, identity
 from trainer.contract.rendezvous import ExitCode
@@ -128,11 +128,11 @@ def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
     return []
 
 
-def check(spec: Path) -> Report:
-    """The whole check; what is wrong is in the report as well."""
+def check(spec: Path, *, trusted: bool = False) -> Report:
+    """The whole check; what is wrong is in the report as well. `trusted`: the model's own code may be run here."""
     report = Report(spec=str(spec))
     try:
-        _check(spec, report)
+        _check(spec, report, trusted)
     except (BadConfig, OSError) as e:
         report.code, report.problem = ExitCode.USER_ERROR, str(e)
     except DataError as e:
@@ -143,12 +143,14 @@ def check(spec: Path) -> Report:
     return report
 
 
-def _check(spec: Path, report: Report) -> None:
+def _check(spec: Path, report: Report, trusted: bool) -> None:
     train = read_config(spec)
+    if wrong := trust.unpermitted(train, given=trusted):
+        raise BadConfig(wrong)
     if train.data.path.startswith("upload:"):
         raise BadConfig("data.path: an upload is the daemon's; give the file")
     report.max_length = train.max_length
-    report.model = reach.check(train.model, model_files(train.task))
+    report.model = reach.check(train.model, model_files(train.task), revision=train.revision)
     task = tasks.of(train)
     look = _Look(train, task)
     try:
@@ -217,7 +219,7 @@ def _fits(train: TrainConfig, longest: int) -> None:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(train.model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(train.model, **trust.loading(train))
         positions = getattr(config, "max_position_embeddings", None)
     except (OSError, ValueError, KeyError) as e:
         raise UserFault(f"train.model: cannot read the config of {train.model!r} ({type(e).__name__})") from None
@@ -261,10 +263,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.preflight", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("spec", type=Path, help="a job's spec or a TrainConfig, YAML or JSON")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(trust.FLAG, action="store_true", help="run the model's own code, where the spec says so too")
     arguments = parser.parse_args(argv)
     for noisy in ("transformers", "huggingface_hub", "trainer.tasks"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    report = check(arguments.spec)
+    report = check(arguments.spec, trusted=arguments.trust_remote_code)
     print(json.dumps(asdict(report), ensure_ascii=False) if arguments.json else table(report))
     if report.problem:
         print(f"{arguments.spec}: {report.problem}", file=sys.stderr)

@@ -11,7 +11,7 @@ HUB = "https://huggingface.co"
 TIMEOUT_S = 20.0
 
 
-def check(model: str, files: Sequence[str] = MODEL_FILES) -> str:
+def check(model: str, files: Sequence[str] = MODEL_FILES, *, revision: str | None = None) -> str:
     """Where the model lies, in words; no weight is read. A folder has to have `files` (patterns). Raises UserFault,
     with the page of a licence that has to be accepted, and Fault when the Hub does not answer."""
     folder = Path(model)
@@ -24,10 +24,10 @@ def check(model: str, files: Sequence[str] = MODEL_FILES) -> str:
         return "a folder of this machine"
     if model.startswith(("/", "./", "../", "~")):
         raise UserFault(f"train.model: no folder {model!r} on this machine; give an existing one or a Hub id")
-    return _on_hub(model, (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
+    return _on_hub(model, revision, (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/"))
 
 
-def _on_hub(model: str, endpoint: str) -> str:
+def _on_hub(model: str, revision: str | None, endpoint: str) -> str:
     from huggingface_hub import HfApi, errors, get_token
 
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
@@ -35,13 +35,17 @@ def _on_hub(model: str, endpoint: str) -> str:
     api = HfApi(endpoint=endpoint)
     page = f"{endpoint}/{model}"
     try:
-        found = api.model_info(model, timeout=TIMEOUT_S)
+        found = api.model_info(model, revision=revision, timeout=TIMEOUT_S)
         if found.gated:
             api.auth_check(model)
     except errors.GatedRepoError:
         token = "the token has no access" if get_token() else "no token is set in HF_TOKEN"
         raise UserFault(
             f"train.model: {model!r} is gated and {token}; accept its licence at {page} and set HF_TOKEN"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise UserFault(
+            f"train.revision: {model!r} has no {revision!r}; {page}/commits/main lists its commits"
         ) from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise UserFault(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from trainer import checkpoint, fit
+from trainer import checkpoint, fit, trust
 from trainer.agent import gpus as load
 from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
@@ -40,11 +40,12 @@ def main(
     *,
     fsdp: bool = False,
     ways: Mapping[str, int] | None = None,
+    trusted: bool = False,
 ) -> int:
     """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
 
     `save_every_s`: in the place of the spec's `checkpoint.every_s`. `ways`: of `tensor` and `context`, how many GPUs;
-    more than one comes with `fsdp`.
+    more than one comes with `fsdp`. `trusted`: the model's own code may be run here.
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
@@ -54,6 +55,8 @@ def main(
         return 64
     try:
         train, saving = read_config(config), read_saving(config, save_every_s)
+        if wrong := trust.unpermitted(train, given=trusted):
+            raise BadConfig(wrong)
         outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how))
     except (BadConfig, DataError, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)

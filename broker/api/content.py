@@ -2,10 +2,11 @@
 
 import asyncio
 import hashlib
+import logging
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -27,8 +28,12 @@ from trainer.contract.data import DataError
 from trainer.contract.rendezvous import Manifest, ManifestFile
 from trainer.contract.tables import format_of
 
+log = logging.getLogger(__name__)
+
 UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
 """Each is held in memory; more wait. No team takes the others' turn."""
+RANGE_BYTES = 4 << 20
+"""Of a file that is sent; so much of it is in memory."""
 STALLED_S = 30.0
 """An upload of which nothing came for so long is given up."""
 CHUNK_KEY = re.compile(r"(\d+)/([^/]+)-(\d{10})")
@@ -111,16 +116,31 @@ class Content:
                 found.append((numbers[AttemptId(attempt)], rest, info.key))
         return [key for _, _, key in sorted(found, reverse=True)]
 
-    async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, bytes]:
-        """One file, checked against the manifest. Raises NotFound, Corrupt."""
+    async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
+        """One file and its pieces, of which the last comes only when all are what the manifest says. Raises NotFound;
+        the pieces raise Corrupt."""
         found = await self.manifest(caller, wanted)
         file = next((f for f in found[1].files if f.path == path), None) if found else None
         if found is None or file is None:
             raise NotFound(f"job {wanted} has no artifact {path!r}; GET .../artifacts lists them")
-        data = await self._blobs.get(found[0] + path)
-        if data is None or len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-            raise Corrupt(f"{path} of job {wanted} is not what its manifest says; the blob store lost or changed it")
-        return file, data
+        return file, self._checked(found[0] + path, file, f"{path} of job {wanted}")
+
+    async def _checked(self, key: str, file: ManifestFile, name: str) -> AsyncGenerator[bytes]:
+        corrupt = Corrupt(f"{name} is not what its manifest says; the blob store lost or changed it")
+        digest, start = hashlib.sha256(), 0
+        while True:
+            size = min(RANGE_BYTES, file.bytes - start)
+            last = start + size == file.bytes
+            piece = await self._blobs.get_range(key, start, size + last)  # one more at the end, which must not be there
+            if piece is not None:
+                await asyncio.to_thread(digest.update, piece)
+            if piece is None or len(piece) != size or (last and digest.hexdigest() != file.sha256):
+                log.error("%s", corrupt)  # of a large file the client hears only that it broke off
+                raise corrupt
+            yield piece
+            if last:
+                return
+            start += size
 
     # ------------------------------------------------------------------------------------------------------------ logs
 

@@ -1,6 +1,6 @@
 """Handlers: uploads and artifacts."""
 
-import asyncio
+from contextlib import aclosing
 from typing import Annotated
 
 from aiohttp import web
@@ -58,22 +58,27 @@ async def list_artifacts(call: Call, job_id: JobRef) -> models.ArtifactList:
 
 @api.op("GET", "/v1/jobs/{job_id}/artifacts/{path:.+}", scope="read", errors=(404, 410, 502), media=(OCTETS,))
 async def get_artifact(call: Call, job_id: JobRef, path: ArtifactPath) -> web.StreamResponse:
-    """One file, checked against its hash before the first byte is sent."""
-    async with call.request.app[STREAMS].one_more(call.caller, call.authorization):
-        file, data = await call.request.app[CONTENT].artifact(call.caller, job_id, path)
-        response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
-        response.content_length = file.bytes
-        try:
-            await _send(call.request, response, data)
-        except asyncio.CancelledError:
-            abort(call.request)  # a part of the file was sent: nothing else says that it is not all
-            raise
+    """One file, checked against its hash before its last bytes are sent: of one that was changed never all come."""
+    request = call.request
+    async with request.app[STREAMS].one_more(call.caller, call.authorization):
+        file, pieces = await request.app[CONTENT].artifact(call.caller, job_id, path)
+        async with aclosing(pieces):
+            first = await anext(pieces)  # what is wrong by then can still be said
+            response = web.StreamResponse(headers={"Content-Type": OCTETS, "ETag": f'"{file.sha256}"'})
+            response.content_length = file.bytes
+            try:
+                await response.prepare(request)
+                await _send(response, first)
+                async for piece in pieces:
+                    await _send(response, piece)
+                await response.write_eof()
+            except BaseException:
+                abort(request)  # a part of the file was sent: nothing else says that it is not all
+                raise
     return response
 
 
-async def _send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    await response.prepare(request)
-    view = memoryview(data)
-    for start in range(0, len(data), WRITE_BYTES):
+async def _send(response: web.StreamResponse, piece: bytes) -> None:
+    view = memoryview(piece)
+    for start in range(0, len(piece), WRITE_BYTES):
         await response.write(view[start : start + WRITE_BYTES])
-    await response.write_eof()

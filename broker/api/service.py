@@ -82,6 +82,10 @@ class Preflight(Protocol):
         """One pass over a data set, as JSON. Raises InvalidInput."""
         ...
 
+    def permit(self, spec: JobSpec) -> None:
+        """What the installation does not allow, whatever was allowed before. Raises InvalidInput."""
+        ...
+
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
         """Columns, templates, model. Raises InvalidInput with every fault."""
         ...
@@ -312,6 +316,7 @@ class Service:
         if origin.state not in RESTING_JOB_STATES:
             raise Conflict(f"job {origin_id} is {origin.state}; cancel it first, or wait for its end")
         check_data(origin)
+        self.preflight.permit(origin.spec)
         spec = origin.spec.model_copy(update={"cap_usd": origin.cap_usd})
         if spec.deadline is not None and spec.deadline <= self.clock.now():
             spec = spec.model_copy(update={"deadline": None})

@@ -2,9 +2,10 @@
 
 import asyncio
 import builtins
+import contextlib
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
-from typing import Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
@@ -18,6 +19,9 @@ from broker.blobs.scope import Scope
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.ports import BlobInfo, StoreAccess
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 T = TypeVar("T")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
@@ -78,6 +82,17 @@ class ObstoreBlobs:
         except FileNotFoundError:
             return None
 
+    async def get_range(self, key: str, start: int, size: int) -> bytes | None:
+        try:
+            return await self._ask("read", key, self._read(key, {"range": (start, start + size)}))
+        except FileNotFoundError:
+            return None
+        except BlobsUnavailable:  # stores call a range that begins at the end or past it an error
+            with contextlib.suppress(FileNotFoundError):
+                if await self._ask("read", key, self._size(key)) <= start:
+                    return b""
+            raise
+
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         """All objects below a prefix (empty, or ending in `/`: stores list whole path segments), in key order."""
         if prefix and not prefix.endswith("/"):
@@ -135,9 +150,12 @@ class ObstoreBlobs:
         except BaseError as e:
             raise BlobError(f"cannot sign {key} at {self._url}: {one_line(e)}") from None
 
-    async def _read(self, key: str) -> bytes:
-        found = await obstore.get_async(self._store, self._prefix + key)
+    async def _read(self, key: str, options: "GetOptions | None" = None) -> bytes:
+        found = await obstore.get_async(self._store, self._prefix + key, options=options)
         return bytes(await found.bytes_async())
+
+    async def _size(self, key: str) -> int:
+        return (await obstore.head_async(self._store, self._prefix + key))["size"]
 
     async def _walk(self, prefix: str) -> builtins.list[BlobInfo]:
         found: list[BlobInfo] = []

@@ -32,6 +32,10 @@ class Blobs(Protocol):
         """The object's bytes; None when it is absent."""
         ...
 
+    async def get_range(self, key: str, start: int, size: int) -> bytes | None:
+        """At most `size` bytes from `start` on: fewer where the object ends, none past its end. None: it is absent."""
+        ...
+
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         """All objects below a prefix, in key order."""
         ...

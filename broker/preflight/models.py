@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -20,6 +21,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 MAX_CONFIG_BYTES = 1_000_000
 HUB = "https://huggingface.co"
 CONFIG = "config.json"
+MAIN = "main"
 DIFFUSION = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 """Pipelines that `text_to_image` trains."""
 
@@ -42,21 +44,22 @@ class HubClient:
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._known: dict[tuple[str, str], dict[str, Any]] = {}
+        self._known: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> "HubClient":
         """By the Hub's own variables: `HF_TOKEN`, `HF_ENDPOINT`."""
         return cls(endpoint=env.get("HF_ENDPOINT") or HUB, token=env.get("HF_TOKEN") or None)
 
-    async def config(self, model: str, file: str = CONFIG) -> dict[str, Any]:
+    async def config(self, model: str, file: str = CONFIG, revision: str = MAIN) -> dict[str, Any]:
         """The config of `owner/name`. Raises InvalidInput when the Hub refuses, HubUnreachable when it is silent."""
-        if (model, file) not in self._known:
-            self._known[model, file] = self._parsed(model, file, *await self._get(model, file))
-        return self._known[model, file]
+        which = (model, file, revision)
+        if which not in self._known:
+            self._known[which] = self._parsed(model, file, *await self._get(*which))
+        return self._known[which]
 
-    async def _get(self, model: str, file: str) -> tuple[int, bytes]:
-        url = f"{self._endpoint}/{model}/resolve/main/{file}"
+    async def _get(self, model: str, file: str, revision: str) -> tuple[int, bytes]:
+        url = f"{self._endpoint}/{model}/resolve/{quote(revision, safe='')}/{file}"
         try:
             async with (
                 aiohttp.ClientSession(timeout=self._timeout, trust_env=True) as session,
@@ -115,16 +118,23 @@ def is_folder(model: str) -> bool:
 async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | None:
     """The shape of the model as the task trains it; None where nobody estimates such a one. Raises InvalidInput as
     `find`, and for a model that the task cannot train."""
-    found = await find(train.model, hub=hub, files=model_files(train.task))
+    found = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
     if train.task == "text_to_image":
         if (kind := found.config.get("_class_name")) not in DIFFUSION:
             raise _invalid(f"{found.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")
         return None
-    shape = task_shape(found.name, found.config, train.task)
+    try:
+        shape = task_shape(found.name, found.config, train.task)
+    except InvalidInput:
+        if not train.trust_remote_code:
+            raise
+        return None  # its own code says what it is
     return shape and replace(shape, bundled=found.bundled)
 
 
-async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES) -> Found:
+async def find(
+    model: str, *, hub: HubClient | None, files: Sequence[str] = MODEL_FILES, revision: str | None = None
+) -> Found:
     """The config of a folder, which has to have `files`, or a Hub id; the first of `files` is the config's. `hub` None:
     only folders and the catalogue. Raises InvalidInput.
 
@@ -138,12 +148,12 @@ async def find(model: str, *, hub: HubClient | None, files: Sequence[str] = MODE
     if not HUB_ID.fullmatch(model):
         raise _invalid(f"{model!r} is neither a folder nor a Hub id; write owner/name, e.g. HuggingFaceTB/SmolLM2-135M")
     entry = catalogue.find(model) if files[0] == CONFIG else None
-    if entry is not None and (hub is None or not entry.gated):
+    if entry is not None and (hub is None or not (entry.gated or revision)):
         return Found(name=model, config=entry.config, bundled=True)
     if hub is None:
         raise _invalid(f"{model!r} is not in the bundled catalogue and the Hub is switched off; give a folder")
     try:
-        return Found(name=model, config=await hub.config(model, files[0]))
+        return Found(name=model, config=await hub.config(model, files[0], revision or MAIN))
     except HubUnreachable as e:
         if entry is not None:
             return Found(name=model, config=entry.config, bundled=True)

@@ -55,6 +55,7 @@ CASES: list[tuple[str, Change, str, str]] = [
     ("unknown upload", data(path="upload:" + "0" * 64), "train.data.path", "no upload 000000000000... of yours"),
     ("another format", data(format="json"), "train.data.format", "was read as csv"),
     ("unknown model", train(model="nobody/nothing"), "train.model", "'nobody/nothing'"),
+    ("code that nobody listed", train(trust_remote_code=True), "train.trust_remote_code", "trainer.remote_code of gpu"),
     ("secret not set", top(secrets=["HF_TOKEN"]), "secrets.0", "gpubroker secret set HF_TOKEN"),
     ("unknown provider", top(resources={"providers": ["simulate"]}), "resources.providers.0", "mean simulated?"),
     ("unknown accelerator", top(resources={"accelerators": ["l40z"]}), "resources.accelerators.0", "mean l40s?"),

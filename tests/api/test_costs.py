@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from broker.checks import Checks
 from broker.decide.billing import Tempo
 from broker.domain.errors import Problem
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState, Stored
 from broker.ports import AuditFilter, Change, StorageCharge
-from tests.api.harness import Running, spec
+from tests.api.harness import MODEL, Running, spec
 from tests.api.test_jobs import submitted
 
 
@@ -142,6 +143,18 @@ async def test_a_retry_leaves_a_deadline_that_is_past_behind(api: Running) -> No
         await api.service.clock.sleep(0.05)
     again = await api.call("POST", f"/v1/jobs/{name}/retry", me, 202)
     assert (await api.call("GET", f"/v1/jobs/{again['id']}", me, 200))["spec"]["deadline"] is None
+
+
+async def test_a_retry_is_refused_when_its_model_s_code_is_allowed_no_more(api: Running) -> None:
+    me = await api.token("ada")
+    api.service.preflight = Checks(None, api.service.clock, [MODEL])
+    ref = (await api.upload(me))["ref"]
+    train = spec(ref)["train"] | {"trust_remote_code": True, "revision": "0123456789abcdef0123456789abcdef01234567"}
+    name = await rested(api, me, JobState.FAILED, train=train)
+    api.service.preflight = Checks(None, api.service.clock)
+    refused = await api.call("POST", f"/v1/jobs/{name}/retry", me, 422)
+    assert [e["field"] for e in refused["errors"]] == ["train.trust_remote_code"]
+    assert len((await api.call("GET", "/v1/jobs", me, 200))["items"]) == 1
 
 
 async def test_an_upload_that_was_deleted_is_asked_for_again(api: Running) -> None:

@@ -2,12 +2,15 @@
 
 import asyncio
 import socket
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 from yarl import URL
 
@@ -22,6 +25,23 @@ HERE, NEIGHBOUR = Installation("abcd"), Installation("efgh")
 
 @pytest.fixture(scope="module")
 def s3_options() -> Iterator[dict[str, str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(S3Response, "put_object", _one_by_one(S3Response.put_object))
+        yield from _s3_options()
+
+
+def _one_by_one(method: Callable[[S3Response], Any]) -> Callable[[S3Response], Any]:
+    """moto looks whether an object is there and writes it in two steps, which S3 does in one."""
+    lock = threading.Lock()
+
+    def locked(self: S3Response) -> Any:
+        with lock:
+            return method(self)
+
+    return locked
+
+
+def _s3_options() -> Iterator[dict[str, str]]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -64,6 +84,21 @@ async def test_what_was_put_is_read_listed_and_deleted(blobs: ObstoreBlobs) -> N
     assert [info.key for info in await blobs.list("beats/")] == ["beats/b/0"]
     assert {info.key for info in await blobs.list("")} == {"beats/b/0", "beatsx/a"}
     assert await blobs.list("nothing/") == []
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "found"), [(0, 4, b"0123"), (2, 3, b"234"), (0, 10, b"0123456789"), (8, 9, b"89"), (9, 1, b"9"),
+                                 (10, 1, b""), (50, 5, b"")],
+)  # fmt: skip
+async def test_a_range_ends_with_the_object(blobs: ObstoreBlobs, start: int, size: int, found: bytes) -> None:
+    await blobs.put("k/ten", b"0123456789")
+    assert await blobs.get_range("k/ten", start, size) == found
+
+
+async def test_a_range_of_nothing(blobs: ObstoreBlobs) -> None:
+    await blobs.put("k/empty", b"")
+    assert await blobs.get_range("k/empty", 0, 1) == b""
+    assert await blobs.get_range("k/absent", 0, 1) is None
 
 
 async def test_a_prefix_that_is_no_folder_is_refused(blobs: ObstoreBlobs) -> None:
@@ -174,6 +209,8 @@ async def test_a_store_that_is_not_there_is_unavailable_not_empty(
         for blobs in (unmounted, no_bucket, ObstoreBlobs.open("s3://bucket/x", HERE, options=down)):
             with pytest.raises(BlobsUnavailable):
                 await blobs.get("beats/a/0")
+            with pytest.raises(BlobsUnavailable):
+                await blobs.get_range("beats/a/0", 0, 1)
     report = await check_bucket("s3://no-such-bucket/x", options=s3_options)
     assert not report.ok
     assert "no-such-bucket" in report.checks[0].detail

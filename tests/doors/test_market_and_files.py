@@ -2,6 +2,7 @@
 
 import hashlib
 
+import aiohttp
 import pytest
 
 from tests.api.harness import CSV, SETTINGS, spec
@@ -95,7 +96,24 @@ async def test_results_are_those_of_the_manifest_and_damage_is_told(house: House
     with pytest.raises(Refused) as refused:
         await ada.artifact(job.id, "other")
     assert refused.value.kind == "not_found"
-    await house.api.service.blobs.put(folder + "a/b c.bin", b"damaged")
-    with pytest.raises(Refused) as refused:
-        await ada.artifact(job.id, "a/b c.bin")
-    assert refused.value.kind == "damaged"
+    for damaged in (b"damaged", big[:-1] + b"x", big[:-1], big + b"x"):
+        await house.api.service.blobs.put(folder + "a/b c.bin", damaged)
+        with pytest.raises(Refused) as refused:
+            await ada.artifact(job.id, "a/b c.bin")
+        assert refused.value.kind == "damaged"
+
+
+async def test_what_is_sent_of_a_large_file_that_was_changed_is_never_all(house: House) -> None:
+    ada = await house.door()
+    job, _ = await ada.submit(await good(ada))
+    attempt = await admitted(house.api, job.id)
+    large = bytes(range(256)) * (9 << 12)
+    folder = await put_checkpoint(house.api, job.id, attempt, 10, {"shard": large, "even": large[: 8 << 20]})
+    assert (await ada.artifact(job.id, "shard"))[0] == large
+    assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20]
+    for damaged in (large[:-1] + b"x", b"x" + large[1:], large[: 5 << 20], large + b"x"):
+        await house.api.service.blobs.put(folder + "shard", damaged)
+        with pytest.raises((Refused, aiohttp.ClientPayloadError)) as refused:  # HTTP has sent its status by then
+            await ada.artifact(job.id, "shard")
+        assert getattr(refused.value, "kind", "damaged") == "damaged"
+    assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20], "the door goes on"

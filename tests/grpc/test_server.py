@@ -282,9 +282,9 @@ async def test_a_download_goes_on_at_an_offset(house: House) -> None:
     door = GrpcDoor(house.channel, (await signed(house))[0][1])
     job, _ = await door.submit(await good(door))
     attempt = await admitted(house.api, job.id)
-    big = bytes(range(251)) * 10_000
+    big = bytes(range(251)) * 25_000
     await put_checkpoint(house.api, job.id, attempt, 1, {"big": big})
-    for offset in (0, 1, 1024**2, len(big) - 1, len(big)):
+    for offset in (0, 1, 1024**2, 4 * 1024**2, 5 * 1024**2 + 1, len(big) - 1, len(big)):
         data, sha256 = await door.artifact(job.id, "big", offset=offset)
         assert data == big[offset:]
         assert len(sha256) == 64

@@ -74,6 +74,10 @@ class BlobDoor:
         found = self._objects.data.get(key)
         return found[0] if found else None
 
+    async def get_range(self, key: str, start: int, size: int) -> bytes | None:
+        found = await self.get(key)
+        return None if found is None else found[start : start + size]
+
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         await self._reach()
         found = [(key, *self._objects.data[key]) for key in self._objects.below(prefix)]

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.trainer import heads
+from tests.trainer.conftest import rows
+from tests.trainer.harness import Bench, until
+from trainer import base_weights, preflight, standalone
 from trainer import model as models
-from trainer import standalone
 from trainer.blobs import Objects, connect
-from trainer.contract.rendezvous import AttemptSpec, DataFile
-from trainer.contract.train import TrainConfig
-from trainer.faults import UserFault
+from trainer.contract.rendezvous import AttemptSpec, DataFile, Manifest, Outcome
+from trainer.contract.train import CheckpointConfig, TrainConfig
+from trainer.faults import Fault, UserFault
 
 CODE = """
 from pathlib import Path
@@ -41,8 +43,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return heads.llama(tmp_path_factory.mktemp("models"))
 
 
-def config(folder: Path) -> TrainConfig:
-    return TrainConfig.model_validate({"model": str(folder), "data": {"path": "rows.csv", "completion": "{a}"}})
+def config(folder: Path | str, **more: Any) -> TrainConfig:
+    return TrainConfig.model_validate({"model": str(folder), "data": {"path": "rows.csv", "completion": "{a}"}, **more})
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -69,17 +71,24 @@ def test_weights_that_are_a_pickle_are_never_opened(tiny: Path, tmp_path: Path) 
     assert marker.exists(), "the plant is alive"
 
 
+def with_code(tiny: Path, to: Path, marker: Path, *, own: bool = True, module: str = "own", name: str = "Own") -> Path:
+    """A model whose classes are its own. `own`: transformers does not know it otherwise."""
+    folder = copied(tiny, to)
+    (folder / "own.py").write_text(CODE.format(marker=str(marker)))
+    said = json.loads((folder / "config.json").read_text())
+    said["auto_map"] = {"AutoConfig": f"{module}.OwnConfig", "AutoModelForCausalLM": f"{module}.{name}"}
+    said["model_type"] = "own" if own else said["model_type"]
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_code_that_a_model_brings_is_never_run_and_nobody_is_asked(own: bool, tiny: Path, tmp_path: Path) -> None:
     """Whether transformers knows the architecture otherwise, or not."""
-    folder, marker = copied(tiny, tmp_path / "model"), tmp_path / "was-here"
-    (folder / "own.py").write_text(CODE.format(marker=str(marker)))
-    said = json.loads((folder / "config.json").read_text())
-    said["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
-    said["model_type"] = "own" if own else said["model_type"]
-    (folder / "config.json").write_text(json.dumps(said))
+    marker = tmp_path / "was-here"
+    folder = with_code(tiny, tmp_path / "model", marker, own=own)
     if own:
-        with pytest.raises(UserFault, match=r"cannot load .*(trust_remote_code|custom code)"):
+        with pytest.raises(UserFault, match=r"it needs code of its own; .* set train.trust_remote_code: true"):
             models.load(config(folder), "fp32", "AutoModelForCausalLM")
     else:
         models.load(config(folder), "fp32", "AutoModelForCausalLM")
@@ -95,3 +104,113 @@ async def test_a_run_does_not_go_on_with_other_rows_than_it_began_with(tmp_path:
     await standalone._same_data(objects, "attempts/a/spec.json", began, "rows.csv")
     with pytest.raises(standalone.BadConfig, match=r"rows.csv has changed since this run began \(sha256 aaaaaaaaaaaa"):
         await standalone._same_data(objects, "attempts/a/spec.json", now, "rows.csv")
+
+
+# ----------------------------------------------------------------------------------------------------- allowed code
+
+
+STEPS = 20
+
+
+def job(bench: Bench, folder: Path) -> dict[str, Any]:
+    train = config(
+        folder,
+        trust_remote_code=True,
+        data={"path": "upload:x", "prompt": "{word}", "completion": "{meaning}", "eval_share": 0.1},
+        method={"kind": "full"},
+        optim={"lr": 1e-3},
+        max_steps=STEPS,
+        global_batch=8,
+        micro_batch=2,
+    )
+    return {"train": train, "data": bench.data(rows(), "csv"), "checkpoint": CheckpointConfig(every_s=1)}
+
+
+HELD = """
+import time
+HOLD, STORE = Path({hold!r}), Path({store!r})
+class Held(Own):
+    def forward(self, *args, **kwargs):
+        if HOLD.exists():
+            time.sleep(0.1)
+        while HOLD.exists() and any(STORE.rglob("manifest.json")):
+            time.sleep(0.01)
+        return super().forward(*args, **kwargs)
+"""
+"""Goes no further than its first checkpoint while a file is there, and is slow until then."""
+
+
+def test_code_that_is_allowed_trains_and_resumes_exactly(tiny: Path, tmp_path: Path) -> None:
+    calm, rough = Bench(tmp_path / "calm"), Bench(tmp_path / "rough")
+    for bench in (calm, rough):
+        bench.env["HF_MODULES_CACHE"] = str(tmp_path / "modules")
+    hold, marker = tmp_path / "hold", tmp_path / "was-here"
+    folder = with_code(tiny, tmp_path / "model", marker, name="Held")
+    with (folder / "own.py").open("a") as code:
+        code.write(HELD.format(hold=str(hold), store=str(rough.root)))
+    try:
+        assert calm.start(**job(calm, folder)).wait(600).outcome is Outcome.COMPLETED
+        assert marker.exists()
+        hold.touch()
+        held = rough.start(**job(rough, folder))
+        until(rough.committed, "a checkpoint", 600)
+        held.kill_group()
+        hold.unlink()
+        again = rough.start(**job(rough, folder))
+        assert again.wait(600).outcome is Outcome.COMPLETED, again.log
+        assert again.final.resumed_from
+        (one, whole), (other, resumed) = calm.committed()[0], rough.committed()[0]
+        assert tensors(whole) == tensors(resumed)
+        assert [r["loss"] for r in calm.metrics(one)] == [r["loss"] for r in rough.metrics(other)]
+        assert "model/own.py" in {f.path for f in resumed.files}, "the result can be loaded as its base can"
+        assert "| its own code | sha256:" in (rough.path(other).parent / "README.md").read_text()
+    finally:
+        calm.close()
+        rough.close()
+
+
+def tensors(manifest: Manifest) -> dict[str, str]:
+    return {f.path: f.sha256 for f in manifest.files if f.path.endswith(".safetensors")}
+
+
+def test_a_checkpoint_does_not_go_on_with_other_code(tiny: Path, tmp_path: Path) -> None:
+    folder = with_code(tiny, tmp_path / "model", tmp_path / "was-here")
+    trusted = config(folder, trust_remote_code=True, method={"kind": "full"})
+    before = base_weights.Base(trusted).name()
+    assert before
+    assert base_weights.Base(config(folder, method={"kind": "full"})).name() == ""
+    base_weights.Base(trusted).check(before)
+    (folder / "own.py").write_text((folder / "own.py").read_text() + "# changed\n")
+    with pytest.raises(Fault, match="belongs to other weights or code"):
+        base_weights.Base(trusted).check(before)
+
+
+@pytest.mark.parametrize(
+    "door", [preflight.main, lambda argv: standalone.main(Path(argv[0]), Path(argv[0] + "-out"), 60)]
+)
+def test_a_configuration_alone_allows_no_code(
+    door: Any, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "was-here"
+    folder = with_code(tiny, tmp_path / "model", marker)
+    (tmp_path / "rows.csv").write_text("a\nw1 w2\nw3\n")
+    path = tmp_path / "config.json"
+    path.write_text(config(folder, trust_remote_code=True, global_batch=1).model_dump_json())
+    assert door([str(path)]) == 64
+    assert capsys.readouterr().err == (
+        f"{path}: trust_remote_code: it runs the code of {str(folder)!r} on this machine; read it, then give "
+        "--trust-remote-code too\n"
+    )
+    assert not marker.exists()
+    assert preflight.main([str(path), "--trust-remote-code"]) == 0
+    assert marker.exists()
+
+
+def test_code_of_no_fixed_revision_is_refused(tiny: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "was-here"
+    folder = with_code(tiny, tmp_path / "model", marker, module="owner/elsewhere--own")
+    with pytest.raises(UserFault, match=r"config.json of .* takes code from 'owner/elsewhere', whose revision nothing"):
+        models.load(config(folder, trust_remote_code=True), "fp32", "AutoModelForCausalLM")
+    with pytest.raises(UserFault, match=r"train.revision: 'owner/name' brings code, .* give the commit"):
+        models.tokenizer_of(config("owner/name", trust_remote_code=True, revision="main"))
+    assert not marker.exists()

@@ -1,5 +1,6 @@
 """`TrainConfig`: what to fine-tune, on what, and how. The same object in a job spec and in `python -m trainer`."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -122,6 +123,8 @@ def misuse(task: TaskName, data: DataConfig) -> str | None:
     return extra and f"data.{extra}: task {task} with {' and '.join(needed)} has no use for it; remove it"
 
 
+PINNED = re.compile(r"[0-9a-f]{40}")
+"""A revision of the Hub that cannot move: a commit."""
 TARGETS = ("all-linear", "attention")
 Module = Annotated[Text, Field(min_length=1, max_length=256)]
 Modules = Annotated[tuple[Module, ...], Field(min_length=1, max_length=64)]
@@ -238,6 +241,12 @@ class TrainConfig(Config):
     task: TaskName = "causal_lm"
     model: Annotated[Text, Field(min_length=1, max_length=1024)]
     """A Hub id (`owner/name`) or a local folder with config.json, safetensors and tokenizer files."""
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
+    """Branch, tag or commit of the model on the Hub; absent: `main`."""
+    trust_remote_code: bool = False
+    """Run the code that the model brings (`auto_map` of its config.json), where the job's secrets are. Of a Hub id
+    `revision` must be a commit. Refused unless the daemon's `trainer.remote_code` lists the model; a run alone needs
+    `--trust-remote-code` besides."""
     data: DataConfig
     method: Method = LoraConfig()
     optim: OptimConfig = OptimConfig()
@@ -317,6 +326,9 @@ class TrainConfig(Config):
             raise ValueError("samples.prompts: task image_classification writes nothing; remove them")
         if self.task == "text_to_image" and self.quantised is not None:
             raise ValueError("method: text_to_image trains over whole weights; use lora")
+        if self.task == "text_to_image" and (self.trust_remote_code or self.revision):
+            name = "trust_remote_code" if self.trust_remote_code else "revision"
+            raise ValueError(f"{name}: task text_to_image has no use for it; remove it")
         if self.task == "dpo" and self.adapters is None:
             raise ValueError("method: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
         return self

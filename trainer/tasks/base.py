@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from trainer import kept
+from trainer import kept, trust
 from trainer import model as models
 from trainer.contract.data import DataError, check_columns, source, too_many
 from trainer.contract.tables import Placed, each_row
@@ -171,9 +171,12 @@ class Task(ABC, Generic[E]):
         """The model by its config alone, without weights, adapters and memory."""
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(self.config.model, trust_remote_code=False)
+        plain = trust.loading(self.config)
+        config = transformers.AutoConfig.from_pretrained(self.config.model, **plain)
         with torch.device("meta"):
-            return getattr(transformers, self.architecture).from_config(config)
+            return getattr(transformers, self.architecture).from_config(
+                config, trust_remote_code=self.config.trust_remote_code
+            )
 
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""
@@ -261,7 +264,7 @@ class Task(ABC, Generic[E]):
         import transformers
 
         base = getattr(transformers, self.architecture).from_pretrained(
-            self.config.model, dtype="auto", use_safetensors=True, trust_remote_code=False, **self._head()
+            self.config.model, dtype="auto", use_safetensors=True, **trust.loading(self.config), **self._head()
         )
         self._settle(base)
         merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()

@@ -1,6 +1,7 @@
 """ArtifactService."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated
 
 from pydantic import Field
@@ -51,15 +52,25 @@ class Artifacts(stubs.ArtifactServiceServicer):
         self, request: pb.DownloadArtifactRequest, call: Call
     ) -> AsyncIterator[pb.DownloadArtifactResponse]:
         wanted, query = inputs.job_id(request), parse(request, DownloadQuery)
-        file, data = await self._content.artifact(call.caller, wanted, query.path)
+        file, pieces = await self._content.artifact(call.caller, wanted, query.path)
         if query.offset > file.bytes:
             message = f"{query.offset} is past the end; {query.path} has {file.bytes} bytes"
             raise InvalidInput(Problem(field="offset", message=message))
         shown = models.ArtifactView.model_validate(file)
-        yield pb.DownloadArtifactResponse(file=fill(pb.Artifact(), shown))
-        view = memoryview(data)
-        for start in range(query.offset, len(data), CHUNK_BYTES):
-            yield pb.DownloadArtifactResponse(data=bytes(view[start : start + CHUNK_BYTES]))
+        before = query.offset
+        async with aclosing(pieces):
+            first = await anext(pieces)  # what is wrong by then is said alone
+            yield pb.DownloadArtifactResponse(file=fill(pb.Artifact(), shown))
+            async for piece in _and_then(first, pieces):
+                for start in range(before, len(piece), CHUNK_BYTES):
+                    yield pb.DownloadArtifactResponse(data=piece[start : start + CHUNK_BYTES])
+                before = max(0, before - len(piece))
+
+
+async def _and_then(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
 
 
 async def _bytes(parts: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[bytes]:

@@ -71,7 +71,7 @@ class ArtifactServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DownloadArtifact(self, request, context):
-        """One file, checked against its hash before the first byte is sent. Scope: read.
+        """One file, checked against its hash before its last bytes are sent. Scope: read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
