@@ -150,7 +150,11 @@ def _as_if(ask: Ask, *, real: bool) -> Iterator[AsIf | None]:
     if real:
         yield None
         return
-    with allowed(), one_autocast() if ask.device == "cuda" else contextlib.nullcontext(), AsIf(ask.device) as asif:
+    with (
+        allowed(),
+        one_autocast() if ask.device == "cuda" and ask.train.quantised else contextlib.nullcontext(),
+        AsIf(ask.device) as asif,
+    ):
         yield asif
 
 

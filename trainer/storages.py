@@ -38,7 +38,7 @@ class Storages(TorchDispatchMode):
         self.segment, self.category = "", "temporary"
         self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
         self.on_operation: Callable[[], None] = lambda: None
-        self.in_parts: Callable[[Any, Any, Mapping[str, Any]], Any] = lambda func, args, kwargs: None
+        self.in_parts: Callable[[Any, Any, Mapping[str, Any]], Any] | None = None
         """Does some operations by others that take what they take; None for all others."""
         self.answer = True
         """What the meta device says where Python asks for a boolean, as models do whether any token is padding."""
@@ -88,8 +88,10 @@ class Storages(TorchDispatchMode):
             return self.answer if args[0].dtype is torch.bool else 1.0
         if func in BY_INDEX:
             args = (args[0], [n for index in args[1] for n in self._numbers(index)], *args[2:])
-        with self:  # what is done in parts is looked at in parts
-            out = self.in_parts(func, args, kwargs or {})
+        out = None
+        if self.in_parts is not None:
+            with self:  # what is done in parts is looked at in parts
+                out = self.in_parts(func, args, kwargs or {})
         if out is None:
             out = func(*args, **(kwargs or {}))
         for made in (out,) if isinstance(out, torch.Tensor) else out if isinstance(out, (tuple, list)) else ():

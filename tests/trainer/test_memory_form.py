@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 import pytest
@@ -154,19 +153,3 @@ def test_exact_runs_the_tracer_and_agrees() -> None:
     assert "torch" in exact["evidence_detail"]
     assert exact["peak_allocated_bytes"] == pytest.approx(form["peak_allocated_bytes"], rel=0.01)
     assert sum(exact["by_category"].values()) == exact["device_used_bytes"]
-
-
-def test_exact_traces_a_base_of_4_bits_by_the_version_that_is_installed() -> None:
-    asked: dict[str, Any] = {"config": {"model_type": "llama", **WIDE}, "method": "qlora", "seq": 128, "micro_batch": 4}
-    form = estimate(**asked)
-    exact = estimate(**asked, exact=True, stack=f"transformers={metadata.version('transformers')}")
-    assert exact["evidence"] == "exact"
-    assert exact["peak_allocated_bytes"] == pytest.approx(form["peak_allocated_bytes"], rel=0.01)
-    assert exact["by_category"]["weights"] == pytest.approx(form["by_category"]["weights"], rel=0.02)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_the_tape_plays_a_base_of_4_bits(number: int) -> None:
-    config, ask = list(cases(3, 7, ("gpt2", "llama", "phi3"), quantised=True))[number]
-    traced, estimated, there, here = compared(config, ask)
-    assert estimated == pytest.approx(traced, rel=0.02), (there, here)
