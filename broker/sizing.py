@@ -29,7 +29,7 @@ from broker.models import catalogue, traced
 from broker.models.checked import check_kind
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
-from broker.models.tasks import task_shape
+from broker.models.tasks import built_for, task_shape
 from trainer.contract.train import TaskName
 
 TRACE_PATIENCE_S = 300
@@ -83,7 +83,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 
 def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
-    """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
+    """`task`: None for that of the config's class, else what the architecture is mostly trained for. Raises BadAsk."""
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
@@ -92,6 +92,7 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     except ValueError as e:
         raise BadAsk(f"config.json of {name!r} has {e}") from None
     try:
+        task = task or built_for(config)
         if task is not None:
             found = task_shape(name, config, task)
             if found is None:
@@ -290,9 +291,11 @@ def _answer(
             name, kind, found, hardware, tabled.NO_SPEED, _trace(given, None, ask, task) if exact else None
         )
     shape = model_shape(name, given, task)
+    task, read = task or built_for(given), task is None
     tabled.refuse_resolution(shape.family, resolution)
     found = sizes.estimate(shape, ask)
-    said = *found.notes, *_taken(given, shape), *_said_of(task, ask.rows)
+    by_class = [f"task {task}, by the config's architectures"] if read and task else []
+    said = *found.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows)
     found, speed = replace(found, notes=said), _speed(shape, ask, hardware, task)
     return _document(name, shape.family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
 

@@ -33,7 +33,9 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "config": _option(str | None, "CONFIG.json", "A transformers config.json, its folder, or the JSON."),
     "task": _option(
-        str | None, _of(TASKS), "By default the next token of a decoder, a class of a text or an image of an encoder."
+        str | None,
+        _of(TASKS),
+        "By default that of the config's class: the next token, a class of a text, a word, an image.",
     ),
     "method": _option(str, _of(METHODS)),
     "optimizer": _option(str, _of(OPTIMIZERS)),

@@ -148,7 +148,7 @@ def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, al
     )
 
 
-@pytest.mark.parametrize(("how", "method"), [(DDP, "lora")], ids=["ddp"])
+@pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
 def test_two_machines_equal_one_process(
     how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path], tmp_path: Path
 ) -> None:
