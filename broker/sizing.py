@@ -5,6 +5,7 @@ packages.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any, get_args
 from broker import tabled
 from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE, Hardware, matches, nearest
+from broker.decide.lora_targets import ALL_LINEAR
 from broker.decide.memory_builds import build_of
 from broker.decide.roofline import ideal, terms
 from broker.decide.scaling import run_of, unmeasured
@@ -27,7 +29,7 @@ from broker.models import catalogue, traced
 from broker.models.checked import check_kind
 from broker.models.defaults import filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
-from broker.models.tasks import task_shape
+from broker.models.tasks import built_for, task_shape
 from trainer.contract.train import TaskName
 
 TRACE_PATIENCE_S = 300
@@ -81,7 +83,7 @@ def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) 
 
 
 def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -> ModelShape:
-    """`task`: None for what the architecture is mostly trained for. Raises BadAsk."""
+    """`task`: None for that of the config's class, else what the architecture is mostly trained for. Raises BadAsk."""
     if task is not None and task not in TASKS:
         raise BadAsk(f"--task {task}: not one of {', '.join(TASKS)}")
     try:
@@ -90,6 +92,7 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
     except ValueError as e:
         raise BadAsk(f"config.json of {name!r} has {e}") from None
     try:
+        task = task or built_for(config)
         if task is not None:
             found = task_shape(name, config, task)
             if found is None:
@@ -141,7 +144,13 @@ def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
     if shape is None or ask.method == "full":
         return "all-linear"
     adapted, names = sizes.adapted_modules(shape, ask.targets)[0], build_of(shape).names
-    return ",".join(sorted({names[role] for role in adapted})) if adapted != frozenset(names) else "all-linear"
+    if ask.targets == (ALL_LINEAR,):
+        return ALL_LINEAR
+    if isinstance(ask.targets, tuple):  # the tracer has peft itself
+        return ",".join(ask.targets)
+    if not adapted <= names.keys():
+        raise BadAsk(f"--exact traces no pattern that matches embeddings or the head ({ask.targets}); give names")
+    return ",".join(sorted({names[role] for role in adapted}))
 
 
 def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
@@ -235,7 +244,7 @@ def estimate(
         sharding=sharding or ("ddp" if gpus > 1 else "none"),  # type: ignore[arg-type]
         checkpointing=gradient_checkpointing,
         rank=lora_r,
-        targets=tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
+        targets=targets_of(lora_targets),
         dropout=lora_dropout,
         trainable=trainable_parameters,
         attention=attention,  # type: ignore[arg-type]
@@ -246,6 +255,14 @@ def estimate(
         return _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+
+
+def targets_of(said: str) -> tuple[str, ...] | str:
+    """Names with commas between, or one regular expression, which is what has other signs in it."""
+    names = tuple(name.strip() for name in said.split(",") if name.strip())
+    if all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
+    return said.strip()
 
 
 def _version(stack: str | None) -> str | None:
@@ -274,9 +291,11 @@ def _answer(
             name, kind, found, hardware, tabled.NO_SPEED, _trace(given, None, ask, task) if exact else None
         )
     shape = model_shape(name, given, task)
+    task, read = task or built_for(given), task is None
     tabled.refuse_resolution(shape.family, resolution)
     found = sizes.estimate(shape, ask)
-    said = *found.notes, *_taken(given, shape), *_said_of(task, ask.rows)
+    by_class = [f"task {task}, by the config's architectures"] if read and task else []
+    said = *found.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows)
     found, speed = replace(found, notes=said), _speed(shape, ask, hardware, task)
     return _document(name, shape.family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
 

@@ -88,7 +88,11 @@ def _check(kind: str, ask: sizes.Ask) -> None:
         ("--sharding", ask.sharding, ("none",)),
         ("--attention", ask.attention, ("sdpa",)),
         ("--stack", ask.transformers, (None,)),
-        ("--lora-targets", ",".join(ask.targets), ("all-linear", WHICH[kind])),
+        (
+            "--lora-targets",
+            ask.targets if isinstance(ask.targets, str) else ",".join(ask.targets),
+            ("all-linear", WHICH[kind]),
+        ),
     ):
         if given not in known:
             words = " or ".join(w for w in known if w) or "none"

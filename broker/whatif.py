@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
-from broker.decide.memory_builds import build_of
+from broker.decide.memory_builds import ATTENTION_ROLES, build_of
 from broker.decide.scaling import A_MACHINE, Load, Point, counts_of, scaling
 from broker.decide.workload import optimizer_of
 from broker.domain.workload import ModelShape
@@ -87,8 +87,8 @@ def _targets(train: TrainConfig, shape: ModelShape) -> tuple[str, ...]:
     if train.adapters is None or train.adapters.targets == "all-linear":
         return ("all-linear",)
     if train.adapters.targets != "attention":
-        return tuple(name.rsplit(".", 1)[-1] for name in train.adapters.targets)
-    return tuple(name for role, name in build_of(shape).names.items() if role in sizes.ATTENTION_ROLES)
+        return train.adapters.targets
+    return tuple(name for role, name in build_of(shape).names.items() if role in ATTENTION_ROLES)
 
 
 def _counts(said: str) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ TAG = "skypilot-cluster-name"
 CAPS = Caps(
     spot=True,
     notice_s=120.0,
+    notices="imds",
     list_lag_s=20.0,
     boot_s=300.0,
     boot_deadline_s=2400.0,

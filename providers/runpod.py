@@ -30,6 +30,8 @@ LITTLE_USD = Decimal(1)
 """A balance below this is worth a word: RunPod rents nothing without an hour's worth (docs.runpod.io/pods/pricing)."""
 CAPS = Caps(
     spot=True,
+    notice_s=5.0,
+    notices="first_process",
     list_lag_s=10.0,
     teardown_s=10.0,
     boot_s=120.0,
@@ -41,7 +43,8 @@ CAPS = Caps(
 )
 """Billed by the second (docs.runpod.io/pods/pricing). Lag and boot are assumed.
 
-`notice_s` is 0: the SIGTERM 5 s before an eviction goes to the container's first process, which is SkyPilot's shell.
+The SIGTERM 5 s before an eviction goes to the container's first process: that of the trainer's image hands it on. A
+stock image has SkyPilot's shell there, and nobody hears.
 """
 _STATES = {
     "CREATED": InstanceState.STARTING,

@@ -134,9 +134,10 @@ class Keeper:
             shutil.rmtree(folder)
         self._report.say(f"resumed at step {progress.step}")
         if progress.made_on != self._parallel.told():
-            self._report.say(
+            self._report.event(
+                "moved",
                 f"the checkpoint was made on {progress.made_on}, this is {self._parallel.told()}: the data goes "
-                "on exactly, the numbers within rounding"
+                "on exactly, the numbers within rounding",
             )
         return progress
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import re
 import tarfile
 from collections import defaultdict
@@ -26,6 +27,8 @@ from trainer.contract import keys
 from trainer.contract.data import DataError
 from trainer.contract.rendezvous import Manifest, ManifestFile
 from trainer.contract.tables import format_of
+
+log = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
 """Each is held in memory; more wait. No team takes the others' turn."""
@@ -129,10 +132,10 @@ class Content:
             size = min(RANGE_BYTES, file.bytes - start)
             last = start + size == file.bytes
             piece = await self._blobs.get_range(key, start, size + last)  # one more at the end, which must not be there
-            if piece is None or len(piece) != size:
-                raise corrupt
-            await asyncio.to_thread(digest.update, piece)
-            if last and digest.hexdigest() != file.sha256:
+            if piece is not None:
+                await asyncio.to_thread(digest.update, piece)
+            if piece is None or len(piece) != size or (last and digest.hexdigest() != file.sha256):
+                log.error("%s", corrupt)  # of a large file the client hears only that it broke off
                 raise corrupt
             yield piece
             if last:

@@ -14,7 +14,7 @@ from broker.cli.shell import Json, command
 from broker.cli.whatifview import PlotFile, WhatIf
 from broker.decide.estimate import ATTENTIONS, METHODS, NORMS, OPTIMIZERS, PRECISIONS, SHARDINGS, Ask
 from broker.domain.offer import GIB
-from broker.sizing import TASKS, BadAsk
+from broker.sizing import TASKS, BadAsk, targets_of
 from broker.sizing import estimate as estimated
 from broker.whatif import what_if as scaling_table
 
@@ -33,7 +33,9 @@ OPTIONS: Mapping[str, Any] = {
     ],
     "config": _option(str | None, "CONFIG.json", "A transformers config.json, its folder, or the JSON."),
     "task": _option(
-        str | None, _of(TASKS), "By default the next token of a decoder, a class of a text or an image of an encoder."
+        str | None,
+        _of(TASKS),
+        "By default that of the config's class: the next token, a class of a text, a word, an image.",
     ),
     "method": _option(str, _of(METHODS)),
     "optimizer": _option(str, _of(OPTIMIZERS)),
@@ -51,7 +53,7 @@ OPTIONS: Mapping[str, Any] = {
     "sharding": _option(str | None, _of(SHARDINGS), "By default none on one GPU, ddp on several."),
     "gradient_checkpointing": _option(bool, None, None, "--gradient-checkpointing/--no-gradient-checkpointing"),
     "lora_r": _option(int),
-    "lora_targets": _option(str, "NAMES", "Module names with commas between, or all-linear."),
+    "lora_targets": _option(str, "NAMES", "As peft: module names with commas between, a pattern, or all-linear."),
     "lora_dropout": _option(float),
     "trainable_parameters": _option(
         int | None, "N", "Of --method adapter: IA3, VeRA, OFT, prompt tuning and the like."
@@ -120,7 +122,7 @@ def _scaled(
         target=given["target_seq"],
         rows=given["micro_batch"],
         rank=given["lora_r"],
-        targets=tuple(t.strip() for t in given["lora_targets"].split(",") if t.strip()),
+        targets=targets_of(given["lora_targets"]),
         dropout=given["lora_dropout"],
         attention=given["attention"],
     )

@@ -1,10 +1,10 @@
 """A folder of code as a tar whose bytes depend on its contents only: the same code is the same upload."""
 
-import io
 import os
 import stat
 import tarfile
 from pathlib import Path
+from typing import BinaryIO
 
 from broker.cli.exits import BadInput
 
@@ -14,7 +14,7 @@ SKIPPED = frozenset(
 MAX_BYTES = 512 * 1024**2
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, into: BinaryIO) -> None:
     """Names sorted; times, owners and modes fixed (the executable bit stays); relative links inside it stay links.
 
     Raises BadInput for what cannot be packed: no such folder, nothing in it, a special file, a link out of it, too big.
@@ -29,11 +29,9 @@ def pack(folder: Path) -> bytes:
         raise BadInput(
             f"script.code: {folder} holds {size} bytes, more than {MAX_BYTES}; keep data out of the code folder"
         )
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(fileobj=into, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for file in files:
             _add(tar, file, folder)
-    return buffer.getvalue()
 
 
 def _files(folder: Path) -> list[Path]:

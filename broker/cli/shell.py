@@ -77,6 +77,8 @@ def of_client(error: errors.ClientError) -> CliError:
     """A client's error as a line and an exit code."""
     if isinstance(error, errors.NotSaved):
         return BadInput(str(error))
+    if isinstance(error, errors.BrokenOff | errors.Damaged):
+        return ServerProblem(str(error))
     if not isinstance(error, errors.ApiError):
         return Unreachable(f"{error}; {START}")
     problem = error.problem

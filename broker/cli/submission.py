@@ -3,8 +3,12 @@
 import asyncio
 import os
 import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -43,14 +47,15 @@ async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> P
         body["train"]["model"] = _model(file, file.spec.train.model)
         path = file.spec.train.data.path
         if not path.startswith(UPLOAD):
-            name, data, fmt = await asyncio.to_thread(_read, file, file.spec.train.data)
-            kept = await _upload(client, file, "train.data.path", data, name, fmt)
+            with ExitStack() as stack:
+                name, found, fmt = await asyncio.to_thread(stack.enter_context, _data(file, file.spec.train.data))
+                kept = await _upload(client, file, "train.data.path", found, name, fmt)
             body["train"]["data"]["path"] = kept.ref
             body["train"]["data"].pop("secret", None)  # it reads what is an upload now
             columns = tuple((kept.summary or {}).get("columns", ()))
     elif file.spec.script is not None and not file.spec.script.code.startswith(UPLOAD):
-        name, data = _code(file, file.spec.script.code)
-        body["script"]["code"] = (await _upload(client, file, "script.code", data, name, "tar")).ref
+        with _code(file, file.spec.script.code) as (name, found):
+            body["script"]["code"] = (await _upload(client, file, "script.code", found, name, "tar")).ref
     try:
         return Prepared(file=file, body=body, quote=await client.quote(body, limit=limit), columns=columns)
     except ApiError as e:
@@ -118,21 +123,24 @@ def _ask_cap(proposed: Decimal) -> Decimal:
         typer.echo("give dollars above 0, for example 2.50")
 
 
-def _read(file: SpecFile, data: DataConfig) -> tuple[str, bytes, str | None]:
-    """(name, content, format) of the data set, wherever it lies."""
+@contextmanager
+def _data(file: SpecFile, data: DataConfig) -> Iterator[tuple[str, Path, str | None]]:
+    """(name, file, format) of the data set, wherever it lies."""
     where = file.place("train.data.path")
-    try:
-        with places.gathered(data, file.path.parent) as found:
-            known = found.format if found.format == "tar" or places.is_remote(data.path) else data.format
-            return found.name, found.path.read_bytes(), known
-    except DataError as e:
-        text = str(e).removeprefix("data.path: ")
-        raise BadInput(f"{where}: train.data.path: {text}", problems=(("train.data.path", text),)) from None
-    except OSError as e:
-        raise BadInput(
-            f"{where}: train.data.path: {e.filename}: {e.strerror}; the path is relative to the spec",
-            problems=(("train.data.path", str(e.strerror)),),
-        ) from None
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(places.gathered(data, file.path.parent))
+            found.path.open("rb").close()
+        except DataError as e:
+            text = str(e).removeprefix("data.path: ")
+            raise BadInput(f"{where}: train.data.path: {text}", problems=(("train.data.path", text),)) from None
+        except OSError as e:
+            raise BadInput(
+                f"{where}: train.data.path: {e.filename}: {e.strerror}; the path is relative to the spec",
+                problems=(("train.data.path", str(e.strerror)),),
+            ) from None
+        known = found.format if found.format == "tar" or places.is_remote(data.path) else data.format
+        yield found.name, found.path, known
 
 
 def _model(file: SpecFile, model: str) -> str:
@@ -141,18 +149,25 @@ def _model(file: SpecFile, model: str) -> str:
     return str(folder.resolve()) if os.path.isdir(folder) else model
 
 
-def _code(file: SpecFile, code: str) -> tuple[str, bytes]:
+@contextmanager
+def _code(file: SpecFile, code: str) -> Iterator[tuple[str, Path]]:
+    """(name, archive) of the code; a folder's is packed for as long as it is used."""
     source = file.file(code)
-    try:
-        if os.path.isfile(source):
-            return source.name, source.read_bytes()
-        return f"{source.resolve().name}.tar", pack.pack(source)
-    except BadInput as e:
-        raise BadInput(f"{file.place('script.code')}: {e}", problems=(("script.code", str(e)),)) from None
+    if os.path.isfile(source):
+        yield source.name, source
+        return
+    with tempfile.TemporaryDirectory(prefix="gpubroker-") as folder:
+        archive = Path(folder) / f"{source.resolve().name}.tar"
+        try:
+            with archive.open("xb") as into:
+                pack.pack(source, into)
+        except BadInput as e:
+            raise BadInput(f"{file.place('script.code')}: {e}", problems=(("script.code", str(e)),)) from None
+        yield archive.name, archive
 
 
 async def _upload(
-    client: AsyncClient, file: SpecFile, field: str, data: bytes, name: str, fmt: str | None
+    client: AsyncClient, file: SpecFile, field: str, data: Path, name: str, fmt: str | None
 ) -> UploadView:
     try:
         return await client.upload(data, name=name, fmt=fmt)

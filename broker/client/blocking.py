@@ -101,6 +101,7 @@ class Client:
     upload = _call(AsyncClient.upload)
     artifacts = _call(AsyncClient.artifacts)
     artifact = _call(AsyncClient.artifact)
+    download = _call(AsyncClient.download)
     spend = _call(AsyncClient.spend)
     charges = _call(AsyncClient.charges)
     secrets = _call(AsyncClient.secrets)

@@ -2,9 +2,10 @@
 
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from decimal import Decimal
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote as escape
@@ -18,12 +19,16 @@ from broker.api.wire import Wire
 from broker.client import connection, sse
 from broker.client.channels import ChannelCalls
 from broker.client.connection import Connection
-from broker.client.errors import ApiError, Damaged, Unreachable
+from broker.client.errors import ApiError, BrokenOff, Damaged, Unreachable
+from broker.client.placing import placed
 from broker.client.policies import PolicyCalls
 from broker.client.slack import SlackCalls
 from broker.client.spending import SpendingCalls
 from broker.client.tenancy import TenancyCalls
 from broker.client.transport import Transport, plain
+
+UPLOADING = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=900)
+"""Seconds: a daemon reads and keeps all of a data set before it answers."""
 
 
 class LogPiece(Wire):
@@ -190,21 +195,58 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     # --- files
 
-    async def upload(self, data: bytes, *, name: str, fmt: str | None = None) -> models.UploadView:
-        """Keeps a data set or a .tar of code; the same bytes are kept once."""
-        params = plain({"name": name, "format": fmt})
+    async def upload(self, data: bytes | Path, *, name: str, fmt: str | None = None) -> models.UploadView:
+        """Keeps a data set or a .tar of code; the same bytes are kept once. A file is read as it is sent."""
         headers = {"Content-Type": "application/octet-stream"}
-        return await self._call("POST", "/v1/uploads", models.UploadView, data=data, params=params, headers=headers)
+        sent: dict[str, Any] = {
+            "params": plain({"name": name, "format": fmt}),
+            "headers": headers,
+            "timeout": UPLOADING,
+        }
+        async for attempt in self._http.tries():
+            with attempt, nullcontext(data) if isinstance(data, bytes) else data.open("rb") as body:
+                async with self._http.once("POST", "/v1/uploads", data=body, **sent) as response:
+                    return models.UploadView.model_validate_json(await response.read())
+        raise AssertionError("tries() returns or raises")
 
     async def artifacts(self, job: str) -> models.ArtifactList:
         return await self._call("GET", f"{_job(job)}/artifacts", models.ArtifactList)
 
     async def artifact(self, job: str, file: models.ArtifactView) -> bytes:
-        """The file's bytes, checked. Raises Damaged when they are not what the list says."""
-        data = await self._http.read("GET", f"{_job(job)}/artifacts/{escape(file.path)}")
-        if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+        """The bytes of a small file, checked. Raises as `download`, but NotSaved."""
+        async for attempt in self._http.tries():
+            with attempt:
+                return b"".join([piece async for piece in self._pieces(job, file)])
+        raise AssertionError("tries() returns or raises")
+
+    async def download(self, job: str, file: models.ArtifactView, target: Path) -> None:
+        """Into `target`, which stays as it is unless the whole file came and is what the list says.
+
+        Raises Damaged, BrokenOff, NotSaved.
+        """
+        async for attempt in self._http.tries():
+            with attempt, placed(target) as kept:
+                async with aclosing(self._pieces(job, file)) as pieces:
+                    async for piece in pieces:
+                        kept.write(piece)
+
+    async def _pieces(self, job: str, file: models.ArtifactView) -> AsyncGenerator[bytes]:
+        """Of a file; the end comes only when all were right. Raises Damaged, BrokenOff."""
+        digest, got, began = hashlib.sha256(), 0, False
+        try:
+            async with self._http.once("GET", f"{_job(job)}/artifacts/{escape(file.path)}") as response:
+                began = True
+                async for piece in response.content.iter_any():
+                    digest.update(piece)
+                    got += len(piece)
+                    yield piece
+        except Unreachable:
+            if not began:
+                raise
+            where = f"{file.path} of job {job} broke off after {got} of {file.bytes} bytes, and none was kept"
+            raise BrokenOff(f"{where}; try again, and see the daemon's log if it ends there again") from None
+        if got != file.bytes or digest.hexdigest() != file.sha256:
             raise Damaged(f"{file.path}: other bytes came than the job's manifest says; try again")
-        return data
 
     # --- secrets, health
 

@@ -3,6 +3,7 @@
 ClientError
 ├── Unreachable   nothing answers, or not in time; nothing is known about what was asked
 ├── ApiError      the daemon refused: an RFC 9457 problem
+├── BrokenOff     a file did not come to its end
 ├── Damaged       a file came with other bytes than its manifest says
 ├── NotSaved      a file cannot be kept on this machine
 └── NotFinished   a job that was waited for ended without its result
@@ -35,6 +36,10 @@ class ApiError(ClientError):
     @property
     def status(self) -> int:
         return self.problem.status
+
+
+class BrokenOff(ClientError):
+    """A file whose answer ended before its last byte; nothing of it was kept."""
 
 
 class Damaged(ClientError):

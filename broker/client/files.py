@@ -24,25 +24,14 @@ async def save(
     folder: Path,
     saved: Callable[[ArtifactView], None] = lambda file: None,
 ) -> list[Path]:
-    """Each file is checked, then renamed into its place. Raises NotSaved, Damaged, ApiError, Unreachable."""
+    """Each file is checked, then renamed into its place. Raises NotSaved, Damaged, BrokenOff, ApiError, Unreachable."""
     written: list[Path] = []
     for file in files:
         target = _inside(folder, file.path)
-        keep(target, await client.artifact(job, file))
+        await client.download(job, file, target)
         written.append(target)
         saved(file)
     return written
-
-
-def keep(target: Path, data: bytes) -> None:
-    """Renames the whole file into its place. Raises NotSaved."""
-    beside = target.with_name(f".{target.name}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        beside.replace(target)
-    except OSError as e:
-        raise NotSaved(f"{target}: {e.strerror}; name a folder that you can write") from None
 
 
 def _inside(folder: Path, path: str) -> Path:

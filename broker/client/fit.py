@@ -132,11 +132,11 @@ async def _fetched(c: AsyncClient, job: JobDetail, folder: Path) -> Fitted:
     return Fitted(job=job, folder=folder, files=tuple(files), losses=curve)
 
 
-def _content(data: Rows) -> tuple[str, bytes]:
-    """(name, bytes) of a file, or of rows as JSONL. Raises OSError, TypeError, ValueError."""
+def _content(data: Rows) -> tuple[str, bytes | Path]:
+    """(name, what to send): a file, or rows as JSONL. Raises TypeError, ValueError."""
     if isinstance(data, str | os.PathLike):
         path = Path(data)
-        return path.name, path.read_bytes()
+        return path.name, path
     return "rows.jsonl", "".join(json.dumps(dict(row), allow_nan=False) + "\n" for row in data).encode()
 
 

@@ -12,7 +12,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from broker.api.models import Problem
 from broker.client.connection import Connection
-from broker.client.errors import ApiError, Unreachable
+from broker.client.errors import ApiError, BrokenOff, Unreachable
 from broker.client.trust import trusting
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})
@@ -115,7 +115,7 @@ class Transport:
 
 def passing(error: BaseException) -> bool:
     """True when the same request may succeed later: nothing answers, or the daemon cannot work just now."""
-    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and error.status in TRY_AGAIN)
+    return isinstance(error, Unreachable | BrokenOff) or (isinstance(error, ApiError) and error.status in TRY_AGAIN)
 
 
 async def _problem(response: aiohttp.ClientResponse) -> Problem:

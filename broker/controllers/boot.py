@@ -68,7 +68,7 @@ class Boot:
                 "GPUBROKER_SELF_STOP": caps.self_stop,
                 "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S + job.spec.keep_on_failure)),
             }
-            env |= {"GPUBROKER_NOTICES": "imds" if caps.notice_s else "off"}
+            env |= {"GPUBROKER_NOTICES": caps.notices}
             if job.spec.train is not None and job.spec.train.metrics.trackers:
                 env |= {"GPUBROKER_EXTRAS": "trackers"}
         return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)

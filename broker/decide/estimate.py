@@ -3,11 +3,12 @@
 `Ask` names things as people do; here they become numerics and a step for the tape.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from broker.decide.memory_builds import BUILDS, PAIRS, Numerics, build_of
+from broker.decide.lora_targets import choose, known_names, nearest
+from broker.decide.memory_builds import ATTENTION_ROLES, BUILDS, PAIRS, Numerics, build_of
 from broker.decide.memory_held import STATES, divided
 from broker.decide.memory_play import play
 from broker.decide.memory_stack import (
@@ -57,7 +58,6 @@ TRACED = frozenset(BUILDS) | frozenset(PAIRS)
 MISJUDGED = frozenset({"gpt_bigcode"})
 """Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
 TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
-ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
 Tier = Literal["measured", "traced", "table", "unchecked"]
 
 
@@ -81,7 +81,8 @@ class Ask:
     """FSDP keeps its shards in the host's memory."""
     checkpointing: bool = False
     rank: int = 16
-    targets: tuple[str, ...] = ("all-linear",)
+    targets: tuple[str, ...] | str = ("all-linear",)
+    """Names of modules, or one regular expression over whole names, as peft takes them."""
     dropout: float = 0.05
     trainable: int | None = None
     """What an `adapter` trains; asked of no other method."""
@@ -117,24 +118,33 @@ class Unanswerable(ValueError):
 
 
 def adapted_modules(
-    shape: ModelShape, targets: Sequence[str], version: str | None = None
+    shape: ModelShape, targets: tuple[str, ...] | str, version: str | None = None
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(what the adapted modules do, targets that match none). Raises Unanswerable when none matches.
+    """(what the adapted modules do, what is to be said of the choice). Raises Unanswerable when none matches.
 
     As peft: a list of names need not all match.
     """
     names = build_of(shape).names
     if shape.experts and not (version or "").startswith("4."):  # later ones hold all experts in one tensor, which is no
         names = {role: name for role, name in names.items() if role in ATTENTION_ROLES}  # linear module
-    if tuple(targets) == ("all-linear",):
-        return frozenset(names), ()
-    missing = tuple(t for t in targets if t not in names.values())
-    if len(missing) == len(targets):
-        known = ", ".join(dict.fromkeys(names.values()))
-        raise Unanswerable(
-            f"--lora-targets {','.join(missing) or '(none)'} matches no module of {shape.family}; it has {known}"
-        )
-    return frozenset(role for role, name in names.items() if name in targets), missing
+    said = targets if isinstance(targets, str) else ",".join(targets)
+    try:
+        chosen = choose(shape, targets, tuple(names.items()))
+    except ValueError as e:
+        raise Unanswerable(f"--lora-targets {said[:100]}: {e}") from None
+    known = known_names(shape, names)
+    if not chosen.roles:
+        near = nearest(chosen.missing[0], known) if chosen.missing else ""
+        there = f"{shape.family}{near}; it has {', '.join(known)}"
+        raise Unanswerable(f"--lora-targets {said[:200] or '(none)'} matches no module of {there}")
+    notes = [
+        f"LoRA target {name} matches no module of {shape.family}, and is left out{nearest(name, known)}"
+        for name in chosen.missing
+    ]
+    if chosen.partly:
+        words = ", ".join(sorted(names.get(role, role) for role in chosen.partly))
+        notes.append(f"the LoRA targets are in some layers only, and are estimated as if in all: {words}")
+    return chosen.roles, tuple(notes)
 
 
 def check_numbers(ask: Ask) -> None:
@@ -218,10 +228,10 @@ def _release(ask: Ask) -> tuple[int, int] | None:
 
 
 def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
-    """(how weights are held and computed with, LoRA targets that match nothing)."""
+    """(how weights are held and computed with, what is to be said of the LoRA's targets)."""
     full, single, release = ask.method == "full", ask.precision == "fp32", _release(ask)
     autocast = ask.precision.endswith("-autocast")
-    adapted, missing = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
+    adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
     sharded = (
         ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
     )  # its own mixed precision gathers halves, so nothing is cast
@@ -242,7 +252,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         experts_in_turn=is_fourth(release),
         repeated_keys=repeats_keys(shape.family, release, ask.attention),
         adapted=adapted,
-    ), missing
+    ), said
 
 
 def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
@@ -297,7 +307,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         ask = replace(ask, length=shape.max_positions or 1)
     check(shape, ask)
     release = _release(ask)
-    how, missing = numerics(shape, ask)
+    how, notes = numerics(shape, ask)
     local = ask.gpus // ask.nodes
     shards = {"fsdp": ask.gpus, "hybrid": local}.get(ask.sharding, 1)
     replicas = {"ddp": ask.gpus, "hybrid": ask.nodes, "tensor": ask.nodes}.get(ask.sharding, 1)
@@ -326,7 +336,6 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         offload=ask.offload and shards > 1,
     )
     played = play(part, step)
-    notes = tuple(f"LoRA target {name} matches no module of {shape.family}, and is left out" for name in missing)
     return made(shape.parameters, played, _evidence(shape, ask), notes, several=shards * replicas > 1)
 
 

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from broker.decide.estimate import ATTENTION_ROLES, TRACED_OPTIMIZERS, adapted_modules, evidence_of
-from broker.decide.memory_builds import Numerics, build_of, linears
+from broker.decide.estimate import TRACED_OPTIMIZERS, adapted_modules, evidence_of
+from broker.decide.lora_targets import choose
+from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
 from broker.decide.memory_play import play
 from broker.decide.memory_step import Step
 from broker.domain.offer import GIB
@@ -26,8 +27,12 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
     if workload.lora_targets == "all-linear":
         return every
     if workload.lora_targets != "attention":
-        wanted = {name.rsplit(".", 1)[-1] for name in workload.lora_targets.split(",")}
-        return frozenset(role for role in every if names[role] in wanted)
+        linear = tuple((role, name) for role, name in names.items() if role in every)
+        wanted = tuple(workload.lora_targets.split(","))
+        try:
+            return choose(shape, wanted, linear).roles
+        except ValueError:  # such as the head of a T5, whose adapter is not estimated
+            return choose(shape, tuple(name for name in wanted if name in names.values()), linear).roles
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
 

@@ -1,6 +1,6 @@
 """How the layers of each family are put together, and how their weights are held."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -85,6 +85,7 @@ BUILDS: Mapping[str, Build] = {
     "vit": Build(names=SPLIT | {"fc": "fc1", "proj": "fc2"}, norm="layer", rotary=False, encoder=True),
     "starcoder2": Build(names=SPLIT | {"fc": "c_fc", "proj": "c_proj"}, norm="layer"),
 }
+ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
 CROSS = "cross "
 """Begins what the matrices of a decoder do that look at what the encoder made."""
 ATTEND = {"q": "q", "k": "k", "v": "v", "o": "o"}
@@ -170,8 +171,3 @@ class Numerics:
     """Keys and values of fewer heads are repeated for every query's before the kernel, which would share them."""
     adapted: frozenset[str] = frozenset()
     """What the adapted linear modules do."""
-
-
-def names_of(shape: ModelShape) -> Sequence[str]:
-    """The names that a LoRA's targets can be chosen from."""
-    return tuple(dict.fromkeys(build_of(shape).names.values()))

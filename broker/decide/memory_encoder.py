@@ -93,7 +93,7 @@ class EncoderPlayer(Player):
         if s.head == "text":
             whole = not s.pooled_adapter
             dense = layer.matrix(x, self._weight(h * h, whole=whole), h)
-            if s.pooled_adapter and not n.full and "o" in n.adapted:
+            if "pooler" in n.adapted:
                 for role, (inputs, outputs) in {"A": (h, n.rank), "B": (n.rank, h)}.items():
                     layer.weights[f"pool{role}"] = Weight(
                         inputs * outputs, n.adapters, trained=True, grad_width=n.adapters

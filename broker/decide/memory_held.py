@@ -52,8 +52,9 @@ def trained_parameters(shape: ModelShape, n: Numerics) -> int:
     """What gradients and states are kept for."""
     if n.full:
         return shape.parameters
-    pooler = 2 * shape.hidden * n.rank if shape.pooled_adapter and "o" in n.adapted else 0
-    return adapter_parameters(shape, n.rank, n.adapted) + shape.head_parameters + pooler
+    pooler = 2 * shape.hidden * n.rank if "pooler" in n.adapted else 0
+    ends = len(n.adapted & {"embeddings", "head"}) * n.rank * (shape.vocabulary + shape.hidden)
+    return adapter_parameters(shape, n.rank, n.adapted) + shape.head_parameters + pooler + ends
 
 
 def optimizer_bytes(optimizer: str, width: int, trained: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from broker.decide.memory_builds import Numerics, build_of, layer_matrices
 from broker.decide.memory_depth import Depth
+from broker.decide.memory_ends import adapt_embeddings, adapt_head
 from broker.decide.memory_held import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
@@ -101,6 +102,8 @@ class Player:
         self.back: dict[int, Bytes] = {}
         """What each played layer between leaves behind, on its way forward and back."""
         self.probed: dict[bool, tuple[int, int]] = {}
+        self.ends: Layer | None = None
+        """Holds the embeddings' adapter, where they have one."""
         self.word = ""
         """Of several stacks the one that is played, with a blank behind."""
 
@@ -172,6 +175,9 @@ class Player:
         count = self.tokens * self.shape.hidden
         trained = [(self.embedding, n.trained)] if n.full else []
         x = tape.op((), count, n.weight, weights=trained) if n.full else tape.new(count, n.weight)
+        if "embeddings" in n.adapted:
+            self.ends = Layer(tape, self.shape, n, step.rows, step.length)
+            x, grad = adapt_embeddings(self.ends, x, accumulated=step.accumulated), False
         if build.scaled_embeddings and not build.scaled:  # within the module
             x = self.tape.after(x, tape.op([x], count, x.width))
         if grad and not n.full:  # made to want a gradient, so the graph holds it to its end
@@ -232,7 +238,8 @@ class Player:
 
     def _forget(self) -> None:
         """Autocast is over: its casts go, unless the graph holds them."""
-        for number, layer in enumerate((*self.layers, self.head_layer)):
+        ends = [self.head_layer] if self.ends is None else [self.head_layer, self.ends]
+        for number, layer in enumerate((*self.layers, *ends)):
             before = dict(self.tape.live)
             layer.forget()
             if 0 < number < self.last:
@@ -245,6 +252,8 @@ class Player:
         normed = layer.norm(x)
         tape.drop(x, first, self.mask)
         logits = layer.matrix(normed, self.head, self.shape.vocabulary)
+        if "head" in n.adapted:
+            logits = adapt_head(layer, normed, logits, accumulated=self.step.accumulated)
         self.normed = normed
         if self.step.loss == "trainer":
             tape.drop(normed)

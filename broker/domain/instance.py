@@ -54,6 +54,8 @@ class Liveness(StrEnum):
 
 
 SelfStop = Literal["instance_key", "os_shutdown", "none"]
+Notices = Literal["imds", "first_process", "off"]
+"""Where a machine is told of its end: AWS's metadata service, a SIGTERM to its container's first process, nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,7 @@ class Caps:
 
     spot: bool
     notice_s: float = 0.0
+    notices: Notices = "off"
     list_lag_s: float = 0.0
     """A created or destroyed machine may be missing from, or still in, listings for so long."""
     teardown_s: float = 5.0

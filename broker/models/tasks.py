@@ -18,8 +18,26 @@ HEADS: Mapping[str, Head] = {
     "reward_model": "text", "token_classification": "words", "image_classification": "image",
 }  # fmt: skip
 """What the model of a task makes of its last hidden states. Tasks that are not here are not estimated."""
+_WITH_TEXTS = (ENCODERS | frozenset(BUILDS)) - {"vit"}
 NUMBERS = frozenset({"text_regression", "reward_model"})
 """Tasks whose head makes one number."""
+
+
+BUILT_FOR = {
+    "ForSequenceClassification": "text_classification", "ForTokenClassification": "token_classification",
+    "ForImageClassification": "image_classification",
+}  # fmt: skip
+"""Ends of the names of classes that have a head, and their tasks."""
+
+
+def built_for(config: Mapping[str, Any]) -> str | None:
+    """The task of the class that `architectures` names, of the families that are estimated with such a head; None for
+    any other, which is taken for what its kind is mostly trained for."""
+    named = config.get("architectures")
+    if not (isinstance(named, list) and named and isinstance(named[0], str)):
+        return None
+    task = next((task for end, task in BUILT_FOR.items() if named[0].endswith(end)), None)
+    return task if config.get("model_type") in ({"vit"} if task == "image_classification" else _WITH_TEXTS) else None
 
 
 def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | None:

@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from broker.decide.estimate import TRACED
-from broker.decide.memory_builds import names_of
+from broker.decide.lora_targets import EMBEDDINGS, choose, nearest
+from broker.decide.memory_builds import build_of
 from broker.decide.workload import workload
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.spec import JobSpec
@@ -55,8 +56,18 @@ def _check_targets(lora: LowRank, shape: ModelShape) -> None:
     """Names that match no module, of an architecture whose modules are known. Raises InvalidInput."""
     if isinstance(lora.targets, str) or shape.family not in TRACED:
         return
-    known = names_of(shape)
+    names = build_of(shape).names
     for target in lora.targets:
-        if target.rsplit(".", 1)[-1] not in (*known, *HEADS):
-            message = f"{target!r} matches no linear module of {shape.name}; it has {', '.join(known)}"
+        if target.rsplit(".", 1)[-1] not in HEADS and not _adapted(target, shape):
+            known = tuple(dict.fromkeys(names.values()))
+            near = nearest(target, known)
+            message = f"{target!r} matches no linear module of {shape.name}{near}; it has {', '.join(known)}"
             raise InvalidInput(Problem(field="train.method.targets", message=message))
+
+
+def _adapted(target: str, shape: ModelShape) -> bool:
+    """Whether the trainer finds a module of that name to adapt; embeddings are none."""
+    try:
+        return bool(choose(shape, (target,), tuple(build_of(shape).names.items())).roles - {EMBEDDINGS})
+    except ValueError:
+        return False

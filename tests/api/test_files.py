@@ -78,7 +78,7 @@ async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
     until = asyncio.Event()
     slow = [asyncio.create_task(dripping(api, red, until)) for _ in range(2 * UPLOADS_AT_ONCE)]
     busy = api.app[CONTENT]._uploading
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while busy._value > UPLOADS_AT_ONCE - UPLOADS_OF_TEAM:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert (await api.upload(blue))["summary"]["rows"] == 40
@@ -88,7 +88,7 @@ async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
 
 async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.content.STALLED_S", 0.05)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         status, text = await dripping(api, await api.token("ada"), asyncio.Event())
     assert status == 422
     assert "nothing came for 0.05 s" in text

@@ -168,6 +168,6 @@ async def test_shells_are_counted_by_owner_and_in_all(
     for socket in mine:
         await socket.send_str(json.dumps({"eof": True}))
         while not socket.closed:
-            await socket.receive(timeout=10)
+            await socket.receive(timeout=60)
     assert await ran(api, job, headers, "true") == (0, b"", b"")
     await theirs.close()

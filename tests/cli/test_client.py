@@ -1,8 +1,10 @@
 """The client: feeds that survive a daemon's restart, retries, files that are what they should be."""
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from aiohttp import web
 
 from broker.api.models import ArtifactView
 from broker.cli import results
+from broker.cli.exits import Exit
 from broker.cli.output import Output
+from broker.cli.shell import of_client
 from broker.client import sse
 from broker.client.client import AsyncClient
 from broker.client.connection import Connection
-from broker.client.errors import ApiError, Damaged, NotSaved, Unreachable
+from broker.client.errors import ApiError, BrokenOff, Damaged, NotSaved, Unreachable
 
 JOB = "a" * 13
 
@@ -120,13 +124,6 @@ async def test_sse_parsing() -> None:
     assert [m async for m in sse.messages(lines())] == [sse.Message(event="message", data="a\nb", id="7")]
 
 
-class Lying(AsyncClient):
-    """A daemon whose files are not what its lists say."""
-
-    async def artifact(self, job: str, file: ArtifactView) -> bytes:
-        raise Damaged(file.path)
-
-
 @pytest.mark.parametrize("path", ["../up", "/etc/x", "a/../../b"])
 async def test_files_never_leave_the_folder(tmp_path: Path, path: str) -> None:
     file = ArtifactView(path=path, bytes=0, sha256="")
@@ -134,8 +131,101 @@ async def test_files_never_leave_the_folder(tmp_path: Path, path: str) -> None:
         await results.download(AsyncClient("http://x"), JOB, [file], tmp_path / "to", Output(as_json=True))
 
 
-async def test_a_damaged_file_is_not_left_behind(tmp_path: Path) -> None:
-    file = ArtifactView(path="adapter/a", bytes=0, sha256="")
-    with pytest.raises(Damaged):
-        await results.download(Lying("http://x"), JOB, [file], tmp_path, Output(as_json=True))
-    assert not list(tmp_path.rglob("*"))
+SHARD = bytes(range(256)) * (3 << 12)
+VIEW = ArtifactView(path="adapter/a", bytes=len(SHARD), sha256=hashlib.sha256(SHARD).hexdigest())
+
+
+@asynccontextmanager
+async def serving(*answers: bytes) -> AsyncIterator[str]:
+    """A daemon that says that it sends SHARD; each time come the next bytes in its place, and the connection ends."""
+    left = list(answers)
+
+    async def artifact(request: web.Request) -> web.StreamResponse:
+        data = left.pop(0)
+        response = web.StreamResponse()
+        response.content_length = max(len(SHARD), len(data))
+        await response.prepare(request)
+        await response.write(data)
+        if len(data) < len(SHARD):
+            assert request.transport is not None
+            request.transport.close()  # once what was written is sent
+        return response
+
+    app = web.Application()
+    app.router.add_get(f"/v1/jobs/{JOB}/artifacts/adapter/a", artifact)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def files_in(folder: Path) -> list[str]:
+    return [p.name for p in folder.rglob("*") if p.is_file()]
+
+
+async def fetched(url: str, folder: Path, patience_s: float = 0.0) -> None:
+    async with AsyncClient(url, patience_s=patience_s) as client:
+        await results.download(client, JOB, [VIEW], folder, Output(as_json=True))
+
+
+async def test_a_file_comes_whole(tmp_path: Path) -> None:
+    async with serving(SHARD) as url:
+        await fetched(url, tmp_path)
+    assert (tmp_path / "adapter" / "a").read_bytes() == SHARD
+    assert files_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("sent", [SHARD[:-1] + b"x", SHARD + b"x"])
+async def test_a_damaged_file_is_not_left_behind(sent: bytes, tmp_path: Path) -> None:
+    async with serving(sent) as url:
+        with pytest.raises(Damaged, match="adapter/a: other bytes came"):
+            await fetched(url, tmp_path)
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("sent", [SHARD[:-1], SHARD[:100], b""])
+async def test_one_that_breaks_off_leaves_what_was_there(sent: bytes, tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "a").write_text("of an earlier step")
+    async with serving(sent) as url:
+        with pytest.raises(BrokenOff, match=rf"adapter/a of job {JOB} broke off after \d+ of {len(SHARD)} bytes"):
+            await fetched(url, tmp_path)
+    assert (tmp_path / "adapter" / "a").read_text() == "of an earlier step"
+    assert files_in(tmp_path) == ["a"]
+
+
+async def test_one_that_breaks_off_is_asked_for_again_with_patience(tmp_path: Path) -> None:
+    async with serving(SHARD[:100], SHARD) as url:
+        await fetched(url, tmp_path, patience_s=120)
+    assert (tmp_path / "adapter" / "a").read_bytes() == SHARD
+
+
+async def test_what_breaks_off_or_is_damaged_is_not_called_an_absent_daemon() -> None:
+    assert of_client(BrokenOff("x")).code is of_client(Damaged("x")).code is Exit.SERVER_PROBLEM
+
+
+async def test_a_file_is_sent_again_from_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(SHARD)
+    seen: list[bytes] = []
+
+    async def upload(request: web.Request) -> web.Response:
+        seen.append(await request.read())
+        if len(seen) == 1:
+            return web.Response(status=503)
+        kept = {"ref": "upload:x", "sha256": "x", "bytes": len(seen[-1]), "name": "rows.csv", "summary": None}
+        return web.json_response(kept, status=201)
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/v1/uploads", upload)
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with AsyncClient(f"http://127.0.0.1:{runner.addresses[0][1]}", patience_s=120) as client:
+            assert (await client.upload(tmp_path / "rows.csv", name="rows.csv")).bytes == len(SHARD)
+    finally:
+        await runner.cleanup()
+    assert seen == [SHARD, SHARD]

@@ -17,9 +17,10 @@ from broker.api.models import QuoteSpec
 from broker.cli import pack, template
 from broker.cli.exits import CliError, Exit
 from broker.cli.main import app
-from broker.client import connection, files
+from broker.client import connection
 from broker.client.connection import Connection
 from broker.client.errors import NotSaved
+from broker.client.placing import placed
 from trainer.contract import yamlfile
 
 
@@ -117,8 +118,8 @@ def test_serve_explains_its_configuration(own_home: Path, monkeypatch: pytest.Mo
 
 def test_files_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(NotSaved, match=r"taken/adapter/a\.json"):
-        files.keep(tmp_path / "taken" / "adapter" / "a.json", b"")
+    with pytest.raises(NotSaved, match=r"taken/adapter/a\.json"), placed(tmp_path / "taken" / "adapter" / "a.json"):
+        pass
 
 
 def test_blobs_init_needs_no_daemon(own_home: Path) -> None:
@@ -142,9 +143,11 @@ def test_a_packed_folder_depends_on_its_contents_only(tmp_path: Path) -> None:
             (folder / file).write_text(f"print({file!r})")
             os.utime(folder / file, (when, when))
         (folder / "sub/c.sh").chmod(0o750)
-        archives.append(pack.pack(folder))
-    assert archives[0] == archives[1]
-    with tarfile.open(fileobj=BytesIO(archives[0])) as tar:
+        archives.append(BytesIO())
+        pack.pack(folder, archives[-1])
+    assert archives[0].getvalue() == archives[1].getvalue()
+    archives[0].seek(0)
+    with tarfile.open(fileobj=archives[0]) as tar:
         assert tar.getnames() == ["a.py", "b.py", "sub/c.sh"]
         assert [m.mode for m in tar.getmembers()] == [0o644, 0o644, 0o755]
 
@@ -153,7 +156,7 @@ def test_a_packed_folder_depends_on_its_contents_only(tmp_path: Path) -> None:
 def test_links_out_of_the_folder_are_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(CliError, match="links out of the folder"):
-        pack.pack(tmp_path)
+        pack.pack(tmp_path, BytesIO())
 
 
 @pytest.mark.parametrize(

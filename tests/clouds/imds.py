@@ -14,7 +14,7 @@ TOKEN_PATH = "/latest/api/token"
 TOKEN = "x-aws-ec2-metadata-token"
 TTL = "x-aws-ec2-metadata-token-ttl-seconds"
 INSTANCE_ACTION = "/latest/meta-data/spot/instance-action"
-REQUEST_S = 10.0
+REQUEST_S = 60.0
 LIMIT = 16384
 
 

@@ -37,7 +37,7 @@ UBUNTU = 1000
 """User id of `ubuntu`, who may install another trainer over this one, as into a virtual environment of its own."""
 IMDS = ("169.254.169.254", 80)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BOOT_S = 30.0
+BOOT_S = 120.0
 SSH = 22
 
 

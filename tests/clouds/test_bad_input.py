@@ -243,7 +243,7 @@ class Daemon:
     async def waits(self, **resources: Any) -> str:
         """Why a script that may only be bought so does not start."""
         job = await self._submit(resources)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (found := await self.client.job(job)).reason:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.05)
         events = (await self.client.events_now(job)).items
@@ -253,7 +253,7 @@ class Daemon:
 
     async def succeeds(self, **resources: Any) -> None:
         job = await self._submit(resources)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await self.client.job(job)).state is not JobState.SUCCEEDED:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
@@ -360,7 +360,7 @@ async def test_a_cloud_that_hangs_keeps_the_daemon_from_nothing(
     monkeypatch.setattr("broker.app.FIRST_PRICES_S", 0.5)
     async with answering(200, "", hangs=True) as url:
         sections = {"runpod": {"endpoint": url, "emulated": True}}
-        async with asyncio.timeout(15), daemon(postgres_dsn, tmp_path, sections, monkeypatch) as broker:
+        async with asyncio.timeout(120), daemon(postgres_dsn, tmp_path, sections, monkeypatch) as broker:
             await broker.succeeds()
 
 

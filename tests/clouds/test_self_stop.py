@@ -30,7 +30,7 @@ def headers(key: str = "test-key") -> dict[str, str]:
 async def pod(clouds: Clouds) -> Rented:
     async with aiohttp.ClientSession(clouds.url, headers=headers()) as http:
         answer = await (await http.post("/graphql", json={"query": POD % COPY})).json()
-    return await clouds.world.reach(answer["data"]["podFindAndDeployOnDemand"]["id"], "RUNNING", within_s=30)
+    return await clouds.world.reach(answer["data"]["podFindAndDeployOnDemand"]["id"], "RUNNING")
 
 
 async def instance(clouds: Clouds) -> Rented:
@@ -38,7 +38,7 @@ async def instance(clouds: Clouds) -> Rented:
     async with aiohttp.ClientSession(clouds.url, headers=headers()) as http:
         asked = {"client_id": "me", "image": "registry/image", "label": "gb-x-head", "disk": 20}
         answer = await (await http.put(f"/api/v0/asks/{offer.id}/", json=asked)).json()
-    return await clouds.world.reach(str(answer["new_contract"]), "running", within_s=30)
+    return await clouds.world.reach(str(answer["new_contract"]), "running")
 
 
 async def test_a_pods_own_key_ends_this_pod_alone(clouds: Clouds) -> None:

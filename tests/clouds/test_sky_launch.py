@@ -36,7 +36,7 @@ from tests.clouds.sky_rig import (
     processes,
     server,
 )
-from tests.clouds.wait import until
+from tests.clouds.wait import GUARD_S, until
 
 L40S, H100 = "NVIDIA L40S", "gpu_1x_h100_pcie"
 needs_vast = pytest.mark.skipif(
@@ -80,7 +80,7 @@ async def begun(sky: SkyLauncher, clouds: Clouds, wanted: InstanceName) -> async
     """A launch whose machine was created and does not come up."""
     clouds.control.hold_boots()
     launch = asyncio.create_task(sky.launch(wanted, of_lambda(), PLAIN))
-    await until(partial(created, clouds, wanted, launch), within_s=60)
+    await until(partial(created, clouds, wanted, launch))
     assert not launch.done(), launch.exception()
     return launch
 
@@ -156,7 +156,7 @@ async def test_the_second_bid_is_the_second(sky: SkyLauncher, clouds: Clouds) ->
     bought = []
     for last, bid in (("e", "0.31"), ("f", "0.37")):
         launch = asyncio.create_task(sky.launch(name(last), of_runpod(bid), TASK))
-        await until(partial(created, clouds, name(last), launch), within_s=60)
+        await until(partial(created, clouds, name(last), launch))
         [pod] = clouds.world.named(name(last))
         bought.append((str(pod.usd_per_hour), pod.spot, pod.gpu))
         await sky.cancel(name(last))
@@ -174,7 +174,7 @@ async def test_a_teams_server_is_asked_by_its_address_and_bids_what_was_quoted(
     guest = SkyLauncher(config, installation=INSTALLATION, state=tmp_path)
     clouds.control.hold_boots()
     launch = asyncio.create_task(guest.launch(name("m"), of_runpod("0.43"), TASK))
-    await until(partial(created, clouds, name("m"), launch), within_s=60)
+    await until(partial(created, clouds, name("m"), launch))
     [pod] = clouds.world.named(name("m"))
     assert str(pod.usd_per_hour) == "0.43"
     launch.cancel()
@@ -192,7 +192,7 @@ async def test_a_teams_server_is_asked_by_its_address_and_bids_what_was_quoted(
 async def test_a_community_pod_is_bought_in_its_country_and_in_no_data_centre(sky: SkyLauncher, clouds: Clouds) -> None:
     clouds.control.hold_boots()
     launch = asyncio.create_task(sky.launch(name("o"), of_community(), TASK))
-    await until(partial(created, clouds, name("o"), launch), within_s=60)
+    await until(partial(created, clouds, name("o"), launch))
     [pod] = clouds.world.named(name("o"))
     assert not pod.facts["pool"].secure
     asked = pod.request
@@ -209,7 +209,7 @@ async def test_vast_sells_the_very_ask_for_the_bid_and_gets_no_key(sky: SkyLaunc
     dearest = max(offers, key=lambda offer: offer.min_bid)
     price = round(dearest.min_bid + 0.01, 4)
     launch = asyncio.create_task(sky.launch(name("g"), of_vast(str(dearest.id), price), TASK))
-    await until(partial(created, clouds, name("g"), launch), within_s=60)
+    await until(partial(created, clouds, name("g"), launch))
     [machine] = clouds.world.named(name("g"))
     assert machine.facts["asked_offer"] is dearest
     assert (machine.spot, float(machine.usd_per_hour)) == (True, price)
@@ -251,8 +251,8 @@ async def test_a_launch_to_whose_machine_no_way_leads_is_cancelled_at_once(sky: 
     """Machines on paper have no SSH: theirs would be waited for."""
     mine = name("p")
     launch = asyncio.create_task(sky.launch(mine, of_runpod(), TASK))
-    await until(partial(created, clouds, mine, launch), within_s=60)
-    await until(lambda: bool(_knocking(sky)), within_s=60)
+    await until(partial(created, clouds, mine, launch))
+    await until(lambda: bool(_knocking(sky)))
     assert await sky.liveness(sky.id, mine) is Liveness.ALIVE
     await sky.cancel(mine)
     await dead(sky, mine)
@@ -277,7 +277,7 @@ async def test_a_killed_server_creates_no_more(sky: SkyLauncher, clouds: Clouds)
     server(state).kill()
     with pytest.raises(OutcomeUnknown):
         await launch
-    await until(lambda: processes(state) == {}, within_s=20)
+    await until(lambda: processes(state) == {})
     assert await sky.liveness(died, name("k")) is Liveness.DEAD
     clouds.control.capacity("lambda", H100, 0)
     with pytest.raises(NoCapacity):
@@ -287,6 +287,6 @@ async def test_a_killed_server_creates_no_more(sky: SkyLauncher, clouds: Clouds)
 
 
 async def dead(sky: SkyLauncher, wanted: InstanceName) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GUARD_S):
         while await sky.liveness(sky.id, wanted) is not Liveness.DEAD:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

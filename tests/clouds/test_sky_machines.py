@@ -22,6 +22,7 @@ from tests.clouds.required import cannot
 from tests.clouds.sky_rig import AWS_KEY, KEY, PLAIN, TASK, launcher, name, of_lambda, of_runpod, of_vast, processes
 from tests.clouds.state import Rented
 from tests.clouds.test_sky_launch import needs_vast
+from tests.clouds.wait import GUARD_S
 
 TASK_SECRET = TASK.secrets["SECRET_WORD"]
 LARGE = 5_000_000
@@ -127,7 +128,7 @@ async def test_an_image_that_cannot_be_pulled_is_told_of(house: tuple[Clouds, Aw
 
 
 async def heard(sky: SkyLauncher, mine: InstanceName) -> bool | str:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(GUARD_S):
         while True:
             if said := await sky.started(mine):
                 return said

@@ -25,7 +25,7 @@ from tests.clouds.emulator import Clouds
 from tests.clouds.required import cannot
 from tests.clouds.sky_rig import FILES, INSTALLATION, TASK, NoRsync, name, of_runpod, rsync
 from tests.clouds.test_sky_launch import created
-from tests.clouds.wait import until
+from tests.clouds.wait import GUARD_S, until
 
 CATALOG = """InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone
 1x_L40S_SECURE,L40S,1,16,94,0.79,0.11,US,US-GA-1
@@ -65,7 +65,7 @@ class Team:
         return f"http://127.0.0.1:{self.port}"
 
     async def up(self) -> None:
-        async with aiohttp.ClientSession() as http, asyncio.timeout(90):
+        async with aiohttp.ClientSession() as http, asyncio.timeout(GUARD_S):
             while True:
                 with suppress(aiohttp.ClientError):
                     async with http.get(f"{self.url}/api/health", headers={"X-Gpubroker-Token": self.token}) as answer:
@@ -75,7 +75,7 @@ class Team:
 
     def end(self) -> None:
         self.keeper.send_signal(signal.SIGTERM)
-        self.keeper.wait(20)
+        self.keeper.wait(GUARD_S)
 
     def guest(self, state: Path) -> SkyLauncher:
         return SkyLauncher(SkyConfig(url=self.url, token=self.token), installation=INSTALLATION, state=state)
@@ -108,7 +108,7 @@ async def test_what_was_quoted_is_bought_by_a_server_that_never_heard_of_it(tmp_
         rows = {"runpod/vms.csv": [{**row, "InstanceType": kind}]}
         bought = replace(of_runpod(), instance_type=kind, catalog=rows)
         launch = asyncio.create_task(guest.launch(mine, bought, TASK))
-        await until(partial(created, clouds, mine, launch), within_s=90)
+        await until(partial(created, clouds, mine, launch))
         assert not launch.done(), launch.exception()
         [pod] = clouds.world.named(mine)
         assert (str(pod.usd_per_hour), pod.spot, pod.request["dataCenterId"]) == ("0.43", True, "US-GA-1")

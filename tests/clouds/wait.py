@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable
 
 LOOK_S = 0.02
+GUARD_S = 300.0
+"""Ends a hang, and nothing else: SkyPilot's server alone takes a minute to start on a busy machine."""
 
 
-async def until(holds: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], *, within_s: float = GUARD_S) -> None:
     """Returns once `holds()`. Raises TimeoutError."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - nobody could set an event

@@ -17,7 +17,7 @@ from broker.controllers.fleet import Fleet
 from broker.controllers.loop import run_forever
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation, JobId, job_id
-from broker.domain.job import Attempt, Event, Job, JobState
+from broker.domain.job import Attempt, AttemptState, Event, Job, JobState
 from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
@@ -33,8 +33,15 @@ INSTALLATION = Installation("test")
 QUICK = Rhythm(
     poll_s=0.02, look_s=0.05, list_s=0.02, billing_s=0.05, sweep_s=0.1, deadman_s=1, lease_s=2, replace_s=0.2
 )  # fmt: skip
+GUARD_S = 120.0
+"""Ends a hang, and nothing else."""
 BOX = SecretBox(bytes(32))
 WORKLOAD = Workload(shape=None, method="script")
+SILENT = {"run_s": 3600, "boot_s": 0.05, "beat_s": 3600, "tick_s": 0.02}
+"""A virtual machine whose agent beats once, for jobs that also `SAVE_RARELY`: a save would beat, too."""
+SAVE_RARELY = {"every_s": 3600}
+ENDLESS = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100}
+"""A virtual machine that trains until `House.completed` ends it; a busy broker may miss one that is soon done."""
 
 
 @dataclass(kw_only=True)
@@ -101,7 +108,7 @@ class House:
         await self.store.submit(job, key=None, body_sha256="", events=())
         return job.id
 
-    async def until(self, job: JobId, true: Callable[[Job], bool], *, within_s: float = 30.0) -> Job:
+    async def until(self, job: JobId, true: Callable[[Job], bool], *, within_s: float = GUARD_S) -> Job:
         """The job once `true` of it; fails with its story otherwise."""
         try:
             async with asyncio.timeout(within_s):
@@ -116,8 +123,21 @@ class House:
             attempts = [(a.state, a.reason, a.detail) for a in await self.store.attempts(job)]
             raise AssertionError(f"still {found} after {within_s} s; attempts {attempts}; events {story}") from None
 
-    async def state_of(self, job: JobId, *states: JobState, within_s: float = 30.0) -> Job:
+    async def state_of(self, job: JobId, *states: JobState, within_s: float = GUARD_S) -> Job:
         return await self.until(job, lambda j: j.state in states, within_s=within_s)
+
+    async def completed(self, job: JobId) -> Job:
+        """The job once it has succeeded: its machines complete as soon as the broker knows that they train."""
+
+        async def done() -> bool:
+            if any(attempt.state is AttemptState.TRAINING for attempt in await self.attempts(job)):
+                for machine in self.body._instances.values():
+                    machine.ends_at = 0.0
+            found = await self.store.job(job)
+            return found is not None and found.state is JobState.SUCCEEDED
+
+        await self.eventually(done)
+        return await self.state_of(job, JobState.SUCCEEDED)
 
     async def stop(self, job: JobId) -> None:
         await self.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message="stop"))
@@ -128,7 +148,7 @@ class House:
     async def attempts(self, job: JobId) -> list[Attempt]:
         return list(await self.store.attempts(job))
 
-    async def eventually(self, true: Callable[[], Awaitable[bool]], *, within_s: float = 20.0) -> None:
+    async def eventually(self, true: Callable[[], Awaitable[bool]], *, within_s: float = GUARD_S) -> None:
         """Polls the outside world, which has no other way to tell us."""
         async with asyncio.timeout(within_s):
             while not await true():  # noqa: ASYNC110

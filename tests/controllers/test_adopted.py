@@ -8,12 +8,10 @@ import pytest
 from broker.domain.errors import OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, JobState, Reason
-from tests.controllers.house import House
+from tests.controllers.house import ENDLESS, House
 from tests.controllers.rented import Rented, cloud_of, name_of, standing
 
 Build = Callable[..., House]
-SLOW = {"run_s": 4, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02, "steps": 100}
-"""Runs until somebody has looked; what has ended before is not adopted."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +46,13 @@ async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build)
 
 
 async def test_a_second_broker_adopts_what_the_launcher_of_a_dead_one_has_set_up(house: Build) -> None:
-    broker = house(Rented, virtual=SLOW)
+    broker = house(Rented, virtual=ENDLESS)
     await broker.market.step()
     job = await broker.submit()
     await taken_over(broker, job)
     async with broker.running("second"):
         cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await broker.completed(job)
         assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
         assert [call for call, _ in cloud_of(broker).called].count("create") == 1
 
@@ -69,27 +67,27 @@ async def taken_over(broker: House, job: JobId) -> None:
 
 async def test_what_create_makes_sure_of_is_asked_for_of_an_adopted_machine_as_well(house: Build) -> None:
     """As AWS's answer to a shutdown; a cloud that does not say is asked again."""
-    broker = house(Rented, virtual=SLOW)
+    broker = house(Rented, virtual=ENDLESS)
     await broker.market.step()
     job = await broker.submit()
     await taken_over(broker, job)
     cloud_of(broker).findings = [Throttled("asked too much"), OutcomeUnknown("no answer")]
     async with broker.running("second"):
         cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await broker.completed(job)
         assert cloud_of(broker).called.count(("confirm", name_of(job))) == 3
         assert [a.reason for a in await broker.attempts(job)] == [Reason.COMPLETED]
 
 
 async def test_an_adopted_machine_that_is_not_what_it_must_be_is_given_back(house: Build) -> None:
-    broker = house(Rented, virtual=SLOW)
+    broker = house(Rented, virtual=ENDLESS)
     await broker.market.step()
     job = await broker.submit()
     await taken_over(broker, job)
     cloud_of(broker).findings = [Rejected("it would stop when it shuts down")]
     async with broker.running("second"):
         cloud_of(broker).set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await broker.completed(job)
         first, second = await broker.attempts(job)
         assert (first.reason, first.detail) == (Reason.REJECTED, "it would stop when it shuts down")
         assert second.reason is Reason.COMPLETED

@@ -24,7 +24,7 @@ from tests.controllers.house import House
 from trainer.contract import keys
 
 Build = Callable[..., House]
-LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
+LONG = {"run_s": 3600, "boot_s": 0.05, "beat_s": 0.1, "tick_s": 0.02}
 
 
 async def test_a_deadline_checkpoints_and_ends_in_time_and_a_retry_would_go_on(house: Build) -> None:
@@ -100,7 +100,7 @@ async def _looked(broker: House, keeper: Keeper, job: str) -> bool:
 
 async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build) -> None:
     """Once its successor has committed twice; what that one has is left to it."""
-    broker = house(virtual={**LONG, "run_s": 600})
+    broker = house(virtual=LONG)
     broker.rhythm = replace(broker.rhythm, stored_s=0)
     async with broker.running():
         job = await broker.submit()
@@ -117,11 +117,11 @@ async def test_what_a_dead_attempt_left_goes_while_the_job_runs_on(house: Build)
             await keeper.step()
             return await committed(1) == 0
 
-        await broker.eventually(first_has_some, within_s=60)
+        await broker.eventually(first_has_some)
         (machine,) = broker.body._instances.values()
         machine.dies_at = 0.0
-        await broker.until(job, lambda found: found.attempts > 1, within_s=60)
-        await broker.eventually(collected, within_s=60)
+        await broker.until(job, lambda found: found.attempts > 1)
+        await broker.eventually(collected)
         assert await committed(2) >= 2
         assert (await broker.state_of(job, JobState.ACTIVE)).stored is not None
 
@@ -180,10 +180,16 @@ class Moving(SimulatedProvider):
 
 
 async def test_a_price_that_moves_is_charged_as_it_is_read_back(house: Build) -> None:
-    broker = house(cloud=Moving)
+    broker = house(cloud=Moving, virtual=LONG)
     async with broker.running():
         job = await broker.submit(resources={"spot": "only"})
-        done = await broker.state_of(job, JobState.SUCCEEDED)
+
+        async def moved() -> bool:
+            return any(len(attempt.prices) > 1 for attempt in await broker.attempts(job))
+
+        await broker.eventually(moved)
+        await broker.stop(job)
+        done = await broker.state_of(job, JobState.CANCELLED)
         (attempt,) = await broker.attempts(job)
         rises = [change.usd_per_hour for change in attempt.prices]
         assert len(rises) > 1

@@ -39,7 +39,7 @@ async def test_a_webhook_hears_every_event_of_a_job_in_order(house: Build) -> No
         )  # fmt: skip
         assert await built.store.add_channel(channel)
         async with built.running("one", "two") as broker:
-            jobs = [await broker.submit(resources={"spot": "only"}) for _ in range(3)]
+            jobs = [await broker.submit(resources={"spot": "only"}, retry={"max": 50}) for _ in range(3)]
             for job in jobs:
                 await broker.state_of(job, JobState.SUCCEEDED)
             await _quiet(broker)

@@ -4,20 +4,18 @@ from collections.abc import Callable
 
 from broker.domain.ids import JobId, attempt_id
 from broker.domain.job import AttemptState
-from tests.controllers.house import House
+from tests.controllers.house import SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of
 from trainer.contract import keys
 from trainer.contract.rendezvous import Beat, Final, Outcome, Told
 
 Build = Callable[..., House]
-LONG = {"run_s": 60, "boot_s": 0.05, "beat_s": 600, "tick_s": 0.02}
-"""Its agent beats once, so the test does."""
 FIRST = Told(seq=1, kind="skipped", message="step 7 is left out")
 SECOND = Told(seq=2, kind="save_failed", message="no space left")
 
 
 async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(house: Build) -> None:
-    broker = house(Rented, virtual=LONG)
+    broker = house(Rented, virtual=SILENT)
     cloud_of(broker).set_up.set()
 
     async def heard(job: JobId) -> list[tuple[str, str]]:
@@ -25,7 +23,7 @@ async def test_each_thing_is_heard_once_and_an_unfit_host_is_left_alone(house: B
         return [(e.kind, e.message) for e in events if e.kind.startswith("training.")]
 
     async with broker.running():
-        job = await broker.submit()
+        job = await broker.submit(checkpoint=SAVE_RARELY)
         attempt = attempt_id(job, 1)
 
         async def is_in(state: AttemptState) -> bool:

@@ -45,7 +45,7 @@ SETTLE_S = 120.0
 """Within which all jobs must have ended; far more than it takes."""
 CLOCK_S = 0.25
 """By which a broker's reading of the database's clock may be wrong here."""
-SWEEP_S = 15.0
+SWEEP_S = 60.0
 """Within which a machine that nobody answers for must be gone."""
 LASTED = """
     SELECT id, GREATEST(absent_at, (SELECT max(at) FROM ledger WHERE attempt_id = attempts.id AND kind = 'adjustment'))

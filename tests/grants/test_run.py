@@ -9,7 +9,8 @@ import pytest
 from tests.grants.gate import Gate, gated
 from tests.grants.soak import Soak
 
-LIFE_S = 4.0
+LIFE_S = 10.0
+"""Renewed at half of it: a busy machine may be late by seconds."""
 
 
 @pytest.fixture
@@ -19,9 +20,9 @@ async def gate() -> AsyncIterator[Gate]:
 
 
 async def test_nothing_is_lost_over_many_lives_of_a_grant(gate: Gate, tmp_path: Path) -> None:
-    outcome = await Soak(gate=gate, state=tmp_path, ticks=80, tick_s=0.25, save_s=1.0).run()
-    assert (outcome.state, outcome.attempts, outcome.ticks, outcome.ticks_lost) == ("succeeded", 1, 80, 0)
-    assert outcome.used >= 20 / LIFE_S
+    outcome = await Soak(gate=gate, state=tmp_path, ticks=160, tick_s=0.25, save_s=1.0).run()
+    assert (outcome.state, outcome.attempts, outcome.ticks, outcome.ticks_lost) == ("succeeded", 1, 160, 0)
+    assert outcome.used >= 40 / LIFE_S
     assert outcome.checkpoints >= 3
     assert (outcome.denied, outcome.expired) == ((), 0)
 
@@ -29,6 +30,8 @@ async def test_nothing_is_lost_over_many_lives_of_a_grant(gate: Gate, tmp_path: 
 async def test_credentials_that_ended_are_renewed_all_the_same_once_there_are_new_ones(
     gate: Gate, tmp_path: Path
 ) -> None:
+    await gate.fresh(life_s=4.0)
+
     async def sts_is_away(soak: Soak) -> None:
         async with asyncio.timeout(60):
             while not any("checkpoints" in key for key in gate.writes):  # noqa: ASYNC110

@@ -57,7 +57,7 @@ class Sockets:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, true: Any, within_s: float = 10.0) -> None:
+    async def until(self, true: Any, within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(true)
 

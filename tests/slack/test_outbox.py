@@ -132,7 +132,7 @@ async def test_a_broker_that_dies_after_a_call_tells_nothing_twice(desk: Desk, a
         kind = "job.failed" if after.startswith("files") else "attempt.preempted"
         await desk.say(job, f"number {number}", kind)
         working = asyncio.create_task(desk.live(1))
-        await asyncio.wait_for(desk.there.stalled.wait(), 10)
+        await asyncio.wait_for(desk.there.stalled.wait(), 60)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await desk.brokers[-1][0].close()

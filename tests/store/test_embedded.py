@@ -101,7 +101,7 @@ async def execute(dsn: str, *statements: str) -> object:
 
 async def answer(dsn: str) -> None:
     """Returns when the database answers with what KEEP wrote."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 assert await execute(dsn, READ) == 7

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import until
 from tests.trainer.tiny_jobs import KINDS
-from tests.trainer.workers import Worker
+from tests.trainer.workers import HANGS_S, Harm, Worker
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.journal import Journal
@@ -17,19 +17,24 @@ SMALL = 16 << 10
 """Bytes that a file may have: enough for status and metrics, not for weights."""
 
 
-def limit(worker: Worker, size: int) -> None:
-    assert worker.process.pid is not None
-    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+def cramped(rank: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, resource.RLIM_INFINITY))
 
 
-def begun(folder: Path) -> Worker:
+def cramped_and_patient(rank: int) -> None:
+    """It tries until there is room, however late this test makes it."""
+    from trainer import results
+
+    cramped(rank)
+    results.PAUSES_S = (0.5,) * 2 * HANGS_S  # type: ignore[assignment]
+
+
+def begun(folder: Path, harm: Harm) -> Worker:
     """A worker that cannot write its weights."""
     data = folder / "rows.csv"
     data.write_bytes(tiny_jobs.data(KIND))
     train = TrainConfig.model_validate({**tiny_jobs.train(KIND, folder / "model").model_dump(), "samples": {}})
-    worker = Worker(folder / "run", train, data).start()
-    limit(worker, SMALL)
-    return worker
+    return Worker(folder / "run", train, data).start(harm)
 
 
 def events(worker: Worker) -> list[str]:
@@ -38,12 +43,13 @@ def events(worker: Worker) -> list[str]:
 
 
 def test_training_goes_on_and_the_results_are_written_once_there_is_room(tmp_path: Path) -> None:
-    worker = begun(tmp_path)
+    worker = begun(tmp_path, cramped_and_patient)
     until(lambda: any("the results could not be written" in e for e in events(worker)), "a failed save of the results")
     assert worker.process.is_alive()
     assert not worker.run.waiting()
     assert worker.status.step == tiny_jobs.STEPS
-    limit(worker, resource.RLIM_INFINITY)
+    assert worker.process.pid is not None
+    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert worker.end().code == ExitCode.COMPLETED
     assert len((worker.last / "metrics.jsonl").read_text().splitlines()) == tiny_jobs.STEPS
     assert any("the one before it counts" in e and "too large" in e.lower() for e in events(worker)), events(worker)
@@ -53,7 +59,7 @@ def test_training_goes_on_and_the_results_are_written_once_there_is_room(tmp_pat
 
 
 def test_without_room_it_does_not_succeed(tmp_path: Path) -> None:
-    worker = begun(tmp_path)
+    worker = begun(tmp_path, cramped)
     ended = worker.end()
     assert ended.code == ExitCode.INFRASTRUCTURE
     assert "the results could not be written" in ended.message

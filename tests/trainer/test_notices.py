@@ -1,20 +1,34 @@
 """The machine's own word of its end: asked for properly, told to the broker, obeyed without it."""
 
 import asyncio
+import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.conftest import rows
 from tests.trainer.harness import Bench, until
 from tests.trainer.imds import Service, serving
-from tests.trainer.test_agent import SAVER, script
+from tests.trainer.test_agent import HOLD, SAVER, script
 from trainer.agent import notices
 from trainer.agent.environment import Environment
-from trainer.agent.notices import ACTION, ADVICE, GIVE_UP, METADATA, NoAnswer, Notices, endpoint
+from trainer.agent.notices import (
+    ACTION,
+    ADVICE,
+    GIVE_UP,
+    METADATA,
+    NoAnswer,
+    Notices,
+    WrittenNotice,
+    endpoint,
+)
 from trainer.agent.state import LAST_WORDS_S, AttemptState
-from trainer.contract.rendezvous import Limits, Outcome
+from trainer.contract.rendezvous import CheckpointRef, Limits, Outcome
+from trainer.contract.train import DataConfig, TrainConfig
+from trainer.first_process import NOTICE
 from trainer.ipc import RunFolder
 
 NOW = datetime(2026, 1, 2, 3, 0, 0, tzinfo=UTC)
@@ -112,10 +126,66 @@ async def test_one_that_has_answered_is_asked_on_through_failures(watch: Watch, 
     task.cancel()
 
 
+@pytest.fixture
+def state(tmp_path: Path) -> AttemptState:
+    env = Environment(blobs="", installation="", attempt="a", workdir=tmp_path)
+    return AttemptState(env=env, run=RunFolder(root=tmp_path), limits=Limits(drain_s=500))
+
+
+def test_a_written_notice_counts_from_when_it_was_written(state: AttemptState, tmp_path: Path) -> None:
+    path, hurried = tmp_path / "notice", asyncio.Event()
+    look = WrittenNotice(path, state, hurry=hurried.set)
+    assert not look.once()
+    path.write_text("")
+    assert not look.once(), "it is not whole yet"
+    assert not state.ending_asked.is_set()
+    path.write_text("1000.0")
+    written_at = path.stat().st_mtime - 400
+    os.utime(path, (written_at, written_at))
+    assert look.once()
+    assert state.notice_s is not None
+    assert state.notice_s <= 600
+    assert hurried.is_set(), "the broker hears at once"
+    assert state.ending is not None
+    assert (state.ending.outcome, state.ending.save) == (Outcome.DRAINED, True)
+
+
+@pytest.mark.parametrize(("left_s", "words_s"), [(5.0, 1.0), (120.0, LAST_WORDS_S)])
+def test_a_short_notice_leaves_less_for_the_last_words(state: AttemptState, left_s: float, words_s: float) -> None:
+    state.notice(left_s)
+    state.end(Outcome.DRAINED, "taken away")
+    assert state.words_s == words_s
+    assert state.drain_left_s <= left_s - words_s
+
+
+@pytest.mark.parametrize(
+    ("left_s", "save_s", "saves"),
+    [(100.0, 96.0, False), (1000.0, 1.0, True), (0.0, 0.001, False), (None, 1e6, True), (0.0, None, True)],
+    ids=["too short", "long enough", "none left", "no notice", "nothing to trust"],
+)
+def test_a_last_save_is_begun_where_the_latest_one_would_fit(
+    state: AttemptState, left_s: float | None, save_s: float | None, saves: bool
+) -> None:
+    state.weigh_save()
+    assert not state.ending_asked.is_set()
+    if left_s is not None:
+        state.notice(left_s)
+    if save_s is not None:
+        state.checkpoint = CheckpointRef(manifest="m", step=7, save_s=save_s)
+    state.end(Outcome.DRAINED, "taken away")
+    state.weigh_save()
+    assert state.ending is not None
+    assert state.ending.save is saves
+    assert ("the checkpoint of step 7 counts" in state.ending.reason) is not saves
+    state.weigh_save()
+    assert state.ending.reason.count("counts") <= 1, "it is said once"
+
+
 def test_where_it_asks() -> None:
     assert endpoint({}) is None
     assert endpoint({"GPUBROKER_NOTICES": "off"}) is None
     assert endpoint({"GPUBROKER_NOTICES": "imds"}) == METADATA
+    assert endpoint({"GPUBROKER_NOTICES": "first_process"}) == NOTICE.as_uri()
     assert endpoint({"GPUBROKER_NOTICES": "http://127.0.0.1:1"}) == "http://127.0.0.1:1"
 
 
@@ -129,3 +199,48 @@ def test_a_real_agent_saves_and_leaves_by_itself(bench: Bench, service: Service)
     assert final.outcome is Outcome.DRAINED
     assert "takes this machine away" in final.message
     assert final.checkpoint is not None
+
+
+@pytest.mark.parametrize("left_s", [0, 600])
+def test_a_notice_that_was_there_before_the_agent_ends_it_as_drained(
+    left_s: float, bench: Bench, service: Service
+) -> None:
+    service.notice(left_s)
+    bench.env = {"GPUBROKER_NOTICES": service.url}
+    agent = script(bench, HOLD)
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED, agent.log
+    assert "takes this machine away" in final.message
+
+
+def test_a_notice_before_the_first_step_costs_no_micro_batch(
+    bench: Bench, service: Service, tiny_models: dict[str, Path]
+) -> None:
+    service.notice(600)
+    bench.env = {"GPUBROKER_NOTICES": service.url}
+    data = DataConfig(path="upload:x", prompt="{word}", completion="{meaning}", eval_share=0)
+    train = TrainConfig(model=str(tiny_models["lora"]), data=data, max_steps=2, global_batch=8, micro_batch=2)
+    agent = bench.start(train=train, data=bench.data(rows(), "csv"))
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED, agent.log
+    assert final.checkpoint is not None
+    state = json.loads((bench.path(final.checkpoint.manifest).parent / "state.json").read_text())
+    assert (state["step"], state["micro"]) == (0, 1)
+
+
+async def test_a_notice_during_the_last_drain_leaves_less_for_it(watch: Watch, service: Service) -> None:
+    """What the broker granted is more than the cloud does."""
+    watch.state.limits = Limits(drain_s=3600)
+    watch.state.end(Outcome.DRAINED, "the broker asked to drain")
+    service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:00:01Z"}'
+
+    async def noticed_while_it_saves() -> None:
+        async with watch.state.in_time(3600):
+            await watch.notices.once()
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await noticed_while_it_saves()
+    assert watch.state.drain_left_s < 0
+    assert watch.state.ending is not None
+    assert watch.state.ending.reason == "the broker asked to drain", "the first reason stands"

@@ -11,7 +11,8 @@ import pytest
 from broker.decide.recovery import as_planned, planned, remedy
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import Workload
-from tests.trainer.harness import Agent, Bench, until
+from tests.trainer.harness import Agent, Bench
+from tests.trainer.warm import WarmBench, micro
 from tests.unit.decide import build
 from trainer.agent import child
 from trainer.agent.child import Child
@@ -25,6 +26,13 @@ SMALL = 1 * GIB
 ESTIMATED = Memory(weights=GIB // 4, gradients=0, optimizer=0, activations=GIB // 2)
 TOLERANCE = 1e-5
 """Relative, of a loss: sums of other parts, in float32."""
+
+
+class Rough(WarmBench):
+    """Whose agent is forked where it is to be drained at a moment, and else a real one, with a memory of its own."""
+
+    def _spawn(self, attempt: str) -> Agent:
+        return super()._spawn(attempt) if self.at else Bench._spawn(self, attempt)
 
 
 def data() -> bytes:
@@ -59,15 +67,15 @@ def steps(bench: Bench) -> list[dict[str, Any]]:
 def test_the_next_attempt_sees_the_same_samples_at_the_same_global_batch(
     tmp_path: Path, tiny_models: dict[str, Path]
 ) -> None:
-    calm, rough = Bench(tmp_path / "calm"), Bench(tmp_path / "rough")
+    calm, rough = Bench(tmp_path / "calm"), Rough(tmp_path / "rough")
     try:
         whole = start(calm, train_config(tiny_models["lora"], 32)).wait()
         assert whole.outcome is Outcome.COMPLETED, whole.message
 
-        before = start(rough, train_config(tiny_models["lora"], 32))
-        until(lambda: before.beat and before.beat.step >= 1, "the first step")
-        before.desire("drain")
-        assert before.wait().outcome is Outcome.DRAINED
+        rough.at, rough.how = micro(1, 0), "drain"
+        before = start(rough, train_config(tiny_models["lora"], 32)).wait()
+        assert before.outcome is Outcome.DRAINED
+        rough.at = None
         asked = train_config(tiny_models["lora"], ROWS)
         short = start(rough, asked, limited=True, memory=ESTIMATED).wait()
         assert (short.outcome, short.ran_out) == (Outcome.OOM, "host"), short.message

@@ -7,15 +7,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 import torch
 
+from tests.grants.gate import gated
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.hub import TOKEN, Hub, serve
 from tests.trainer.tiny_jobs import KINDS
 from trainer import card, checkpoint, publish
 from trainer.agent import deliver
-from trainer.blobs import Objects
+from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.checkpoint_plan import Rate
 from trainer.contract.output import OutputConfig
@@ -93,6 +95,26 @@ async def test_a_push_that_is_refused_costs_no_result_and_no_copy(objects: Objec
         p.relative_to(tmp_path / "other" / "job").as_posix(): p for p in (tmp_path / "other").rglob("*") if p.is_file()
     }
     assert {name: path.read_bytes() for name, path in copied.items()} == RESULTS
+
+
+async def test_results_are_copied_to_a_bucket_by_its_own_credentials(
+    objects: Objects, tmp_path: Path, hub: Hub
+) -> None:
+    async with gated() as gate:
+        output = {"copy_to": {"url": f"{gate.place}/done", "secret": "MY_S3"}}
+        why, told = await delivered(objects, tmp_path, hub, output, MY_S3=json.dumps(gate.options()))
+        assert why == "", why
+        assert told == [f"published: the results were copied to {gate.place}/done/job/"]
+        bucket = connect(f"{gate.place}/done/job", gate.options())
+        met = [meta["path"] for batch in await obstore.list(bucket).collect_async() for meta in [batch]]
+        found = {name: bytes(await (await obstore.get_async(bucket, name)).bytes_async()) for name in met}
+        assert found == RESULTS
+
+        wrong = {**gate.options(), "aws_access_key_id": "AKIANOBODY"}
+        why, told = await delivered(objects, tmp_path / "again", hub, output, MY_S3=json.dumps(wrong))
+        assert f"output.copy_to: {gate.place}/done (" in why
+        assert "check the secret MY_S3" in why
+        assert "hidden-from-instances" not in why
 
 
 async def test_credentials_that_are_none_are_said(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Data sets wherever they lie: several files, buckets and the Hub, each fetched once, and known by its content."""
 
+import asyncio
 import io
 import json
 from collections.abc import Iterator
@@ -7,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import arro3.core
+import obstore
 import pytest
 from arro3.io import write_parquet
 
-from tests.trainer.shelves import BUCKET, DATASET, GATED, TOKEN, Shelves, served
+from tests.grants.gate import gated
+from tests.trainer.shelves import BUCKET, DATASET, GATED, KEY, TOKEN, Shelves, served
+from trainer.blobs import connect
 from trainer.contract import places
 from trainer.contract.data import DataError
 from trainer.contract.places import Found, Unreachable
@@ -116,6 +120,32 @@ def test_a_bucket_is_read_by_the_named_credentials_and_each_object_once(shelves:
     assert cells(rows(path, tmp_path, env, secret="MY_S3")) == ["9", "3"]
     assert shelves.fetched[2:] == ["2026/one.csv"]
     assert rows(f"s3://{BUCKET}/2025/old.csv", tmp_path, env, secret="MY_S3")[:2] == ("csv", "old.csv")
+
+
+async def test_a_bucket_of_s3_is_listed_and_read_below_its_prefix(shelves: Shelves, tmp_path: Path) -> None:
+    """Of moto's, whose answers were not made up for this."""
+    async with gated() as gate:
+        bucket, env = connect(gate.place, gate.options()), {"MY_S3": json.dumps(gate.options())}
+        for name, content in {"rows/one.csv": ROWS[0], "rows/two.jsonl": ROWS[1], "rowsnot.csv": b"a\n7\n"}.items():
+            await obstore.put_async(bucket, name, content)
+        found = await asyncio.to_thread(rows, f"{gate.place}/rows/", tmp_path, env, secret="MY_S3")
+        single = await asyncio.to_thread(rows, f"{gate.place}/rowsnot.csv", tmp_path, env, secret="MY_S3")
+    assert cells(found) == ["1", "2", "3"]
+    assert cells(single) == ["7"]
+    assert shelves.fetched == []
+
+
+def test_a_bucket_of_google_is_read_by_the_named_credentials(shelves: Shelves, tmp_path: Path) -> None:
+    def options(token: str) -> str:
+        return json.dumps({"google_base_url": shelves.url, "google_bearer_token": token})
+
+    env, path = {"MY_GCS": options(KEY), "BAD": options("nobody's")}, f"gs://{BUCKET}/2026/*.{{csv,jsonl}}"
+    assert cells(rows(path, tmp_path, env, secret="MY_GCS")) == ["1", "2", "3"]
+    assert cells(rows(path, tmp_path, env, secret="MY_GCS")) == ["1", "2", "3"]
+    assert sorted(shelves.fetched) == ["2026/one.csv", "2026/two.jsonl"], "each once"
+    assert rows(f"gs://{BUCKET}/2025/old.csv", tmp_path, env, secret="MY_GCS")[:2] == ("csv", "old.csv")
+    with pytest.raises(DataError, match="may not be read with the credentials in BAD"):
+        rows(path, tmp_path, env, secret="BAD")
 
 
 def test_what_a_bucket_refuses_is_one_line_with_the_fix(shelves: Shelves, tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ def journal(run: RunFolder, steps: range) -> None:
 
 
 def test_one_run_of_mlflow_for_all_attempts_without_a_step_doubled(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="the extra `trackers` is not installed")
+    import mlflow
+
     config = MlflowConfig(uri=(tmp_path / "mlruns").as_uri())
     job = track.TrackJob(metrics=MetricsConfig(mlflow=config), run="job-1", parameters={"optim": {"lr": 1}}, folder="")
     for attempt, steps, outcome in ((1, range(1, 8), "drained"), (2, range(1, 12), "completed")):
@@ -82,7 +83,6 @@ def test_a_journal_that_is_cut_back_is_read_anew(tmp_path: Path) -> None:
 
 
 def test_trackers_that_work_and_that_fail_beside_a_training(bench: Bench, tiny_models: dict[str, Path]) -> None:
-    pytest.importorskip("wandb", reason="the extra `trackers` is not installed")
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore
 

@@ -44,6 +44,7 @@ class Order:
     blobs: str
     attempt: str
     workdir: Path
+    key: str
     at: Point | None = None
     how: How = "machine"
 
@@ -58,7 +59,9 @@ class WarmBench(Bench):
     def _spawn(self, attempt: str) -> Agent:
         workdir = self.folder / "work" / attempt
         workdir.mkdir(parents=True)
-        order = Order(blobs=self.root.as_uri(), attempt=attempt, workdir=workdir, at=self.at, how=self.how)
+        order = Order(
+            blobs=self.root.as_uri(), attempt=attempt, workdir=workdir, key=self.key, at=self.at, how=self.how
+        )
         agent = Agent(self, attempt, Forked(order))
         self._agents.append(agent)
         return agent
@@ -138,7 +141,9 @@ def _attend(order: Order, worker: int, output: int) -> int:
     ForkedChild.waits = (worker, output)
     for name, instead in (("Child", ForkedChild), ("WorkerJob", _often)):
         setattr(run, name, instead)
-    env = Environment(blobs=order.blobs, installation=INSTALLATION, attempt=order.attempt, workdir=order.workdir)
+    env = Environment(
+        blobs=order.blobs, installation=INSTALLATION, attempt=order.attempt, workdir=order.workdir, key=order.key
+    )
     return run.main(env)
 
 

@@ -140,7 +140,7 @@ async def test_with_an_image_nothing_is_uploaded(tmp_path: Path) -> None:
 class Rented(SimulatedProvider):
     """Virtual machines whose caps are those of a cloud that rents."""
 
-    rented = Caps(spot=True, notice_s=120.0, agent_start_s=300.0, self_stop="os_shutdown")
+    rented = Caps(spot=True, notices="imds", agent_start_s=300.0, self_stop="os_shutdown")
 
     @property
     def caps(self) -> Caps:
@@ -148,7 +148,7 @@ class Rented(SimulatedProvider):
 
 
 class Sudden(Rented):
-    rented = replace(Rented.rented, notice_s=0.0, self_stop="none")
+    rented = replace(Rented.rented, notices="off", self_stop="none")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from trainer import checkpoint, publish
@@ -34,14 +35,15 @@ async def deliver(
     endpoint: str | None,
     tell: Callable[[str, str], None],
     pauses_s: tuple[float, ...] = PAUSES_S,
+    within: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
 ) -> str:
     """Fetches the results from the store, checked by hash, and publishes them where `output` says so; why not, or
-    nothing."""
+    nothing. `within`: cuts its body by a TimeoutError after so many seconds at the most."""
     if output.push is None and output.copy_to is None:
         return ""
     left = output
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with within(LIMIT_S):
             await _fetch(objects, manifest, folder)
             for pause_s in (*pauses_s, None):
                 done, failed = await publish.publish(folder, left, job=job, secrets=secrets, endpoint=endpoint)
@@ -53,7 +55,7 @@ async def deliver(
                 if pause_s is not None:
                     await asyncio.sleep(pause_s)
     except (StoreError, BadContent, OSError) as e:  # a TimeoutError is one
-        failed = [str(e) or f"not done within {LIMIT_S:.0f} s"]
+        failed = [str(e) or "the results were not published in time"]
     why = f"{'; '.join(failed)}. The results are safe: {RETRY}"
     tell("not_published", why)
     return why

@@ -1,6 +1,5 @@
-"""The machine's own word that it will be taken away, where its cloud has one: AWS, by the instance's metadata service.
-
-RunPod and Vast have none that reaches a process: RunPod signals only the container's first one, Vast stops at once.
+"""The machine's own word that it will be taken away, where its cloud has one: AWS by the instance's metadata service,
+RunPod by a signal to the container's first process, which in the trainer's image writes it down. Vast stops at once.
 
 Sources: AWS EC2 user guide, "Spot Instance interruption notices" and "Retrieve instance metadata" (IMDSv2).
 """
@@ -8,16 +7,21 @@ Sources: AWS EC2 user guide, "Spot Instance interruption notices" and "Retrieve 
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from trainer.agent.state import AttemptState
 from trainer.contract.rendezvous import Outcome
+from trainer.first_process import NOTICE
 
 METADATA = "http://169.254.169.254"
 LOOK_S = 5.0
+FILE_LOOK_S = 0.2
+"""Of a notice of 5 s not much may be lost."""
 ANSWER_S = 1.0
 GIVE_UP = 3
 """Failures in a row, from the start, after which no such service is taken to be there."""
@@ -32,9 +36,47 @@ class NoAnswer(Exception):
 
 
 def endpoint(env: Mapping[str, str] = os.environ) -> str | None:
-    """Where GPUBROKER_NOTICES says to ask: `imds`, another URL, or (`off`, unset) nowhere."""
+    """Where GPUBROKER_NOTICES says to look: `imds`, `first_process`, another URL, or (`off`, unset) nowhere."""
     given = env.get("GPUBROKER_NOTICES") or "off"
-    return {"off": None, "imds": METADATA}.get(given, given)
+    return {"off": None, "imds": METADATA, "first_process": NOTICE.as_uri()}.get(given, given)
+
+
+def watching(
+    url: str, state: AttemptState, *, say: Callable[[str], None], hurry: Callable[[], None]
+) -> Coroutine[None, None, None]:
+    """Looks there until cancelled."""
+    if url.startswith("file:"):
+        return WrittenNotice(Path(unquote(urlsplit(url).path)), state, hurry=hurry).run()
+    return Notices(url, state, say=say, hurry=hurry).run()
+
+
+def _take_leave(state: AttemptState, left_s: float, hurry: Callable[[], None]) -> None:
+    """The notice goes out with the beat, and drains this agent without waiting for the broker."""
+    state.notice(left_s)
+    state.end(Outcome.DRAINED, f"the cloud takes this machine away in {left_s:.0f} s")
+    hurry()
+
+
+class WrittenNotice:
+    """A file that appears when the container's first process is told of the end; it holds how many seconds are left."""
+
+    def __init__(self, path: Path, state: AttemptState, *, hurry: Callable[[], None]) -> None:
+        self._path, self._state, self._hurry = path, state, hurry
+
+    async def run(self) -> None:
+        """Until it is there, or cancelled."""
+        while not self.once():  # noqa: ASYNC110
+            await asyncio.sleep(FILE_LOOK_S)
+
+    def once(self) -> bool:
+        """One look."""
+        try:
+            of_s, written_at = float(self._path.read_text()), self._path.stat().st_mtime
+        except (OSError, ValueError):
+            return False
+        age_s = max(0.0, time.time() - written_at)
+        _take_leave(self._state, max(0.0, of_s - age_s), self._hurry)
+        return True
 
 
 class Metadata:
@@ -74,7 +116,7 @@ class Metadata:
 
 
 class Notices:
-    """Asks every few seconds; a notice goes out with the beat, and drains this agent without waiting for the broker."""
+    """Asks every few seconds."""
 
     def __init__(
         self,
@@ -113,10 +155,7 @@ class Notices:
     def _noticed(self, text: str) -> None:
         if self._state.gone_at is not None:
             return
-        left_s = self._left_s(text)
-        self._state.notice(left_s)
-        self._state.end(Outcome.DRAINED, f"the cloud takes this machine away in {left_s:.0f} s")
-        self._hurry()
+        _take_leave(self._state, self._left_s(text), self._hurry)
 
     def _left_s(self, text: str) -> float:
         """Seconds from now to the notice's `time`; AWS's two minutes when that cannot be read."""

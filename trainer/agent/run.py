@@ -19,7 +19,6 @@ from trainer.agent.child import Child, child_environment, kill_descendants, work
 from trainer.agent.environment import Environment
 from trainer.agent.last_word import LastWord
 from trainer.agent.logs import LogBuffer, Redactor
-from trainer.agent.notices import Notices
 from trainer.agent.orders import Orders
 from trainer.agent.pace import Pace
 from trainer.agent.prepare import Unusable
@@ -101,7 +100,7 @@ class Agent:
         orders = Orders(self._objects, self._state, self._renew, self._say)
         watching = [orders.run()]
         if asked := notices.endpoint():
-            watching.append(Notices(asked, self._state, say=self._say, hurry=self._beater.now).run())
+            watching.append(notices.watching(asked, self._state, say=self._say, hurry=self._beater.now))
         async with background(*watching):
             return await (self._train(spec) if spec.train else self._script(spec))
 
@@ -239,6 +238,7 @@ class Agent:
         asked = asyncio.ensure_future(self._state.ending_asked.wait())
         await asyncio.wait({exited, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done() and (ending := self._state.ending):
+            self._state.weigh_save()
             self._say(f"ending: {ending.reason}")
             self._state.phase = "draining"
             self._beater.now()
@@ -247,7 +247,7 @@ class Agent:
             while not exited.done() and self._state.drain_left_s > 0:
                 await asyncio.wait({exited}, timeout=min(ACTIVITY_S, self._state.drain_left_s))
             if not exited.done():
-                self._say("the program did not end in time; it is killed")
+                self._say(f"the program {'did not end in time; it ' if ending.save else ''}is killed")
                 child.kill(self._trackers.pids)
         asked.cancel()
         code = await exited
@@ -310,6 +310,7 @@ class Agent:
             secrets=self._sealed.secrets,
             endpoint=spec.env.get("HF_ENDPOINT") or os.environ.get("HF_ENDPOINT"),
             tell=self._tell,
+            within=self._state.in_time,
         )
 
     def _ended(self) -> Ended | None:

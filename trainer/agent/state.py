@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import json
+import math
 import secrets
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ValidationError
 
+from trainer.agent.background import background
 from trainer.agent.environment import Environment
 from trainer.agent.gpus import Load
 from trainer.contract.rendezvous import TOLD, AttemptSpec, Beat, CheckpointRef, Limits, Outcome, Phase, Told
@@ -17,8 +20,11 @@ from trainer.ipc import RunFolder, Status
 
 MESSAGE = 500
 """Characters of what people are told."""
+LOOK_S = 0.1
 LAST_WORDS_S = 5.0
-"""What a notice must leave for `final.json` after the last checkpoint."""
+"""What a notice must leave for `final.json` after the last checkpoint, at the most."""
+LAST_WORDS = 0.2
+"""Of a short notice, this share."""
 
 
 @dataclass(kw_only=True)
@@ -60,6 +66,8 @@ class AttemptState:
     ending: Ending | None = None
     gone_at: float | None = None
     """Monotonic seconds at which the cloud takes this machine away, once it has said so."""
+    words_s: float = LAST_WORDS_S
+    """Of the notice, for the last words."""
     ending_asked: asyncio.Event = field(default_factory=asyncio.Event)
     _status: Status = field(default_factory=Status)
 
@@ -73,7 +81,18 @@ class AttemptState:
 
     def notice(self, left_s: float) -> None:
         """The cloud takes this machine away in so many seconds."""
-        self.gone_at = time.monotonic() + left_s
+        self.gone_at, self.words_s = time.monotonic() + left_s, min(LAST_WORDS_S, LAST_WORDS * left_s)
+
+    def weigh_save(self) -> None:
+        """Withdraws the last checkpoint where a notice leaves less time than the latest commit took: the latest one is
+        better trusted than a save that is cut off."""
+        ending, latest = self.ending, self.checkpoint
+        if ending is None or not ending.save or self.gone_at is None or latest is None:
+            return
+        if latest.save_s > self.drain_left_s:
+            left_s = max(0.0, self.drain_left_s)
+            why = f"the last save took {latest.save_s:.1f} s and {left_s:.1f} s are left"
+            ending.save, ending.reason = False, f"{ending.reason}; the checkpoint of step {latest.step} counts: {why}"
 
     @property
     def notice_s(self) -> float | None:
@@ -88,7 +107,21 @@ class AttemptState:
         if not self.ending.save:
             return 0.0
         left_s = self.ending.asked_at + self.limits.drain_s - time.monotonic()
-        return left_s if self.notice_s is None else min(left_s, self.notice_s - LAST_WORDS_S)
+        return left_s if self.notice_s is None else min(left_s, self.notice_s - self.words_s)
+
+    @contextlib.asynccontextmanager
+    async def in_time(self, most_s: float) -> AsyncIterator[None]:
+        """The body ends with a TimeoutError after `most_s`, or earlier, as the attempt has to."""
+        async with asyncio.timeout(most_s) as limit, background(self._hasten(limit)):
+            yield
+
+    async def _hasten(self, limit: asyncio.Timeout) -> None:
+        """A notice may come at any time, also after the end was asked for."""
+        loop, latest = asyncio.get_running_loop(), limit.when() or math.inf
+        while True:
+            if self.ending is not None:
+                limit.reschedule(min(latest, loop.time() + self.drain_left_s))
+            await asyncio.sleep(LOOK_S)
 
     def status(self) -> Status:
         """The worker's latest status; the last good one when it cannot be read."""

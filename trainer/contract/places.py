@@ -25,6 +25,8 @@ MAGIC = re.compile(r"[*?\[{]")
 DATASET = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?:/(?P<pattern>[^@]*))?")
 TRAINING = re.compile(r"(^|[/_.-])train([/_.-]|$)")
 """How the files of a dataset's part for training are named."""
+REFUSED = re.compile(r"status code: 40[13]\b")
+"""What obstore says of a list that Google refuses, without an error of its own for it."""
 TIMEOUT_S = 20.0
 
 
@@ -145,10 +147,10 @@ def _from_bucket(data: DataConfig, env: Mapping[str, str]) -> dict[str, Path]:
         return {name.removeprefix(fixed): _fetched(store, f"{scheme}://{bucket}", by_name[name]) for name in names}
     except FileNotFoundError:
         raise DataError(f"data.path: there is no {data.path!r}; check bucket and key") from None
-    except (PermissionDeniedError, UnauthenticatedError):
-        by = f"the credentials in {data.secret}" if data.secret else "this machine's credentials; set data.secret"
-        raise DataError(f"data.path: {data.path!r} may not be read with {by}") from None
     except BaseError as e:
+        if isinstance(e, (PermissionDeniedError, UnauthenticatedError)) or REFUSED.search(str(e)):
+            by = f"the credentials in {data.secret}" if data.secret else "this machine's credentials; set data.secret"
+            raise DataError(f"data.path: {data.path!r} may not be read with {by}") from None
         raise Unreachable(f"data.path: {data.path!r} cannot be read ({_line(e)}); try again") from None
 
 

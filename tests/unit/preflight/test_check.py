@@ -78,8 +78,12 @@ async def test_targets_that_the_architecture_lacks_are_refused_before_anything_i
     good = {"kind": "qlora", "targets": ["self_attn.q_proj", "down_proj", "lm_head"]}
     found = await preflight(spec(model=llama, method=good), summary=SUMMARY, resolve=offline)
     assert found.workload.method == "qlora"
-    for method in ({"kind": "lora", "targets": ["q_proj", "c_attn"]}, {"kind": "qlora", "targets": ["c_attn"]}):
-        with pytest.raises(InvalidInput, match=r"'c_attn' matches no linear module .* it has q_proj, k_proj") as caught:
+    for kind, targets, wrong in (
+        ("lora", ["q_proj", "c_attn"], "'c_attn'"), ("qlora", ["c_attn"], "'c_attn'"),
+        ("lora", ["q_proj", "embed_tokens"], "'embed_tokens'"), ("lora", ["mlp.q_proj"], "'mlp.q_proj'"),
+    ):  # fmt: skip
+        method = {"kind": kind, "targets": targets}
+        with pytest.raises(InvalidInput, match=wrong + r" matches no linear module .* it has q_proj, k_proj") as caught:
             await preflight(spec(model=llama, method=method), summary=SUMMARY, resolve=offline)
         assert caught.value.problems[0].field == "train.method.targets"
 

@@ -58,7 +58,7 @@ def test_workers_that_come_and_go_at_once_never_lock_a_file_that_is_gone(tmp_pat
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(120)
     assert [worker.exitcode for worker in workers] == [0] * 4
 
 
