@@ -61,7 +61,7 @@ def test_the_demo_survives_its_preemption_and_leaves_nothing_behind(spec: Path, 
     home = tmp_path / "home"
     command = [sys.executable, "-m", "examples.demo", "--home", str(home), "--spec", str(spec), "--lifetime", "9"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     report = json.loads(ran.stdout.splitlines()[-1])
     assert report == json.loads((home / "summary.json").read_text())
@@ -81,7 +81,7 @@ def test_the_demo_does_not_start_over_a_running_one(tmp_path: Path) -> None:
     (home / "kept").touch()
     with subprocess.Popen([sys.executable, "-c", "input()"], cwd=home, stdin=subprocess.PIPE) as running:
         ran = subprocess.run(
-            [sys.executable, "-m", "examples.demo", "--home", str(home)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "examples.demo", "--home", str(home)], capture_output=True, text=True, timeout=600
         )
         assert ran.returncode == 1
         assert f"kill {running.pid}" in ran.stderr

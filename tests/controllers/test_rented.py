@@ -13,7 +13,7 @@ from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.money import usd
 from broker.domain.offer import Offer
-from tests.controllers.house import QUICK, SAVE_RARELY, SILENT, House
+from tests.controllers.house import ENDLESS, QUICK, SAVE_RARELY, SILENT, House
 from tests.controllers.rented import Rented, cloud_of, name_of, standing
 from trainer.contract import keys
 from trainer.contract.rendezvous import Beat, Final, Outcome
@@ -312,21 +312,22 @@ async def test_one_of_two_machines_lost_ends_the_attempt(house: Build) -> None:
 
 
 async def test_a_partial_launch_is_given_back_whole(house: Build) -> None:
-    broker = house(Rented)
+    broker = house(Rented, virtual=ENDLESS)
     cloud = cloud_of(broker)
     async with broker.running():
         job = await broker.submit(resources={"nodes": 3})
         await standing(broker, job)
         del cloud.bare[f"{name_of(job)}-2"]
         cloud.set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await broker.until(job, lambda found: found.attempts > 1)
+        await broker.completed(job)
         first = (await broker.attempts(job))[0]
         assert (first.reason, first.detail) == (Reason.MISMATCH, "asked for 3 machines, got 2")
         assert await cloud.list() == []
 
 
 async def test_more_machines_than_were_bought_are_given_back(house: Build) -> None:
-    broker = house(Rented)
+    broker = house(Rented, virtual=ENDLESS)
     cloud = cloud_of(broker)
     async with broker.running():
         job = await broker.submit()
@@ -334,7 +335,8 @@ async def test_more_machines_than_were_bought_are_given_back(house: Build) -> No
         second = replace(cloud.bare[name_of(job)].handle, id=f"{name_of(job)}-1")
         cloud.bare[second.id] = Observed(handle=second, state=InstanceState.RUNNING)
         cloud.set_up.set()
-        await broker.state_of(job, JobState.SUCCEEDED)
+        await broker.until(job, lambda found: found.attempts > 1)
+        await broker.completed(job)
         assert (await broker.attempts(job))[0].reason is Reason.MISMATCH
         assert await cloud.list() == []
 
