@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from trainer import trust
+from trainer.contract.data import digest
 from trainer.contract.train import TrainConfig
 from trainer.faults import Fault
 
@@ -29,16 +30,11 @@ def _files(model: str, revision: str | None) -> dict[str, str]:
     """Digests of the weight files by name: of a folder's content; the Hub's cache has them as names."""
     folder = Path(model)
     if folder.is_dir():
-        return {path.name: _sha256(path) for path in folder.glob(PATTERN)}
+        return {path.name: digest(path) for path in folder.glob(PATTERN)}
     from huggingface_hub import snapshot_download
 
     cached = Path(snapshot_download(model, revision=revision, allow_patterns=[PATTERN], local_files_only=True))
     return {path.name: path.resolve().name for path in cached.glob(PATTERN)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Base:

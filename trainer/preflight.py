@@ -19,7 +19,7 @@ from trainer import order, reach, schedule, tasks, trust
 from trainer.contract import cells, places
 from trainer.contract.data import DataError, fill, identity
 from trainer.contract.rendezvous import ExitCode
-from trainer.contract.train import LowRank, TrainConfig, model_files
+from trainer.contract.train import TrainConfig, model_files
 from trainer.faults import Fault, UserFault
 from trainer.standalone import BadConfig, read_config
 from trainer.tasks.base import Task
@@ -27,6 +27,8 @@ from trainer.tasks.base import Task
 UNCUT = 1_048_576
 SHOWN = 3
 PERCENTILES = (50, 90, 95, 99)
+STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary positions that multiply how far a model reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +158,10 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
     try:
         with places.gathered(train.data, spec.parent) as found:
             if not found.path.exists():
-                raise BadConfig(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
+                raise DataError(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
             examples, report.dropped_rows = task.examples(found.path, found.format, look)
+    except OSError as e:  # of the model it is a UserFault by now
+        raise DataError(f"data.path: {e.filename or train.data.path} cannot be read ({e.strerror or e})") from None
     finally:
         _fill(report, task, look)
     training, held = order.split(train.seed, len(examples), train.data.eval_share)
@@ -171,8 +175,8 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
         )
     if report.lengths and task.cuts:
         _fits(train, int(report.lengths["max"]))
-    if train.adapters is not None:
-        _check_targets(task, train.adapters)
+    if train.adapters is not None or train.attention != "auto":
+        _check_model(task, train)
 
 
 def _fill(report: Report, task: Task[Any], look: _Look) -> None:
@@ -220,22 +224,39 @@ def _fits(train: TrainConfig, longest: int) -> None:
 
     try:
         config = AutoConfig.from_pretrained(train.model, **trust.loading(train))
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = _positions(config)
     except (OSError, ValueError, KeyError) as e:
         raise UserFault(f"train.model: cannot read the config of {train.model!r} ({type(e).__name__})") from None
     trained = train.max_length if train.packing else min(longest, train.max_length)
-    if isinstance(positions, int) and trained > positions:
+    if positions is not None and trained > positions:
         raise UserFault(
             f"train.max_length: rows reach {trained} tokens, {train.model!r} has {positions} positions; lower it"
         )
 
 
-def _check_targets(task: Task[Any], adapters: LowRank) -> None:
-    """Raises UserFault for adapters of modules that the model does not have; it is built without weights."""
+def _positions(config: Any) -> int | None:
+    """Of a model; None where nothing says. Scaled rotary ones reach further than it was made for: of `llama3` and
+    `longrope` the config's own count is that already."""
+    made = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if not isinstance(made, int) or rope.get("rope_type") not in STRETCHED:
+        return made if isinstance(made, int) else None
+    return max(made, int((rope.get("original_max_position_embeddings") or made) * rope.get("factor", 1.0)))
 
-    from trainer import model
 
-    model.chosen(task.hollow(), adapters)
+def _check_model(task: Task[Any], train: TrainConfig) -> None:
+    """Raises UserFault for adapters of modules and for a kernel that the model does not have; it is built without
+    weights."""
+
+    from trainer import model, switches
+
+    built = task.hollow()
+    if train.adapters is not None:
+        model.chosen(built, train.adapters)
+    if not switches.has_kernel(built, train.attention):
+        raise UserFault(
+            f"train.attention: {train.model!r} ({built.config.model_type}) has no {train.attention} kernel; use auto"
+        )
 
 
 def table(report: Report) -> str:

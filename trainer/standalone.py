@@ -1,7 +1,6 @@
 """A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
 
 import asyncio
-import hashlib
 import os
 import secrets
 import shutil
@@ -20,7 +19,7 @@ from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.contract import keys, places, yamlfile
 from trainer.contract.base import Config
-from trainer.contract.data import DataError
+from trainer.contract.data import DataError, digest
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -58,9 +57,12 @@ def main(
         if wrong := trust.unpermitted(train, given=trusted):
             raise BadConfig(wrong)
         outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how))
-    except (BadConfig, DataError, OSError) as e:
+    except (BadConfig, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
-        return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.USER_ERROR
+        return ExitCode.USER_ERROR
+    except DataError as e:
+        print(f"{config}: {e}", file=sys.stderr)
+        return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.DATA
     return int(EXIT[outcome])
 
 
@@ -160,11 +162,13 @@ async def _run_name(objects: Objects) -> str:
 async def _put_data(objects: Objects, train: TrainConfig, beside: Path) -> DataFile:
     """The data set's copy in the store. Raises DataError, OSError."""
     with places.gathered(train.data, beside) as found:
-        with found.path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = digest(found.path)
         key = keys.job_data(ME, sha256)
         if key not in await objects.keys(keys.JOB_DATA):
             await objects.upload(key, found.path)
+            if digest(found.path) != sha256:
+                await objects.delete(key)
+                raise DataError(f"data.path: {train.data.path} was changed while it was read; start again")
         return DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
 
 

@@ -30,6 +30,12 @@ def attention(wanted: Attention) -> str:
     return "sdpa"
 
 
+def has_kernel(model: Any, wanted: Attention) -> bool:
+    """Whether transformers has that kernel for a model, by what its class says; diffusers' say nothing."""
+    marks = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn"}
+    return wanted not in marks or bool(getattr(model, marks[wanted], True))
+
+
 def tf32(device: torch.device) -> bool:
     """Turns it on where the GPU has it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < TF32:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tests.trainer import heads, tiny_jobs
 from tests.trainer.tiny_jobs import KINDS
 from trainer import kept, tasks
+from trainer.contract.data import digest
 from trainer.contract.tables import each_row
 from trainer.contract.train import TrainConfig
 from trainer.dataset import Example
+from trainer.faults import DataFault
 from trainer.kept import Kept, Writer
 from trainer.tasks.base import Task
 from trainer.tasks.preferences import Preference
@@ -137,10 +139,22 @@ def test_rows_are_tokenised_once_until_something_that_they_depend_on_changes(
     path.write_bytes(tiny_jobs.data(KINDS["causal_lm lora"]))
     read: list[Any] = []
     monkeypatch.setattr(Task, "_read", lambda self, *given, of=Task._read: (read.append(1), of(self, *given))[1])
-    first = list(task().examples(path, "csv", folder=tmp_path, of="one")[0])
-    assert list(task().examples(path, "csv", folder=tmp_path, of="one")[0]) == first
+    one = digest(path)
+    first = list(task().examples(path, "csv", folder=tmp_path, of=one)[0])
+    assert list(task().examples(path, "csv", folder=tmp_path, of=one)[0]) == first
     assert len(read) == 1
-    task(max_length=8).examples(path, "csv", folder=tmp_path, of="one")
-    task().examples(path, "csv", folder=tmp_path, of="another")
-    assert len(read) == 3
+    task(max_length=8).examples(path, "csv", folder=tmp_path, of=one)
     assert list(task().examples(path, "csv")[0]) == first
+    path.write_bytes(path.read_bytes() + b"\n" + path.read_bytes().splitlines()[-1])
+    task().examples(path, "csv", folder=tmp_path, of=digest(path))
+    assert len(read) == 4
+
+
+def test_rows_of_another_file_than_was_hashed_are_not_kept(task: Callable[..., Task[Any]], tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(tiny_jobs.data(KINDS["causal_lm lora"]))
+    hashed = digest(path)
+    path.write_bytes(path.read_bytes() + b"\n" + path.read_bytes().splitlines()[-1])
+    with pytest.raises(DataFault, match=r"rows.csv has changed since it was hashed; start again"):
+        task().examples(path, "csv", folder=tmp_path, of=hashed)
+    assert kept.note(tmp_path) is None

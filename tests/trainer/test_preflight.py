@@ -1,6 +1,9 @@
 """What is found before a GPU is bought, by the code that trains."""
 
+import contextlib
 import json
+import shutil
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -138,7 +141,8 @@ def test_a_folder_of_pictures_is_looked_at_as_it_will_be_trained(
         ({"data": PLAIN, "max_length": 64, "packing": True}, 64, "rows reach 64 tokens"),
         ({"data": PLAIN, "global_batch": 9}, 64, "3 rows to train on are fewer than 9"),
         ({"data": PLAIN, "model": "./nowhere"}, 64, "no folder './nowhere' on this machine"),
-        ({"data": PLAIN | {"path": "gone.csv"}}, 64, "data.path: no file"),
+        ({"data": PLAIN | {"path": "gone.csv"}}, 65, "data.path: no file"),
+        ({"data": PLAIN | {"path": "socket.csv"}}, 65, "socket.csv cannot be read (No such device or address)"),
         ({"data": PLAIN | {"path": "upload:" + "0" * 64}}, 64, "an upload is the daemon's"),
     ],
 )
@@ -146,6 +150,8 @@ def test_one_line_and_the_exit_code_say_whose_fault_it_is(
     changes: dict[str, Any], code: int, words: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "word,meaning\n" + "\n".join(f"w{n},w2" for n in range(4))
+    with socket.socket(socket.AF_UNIX) as unreadable, contextlib.chdir(tmp_path):
+        unreadable.bind("socket.csv")
     found, report, err = told(spec(tmp_path, text, **({"model": str(model)} | changes)), capsys)
     assert (found, err.count("\n")) == (code, 1)
     assert words in err
@@ -247,3 +253,42 @@ def test_a_key_that_is_given_twice_is_refused_by_its_line(
     code, found, err = told(path, capsys)
     assert (code, found["rows"]) == (64, 0)
     assert err == f"{path}: line {text.count(chr(10))}: train.{key}: the key is given twice; keep one\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention", "code"),
+    [("ctrl", "sdpa", 0), ("codegen", "eager", 0), ("codegen", "sdpa", 64), ("codegen", "flash", 64)],
+)
+def test_a_kernel_that_the_model_lacks_is_refused_by_name(
+    kind: str, attention: str, code: int, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    train = {"model": str(folder), "attention": attention, "method": {"kind": "full"}, "data": PLAIN}
+    found, _, err = told(spec(tmp_path, "word,meaning\nw1,w2\nw3,w4\n", **train), capsys)
+    assert found == code
+    if code:
+        wrong = f"train.attention: {str(folder)!r} ({kind}) has no {attention} kernel; use auto\n"
+        assert err == f"{tmp_path / 'job.yaml'}: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("rope", "reach"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, 64),
+        ({"rope_type": "linear", "factor": 2.0}, 32),
+        ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8}, 16),
+        ({"rope_type": "default"}, 16),
+    ],
+)
+def test_scaled_positions_reach_as_far_as_they_are_scaled(
+    rope: dict[str, Any], reach: int, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    config = {"model_type": "llama", "max_position_embeddings": 16, "rope_theta": 10_000.0, "rope_scaling": rope}
+    (folder / "config.json").write_text(json.dumps(config))
+    train = {"model": str(folder), "method": {"kind": "full"}, "data": PLAIN, "packing": True}
+    text = "word,meaning\nw1,w2\nw3,w4\n"
+    assert told(spec(tmp_path, text, **train, max_length=reach), capsys)[0] == 0
+    code, _, err = told(spec(tmp_path, text, **train, max_length=reach + 1), capsys)
+    assert (code, f"has {reach} positions" in err) == (64, True)

@@ -13,6 +13,7 @@ from tests.trainer.harness import Bench, until
 from trainer import base_weights, preflight, standalone
 from trainer import model as models
 from trainer.blobs import Objects, connect
+from trainer.contract.data import DataError
 from trainer.contract.rendezvous import AttemptSpec, DataFile, Manifest, Outcome
 from trainer.contract.train import CheckpointConfig, TrainConfig
 from trainer.faults import Fault, UserFault
@@ -214,3 +215,24 @@ def test_code_of_no_fixed_revision_is_refused(tiny: Path, tmp_path: Path) -> Non
     with pytest.raises(UserFault, match=r"train.revision: 'owner/name' brings code, .* give the commit"):
         models.tokenizer_of(config("owner/name", trust_remote_code=True, revision="main"))
     assert not marker.exists()
+
+
+async def test_data_that_changes_while_it_is_put_into_the_store_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a\n1\n")
+    objects = Objects(connect((tmp_path / "store").as_uri(), {}), "standalone")
+    upload = objects.upload
+
+    async def changed_before(key: str, path: Path) -> None:
+        path.write_text("a\n2\n")
+        await upload(key, path)
+
+    monkeypatch.setattr(objects, "upload", changed_before)
+    with pytest.raises(DataError, match=r"data.path: rows.csv was changed while it was read"):
+        await standalone._put_data(objects, config("owner/name"), tmp_path)
+    assert await objects.keys("") == []
+    monkeypatch.undo()
+    kept = await standalone._put_data(objects, config("owner/name"), tmp_path)
+    assert await objects.read(kept.key) == b"a\n2\n"

@@ -1,8 +1,10 @@
 """What a row is asked for, and how prompts are rendered: the same code before a GPU is bought and while it trains."""
 
 import difflib
+import hashlib
 import string
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer.contract.archives import Picture
@@ -11,6 +13,12 @@ from trainer.contract.train import DataConfig
 
 class DataError(ValueError):
     """The data set or a template is at fault; the message is one line and names the place and the fix."""
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file's content. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def source(path: str) -> str:

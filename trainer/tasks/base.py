@@ -13,7 +13,7 @@ import torch
 
 from trainer import kept, trust
 from trainer import model as models
-from trainer.contract.data import DataError, check_columns, source, too_many
+from trainer.contract.data import DataError, check_columns, digest, source, too_many
 from trainer.contract.tables import Placed, each_row
 from trainer.contract.train import TrainConfig
 from trainer.dataset import by_size
@@ -105,6 +105,8 @@ class Task(ABC, Generic[E]):
         if known is None or known["identity"] != identity:
             writer = kept.Writer(folder, self.made)
             self._read(path, data_format, seen, writer.append)
+            if sha256 and digest(path) != sha256:
+                raise DataError(f"{self.where}: its file {path.name} has changed since it was hashed; start again")
             writer.close({"identity": identity, "rows": self.rows, "bad": self.bad, "faults": self.faults})
         else:
             self.rows, self.bad, self.faults = known["rows"], known["bad"], known["faults"]

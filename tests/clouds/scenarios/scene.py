@@ -50,6 +50,8 @@ SECRETS = ("test-key", "GPUBROKER_ATTEMPT_KEY=", "GPUBROKER_STORE_OPTIONS=")
 RHYTHM = {"poll_s": 0.5, "look_s": 1.0, "list_s": 1.0, "billing_s": 5.0, "sweep_s": 5.0, "market_s": 5.0}
 LIMITS = {"beat_s": 2.0, "poll_s": 2.0, "log_s": 2.0, "drain_s": 60.0}
 CLOUDS = ("runpod", "vast", "lambda", "aws")
+GUARD_S = 1800.0
+"""Ends a hang, and nothing else: four machines that train share the cores of this one."""
 
 
 class Scene:
@@ -150,7 +152,7 @@ class Scene:
                 sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home),
                 stdout=log, stderr=log, env=self.environment(),
             )  # fmt: skip
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(GUARD_S):
             while not client_file.exists() or client_file.stat().st_mtime_ns == before:
                 assert self._process.returncode is None, self.log()
                 await asyncio.sleep(0.05)
@@ -207,7 +209,7 @@ class Scene:
         """Until every cloud has been asked for its prices once more."""
         async with self.client() as client:
             before = {s.name: s.seen_at for s in (await client.providers()).items}
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(GUARD_S):
                 while any(s.seen_at == before[s.name] for s in (await client.providers()).items):  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
 
@@ -227,7 +229,7 @@ class Scene:
         async with self.client() as client:
             return await client.job(job)
 
-    async def rest(self, job: str, *, within_s: float = 480) -> JobDetail:
+    async def rest(self, job: str, *, within_s: float = GUARD_S) -> JobDetail:
         """The job once it rests. Fails with its events and the daemon's log."""
         try:
             async with asyncio.timeout(within_s):
@@ -237,7 +239,7 @@ class Scene:
         except TimeoutError:
             raise AssertionError(await self.told(job)) from None
 
-    async def until(self, job: str, what: str, holds: Any, *, within_s: float = 400) -> JobDetail:
+    async def until(self, job: str, what: str, holds: Any, *, within_s: float = GUARD_S) -> JobDetail:
         """The job once `holds(job)`. Fails with its events and the daemon's log."""
         try:
             async with asyncio.timeout(within_s):

@@ -96,7 +96,7 @@ async def test_a_kill_leaves_one_machine_and_no_orphan(
         await house.kill_server()
     if victim in ("daemon", "both"):
         await house.start()
-    detail = await house.rest(job, within_s=500)
+    detail = await house.rest(job)
     assert detail.state is JobState.SUCCEEDED, await house.told(job)
     made = await house.rented(job)
     for name in await house.names(job):
