@@ -21,11 +21,11 @@ _BOARDS = frozenset({"h100", "h200", "a100"})
 def gpu_name(said: str) -> str:
     """`NVIDIA A100-SXM4-80GB` as `a100-80gb-sxm`, `H100` as `h100`, which means all of that name; of what is none of
     the known products, the words as they are with hyphens between."""
-    text = re.sub(r"\bpci[ -]?e(xpress)?\b", "pcie", said.lower().replace("_", " "))
-    text = re.sub(r"\b(\d+)[ -]?g(i?b)?\b", r"\1gb", text)
-    plain = re.findall(r"[a-z0-9]+", text)
-    own = [word for word in plain if word != "nvidia"]
-    return _known(re.findall(r"[a-z0-9.]+", text)) or "-".join(own or plain)
+    every = re.findall(r"[a-z0-9]+", said.lower())
+    text = "-".join([word for word in every if word != "nvidia"] or every)
+    text = re.sub(r"\bpci-?e(-?xpress)?\b", "pcie", text)
+    text = re.sub(r"\b(\d+)-?g(i?b)?\b", r"\1gb", text)
+    return _known(text.split("-")) or text
 
 
 def _known(words: list[str]) -> str | None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
@@ -81,6 +81,9 @@ def test_the_tables_own_names_stay(name: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["NVIDIA", "RTX", "A100", "8g", "8", "GB", "pci", "e", ".", "x", "-", "_", " "])))
+@example(["8", ".", "GB"])
+@example(["8", "NVIDIA", "GB"])
+@example(["pci", "NVIDIA", "e"])
 def test_a_name_of_a_name_is_the_name(parts: list[str]) -> None:
     for joint in ("", " ", "-"):
         once = gpu_name(joint.join(parts))
