@@ -73,8 +73,8 @@ class Keeper:
             self._report.event("save_failed", f"a checkpoint could not be written, and the one before it counts: {why}")
         return bool(why)
 
-    def save(self, progress: Progress, artifacts: Path | None = None) -> None:
-        """Begins a snapshot; entered by all processes after the same micro-batch."""
+    def save(self, progress: Progress, artifacts: Path | None = None, *, last: bool = False) -> None:
+        """Begins a snapshot; entered by all processes after the same micro-batch. `last`: nothing changes after it."""
         self._began = time.monotonic()
         scaler = self._accelerator.scaler
         progress = progress.model_copy(
@@ -105,12 +105,13 @@ class Keeper:
                 journalled=self.journal.flush(),
                 artifacts=artifacts if self._accelerator.is_main_process else None,
                 complete=artifacts is not None,
+                still=last,
             )
         )
 
     def finish(self, progress: Progress, artifacts: Path) -> str:
         """Why the complete checkpoint could not be written; empty: it was. Entered by all."""
-        self.save(progress, artifacts)
+        self.save(progress, artifacts, last=True)
         self.snapshots.join()
         return self.snapshots.failure()
 

@@ -66,7 +66,7 @@ class Loop(Steps):
         except Drained:
             if self._progress.step or self._progress.micro:
                 self._set(phase="draining", message="saving before the end")
-                self._keeper.save(self._progress)
+                self._keeper.save(self._progress, last=True)
                 self._keeper.snapshots.join()
                 self._keeper.told_of_a_failure()
             raise

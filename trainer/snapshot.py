@@ -99,6 +99,8 @@ class Snapshot:
     artifacts: Path | None = None
     """A folder to be part of it, which makes it the complete one."""
     complete: bool = False
+    still: bool = False
+    """Nothing changes before it is written, so it is written from the living tensors: a copy would raise the peak."""
 
 
 def parts(held: Held, writer: Writer) -> dict[str, dict[str, Whole]]:
@@ -229,8 +231,9 @@ class Snapshots:
     def _take(self, snapshot: Snapshot, size: int, started: float, stream: Any) -> None:
         try:
             try:
+                copied = {} if snapshot.still else snapshot.held
                 with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                    copies = {group: _to_host(tensors) for group, tensors in snapshot.held.items()}
+                    copies = {group: _to_host(tensors) for group, tensors in copied.items()}
             finally:
                 self._copied.set()
             assert self.writer is not None
@@ -277,7 +280,8 @@ class Snapshots:
         if not snapshot.journalled:
             raise OSError(errno.ENOSPC, "the rows of the last steps could not be written")
         folder.mkdir(exist_ok=True)
-        for group, tensors in copies.items():
+        for group, held in snapshot.held.items():
+            tensors = _to_host(held, copy=False) if snapshot.still else copies[group]
             if tensors or writer.number == 0:
                 save_file(tensors, folder / file_name(group, writer.number, writer.of))
         if snapshot.plan is not None:
@@ -316,5 +320,14 @@ class Snapshots:
             mark.unlink()
 
 
-def _to_host(tensors: Mapping[str, Local]) -> Tensors:
-    return {n: t.tensor.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items() if t.tensor.numel()}
+def _to_host(tensors: Mapping[str, Local], *, copy: bool = True) -> Tensors:
+    """`copy`: also of what lies there; without, only of what shares its memory, which safetensors does not write."""
+    found: Tensors = {}
+    taken: set[int] = set()
+    for name, local in tensors.items():
+        tensor = local.tensor.detach()
+        if tensor.numel():
+            memory = tensor.untyped_storage().data_ptr()
+            found[name] = tensor.to("cpu", copy=copy or memory in taken).contiguous()
+            taken.add(memory)
+    return found

@@ -215,8 +215,8 @@ def _tell_states(gate: Gate, told: Callable[..., None]) -> None:
     to_host, stored = snapshot._to_host, snapshot.Stored
     groups: list[str] = []
 
-    def copied(tensors: Any) -> Any:
-        copies = to_host(tensors)
+    def copied(tensors: Any, **how: Any) -> Any:
+        copies = to_host(tensors, **how)
         groups.append(_digest(copies))
         if len(groups) == len(GROUPS):
             told(saved="".join(groups))
