@@ -60,7 +60,8 @@ class FirstProcess:
                 aside.write_text(str(self._grace_s))
                 aside.replace(self._notice)
         if self._child is not None:
-            os.kill(self._child, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self._child, signal.SIGTERM)
 
 
 def main(argv: list[str]) -> int:

@@ -142,8 +142,6 @@ class CloudDoor:
         self._process = process
         self._clock = clock
         self._broker = broker
-        self._lied: dict[str, int] = {}
-        """How many listings have to show a machine before one may leave it out."""
 
     @property
     def caps(self) -> Caps:
@@ -232,19 +230,7 @@ class CloudDoor:
                 launch.unwanted = True
 
     async def list(self) -> Sequence[Observed]:
-        shown = await self._ask("list", self._world.cloud.list)
-        share = 0.5 if self._world.weather.hits("cloud.list_omits") else self._world.blinks
-        kept = []
-        for one in shown:
-            # Never in two listings in a row, which would be more than a listing that lags; nor in two with one between
-            # them, which may be the gate's own look whether the cloud is back, and which nobody else sees.
-            owed = self._lied.get(one.handle.id, 0)
-            if not owed and self._world.sometimes(share):
-                self._lied[one.handle.id] = 2
-            else:
-                self._lied[one.handle.id] = max(0, owed - 1)
-                kept.append(one)
-        return kept
+        return await self._ask("list", self._world.cloud.list)
 
     async def destroy(self, handle: Handle) -> None:
         self._world.note(self._process.id, f"destroy {handle.id}")

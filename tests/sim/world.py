@@ -18,9 +18,8 @@ from broker.controllers.house_clock import HouseClock
 from broker.controllers.sweep import Sweep
 from broker.domain.ids import AttemptId, Installation, InstanceName, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt
-from broker.gate import Gate
 from broker.market.market import Market, MarketRhythm
-from broker.ports import Blobs, Lane, Provider, Store
+from broker.ports import Blobs, Lane, Store
 from broker.secrets import SecretBox
 from broker.store.memory import MemoryStore
 from providers.body import Machine
@@ -37,6 +36,7 @@ from tests.sim.happenings import Happenings
 from tests.sim.invariants import CANARY, INVARIANTS, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
 from tests.sim.measures import attempt_of_machine
+from tests.sim.omitting import OmittingGate
 from tests.sim.outcome import Outcome
 from tests.sim.strikes import Strikes
 from trainer.contract import keys
@@ -222,7 +222,7 @@ class World:
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
         store = cast(Store, StoreDoor(self, process, slot.number, self.store))
         clock = HouseClock(store, slot.clock)
-        provider = Gate(cast(Provider, CloudDoor(self, process, clock, slot.number)), clock)
+        provider = OmittingGate(self, CloudDoor(self, process, clock, slot.number), clock)
         context = Context(
             installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
             store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
