@@ -8,6 +8,7 @@ import typer
 from broker.cli import admin, channel, daemon, jobs, policy, remote, slack, spend, submit, tenancy
 from broker.cli.estimate import estimate
 from broker.cli.exits import MEANINGS
+from broker.cli.known import gpus, models
 from broker.cli.rm import rm
 from broker.cli.sweep import sweep
 
@@ -50,6 +51,8 @@ app.command("login")(daemon.login)
 app.command("init")(daemon.init)
 app.command("quote")(submit.quote)
 app.command("estimate")(estimate)
+app.command("models")(models)
+app.command("gpus")(gpus)
 app.command("submit")(submit.submit)
 app.command("offers")(submit.offers)
 app.command("ls")(jobs.ls)
