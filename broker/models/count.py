@@ -28,6 +28,26 @@ def number(c: Config, *keys: str, default: int | None = None) -> int:
     raise ValueError(f"no positive {keys[0]}")
 
 
+STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary positions that multiply how far a model reaches; `llama3` and `longrope` have counted it already."""
+MOST_STRETCHED = 10_000
+
+
+def positions(c: Config) -> int | None:
+    """How many tokens a sequence may have, rotary positions stretched as transformers reads them; None: nothing says.
+    Raises ValueError."""
+    made = number(c, "max_position_embeddings", "n_positions", default=0) or None
+    rope = c.get("rope_parameters") or c.get("rope_scaling")
+    if made is None or not isinstance(rope, Mapping) or str(c.get("model_type", "")).startswith("gemma3"):
+        return made  # of a Gemma 3 only some layers are stretched, and its own count is with it
+    if rope.get("rope_type", rope.get("type")) not in STRETCHED:
+        return made
+    factor = rope.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= MOST_STRETCHED:
+        raise ValueError(f"rope_scaling with a factor that is no number from 0 to {MOST_STRETCHED}: {shown(factor)}")
+    return max(made, int(number(rope, "original_max_position_embeddings", default=made) * factor))
+
+
 def is_tied(c: Config) -> bool:
     """Whether the output layer is the word embedding."""
     said = c.get("tie_word_embeddings")

@@ -90,7 +90,7 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
             tied_embeddings=count.is_tied(config),
             parameters=count.parameters(config),
             known=family in BUILDS,
-            max_positions=count.number(config, "max_position_embeddings", "n_positions", default=0) or None,
+            max_positions=count.positions(config),
             gated_mlp=family not in PLAIN_MLP,
             **_traits(family, config),
         )
