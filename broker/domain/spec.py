@@ -23,7 +23,7 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-Accelerator = Annotated[Text, Field(pattern=r"[A-Za-z0-9]", max_length=100), AfterValidator(gpu_name)]
+Accelerator = Annotated[str, Field(pattern=r"^[ -~]*[A-Za-z0-9][ -~]*$", max_length=100), AfterValidator(gpu_name)]
 """A GPU as people write it, held as the hardware table does."""
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
