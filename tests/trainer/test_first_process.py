@@ -70,6 +70,14 @@ def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
         return []
 
 
+def _names(processes: list[psutil.Process]) -> list[str]:
+    names = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            names.append(process.name())
+    return names
+
+
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)])
 def test_the_command_s_code_is_its_own(start: Start, notice: Path, command: str, code: int) -> None:
     notice.write_text("5.0")
@@ -95,7 +103,7 @@ def test_a_sigterm_is_written_down_and_handed_on(start: Start, notice: Path) -> 
 
 def test_orphans_are_collected(start: Start) -> None:
     first = start("sh", "-c", "for i in 1 2 3; do (true &); done; exec sleep 600")
-    until(lambda: [child.name() for child in _children(first)] == ["sleep"], "what is dead is gone")
+    until(lambda: _names(_children(first)) == ["sleep"], "what is dead is gone")
 
 
 def test_a_user_s_container_has_the_command_as_its_first_process() -> None:

@@ -228,6 +228,24 @@ def test_a_notice_before_the_first_step_costs_no_micro_batch(
     assert (state["step"], state["micro"]) == (0, 1)
 
 
+async def test_what_is_over_time_may_take_a_moment_to_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at meanwhile whether it has to be over earlier still."""
+    monkeypatch.setattr("trainer.agent.state.LOOK_S", 0.0)
+    watch.state.limits = Limits(drain_s=0)
+    watch.state.end(Outcome.DRAINED, "the broker asked to drain")
+
+    async def slow_to_end() -> None:
+        async with watch.state.in_time(3600):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(10):
+                    await asyncio.sleep(0)
+
+    with pytest.raises(TimeoutError):
+        await slow_to_end()
+
+
 async def test_a_notice_during_the_last_drain_leaves_less_for_it(watch: Watch, service: Service) -> None:
     """What the broker granted is more than the cloud does."""
     watch.state.limits = Limits(drain_s=3600)

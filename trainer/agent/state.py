@@ -118,7 +118,7 @@ class AttemptState:
     async def _hasten(self, limit: asyncio.Timeout) -> None:
         """A notice may come at any time, also after the end was asked for."""
         loop, latest = asyncio.get_running_loop(), limit.when() or math.inf
-        while True:
+        while not limit.expired():  # one that has expired cannot be moved any more
             if self.ending is not None:
                 limit.reschedule(min(latest, loop.time() + self.drain_left_s))
             await asyncio.sleep(LOOK_S)
