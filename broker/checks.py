@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from broker.api.service import Checked
+from broker.api.needs import Checked
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape
 from broker.ports import Clock
@@ -31,7 +31,7 @@ class _Found:
 
 
 class Checks:
-    """`api.service.Preflight`. `hub` None: no network is asked. `remote_code`: as the daemon's configuration has it."""
+    """`api.needs.Preflight`. `hub` None: no network is asked. `remote_code`: as the daemon's configuration has it."""
 
     def __init__(self, hub: HubClient | None, clock: Clock, remote_code: Sequence[str] = ()) -> None:
         self._hub = hub

@@ -6,11 +6,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Protocol
 
 from broker.api.auth import Caller
 from broker.api.cursor import JobsPage, cursor_of, read_cursor
 from broker.api.inputs import Inputs
+from broker.api.needs import Checked, Market, Preflight
 from broker.api.problems import Conflict, Deleted, NotFound
 from broker.api.usecases.channels import Channels
 from broker.api.usecases.costs import Costs, check_data, check_time
@@ -24,7 +24,6 @@ from broker.decide.quote import quote
 from broker.decide.retention import last_checkpoint, origin_deleted
 from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, OriginDeleted, Problem, Rejected
 from broker.domain.ids import JobId, job_id
-from broker.domain.instance import Caps
 from broker.domain.job import (
     RESTING_JOB_STATES,
     TERMINAL_JOB_STATES,
@@ -36,59 +35,15 @@ from broker.domain.job import (
     LedgerEntry,
 )
 from broker.domain.money import ZERO, show
-from broker.domain.offer import Offer, ProviderStatus, Quote
+from broker.domain.offer import Offer, Quote
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 from broker.ports import Blobs, Clock, JobFilter, Notifier, Store, TenantStore, Upload
 from broker.secrets import SecretBox
 from trainer.contract import keys
-from trainer.contract.train import DataFormat
 
 ID_ENTROPY = 9
 LATELY = "sold out, refused or failed lately: left alone for a while"
-
-
-class Market(Protocol):
-    """What is for sale: read from memory, never from a cloud."""
-
-    def offers(self) -> Sequence[Offer]:
-        """The same objects until something changed."""
-        ...
-
-    def caps(self) -> Mapping[str, Caps]:
-        """By configured provider."""
-        ...
-
-    def status(self) -> Sequence[ProviderStatus]:
-        """Every configured provider, in the order of the configuration."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """A spec that passed the checks that cost nothing."""
-
-    workload: Workload
-    report: Mapping[str, Any]
-    """What was found, for people: JSON."""
-    local_model: bool = False
-    """The model is a folder of this machine."""
-
-
-class Preflight(Protocol):
-    """The checks before a cent is spent."""
-
-    def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
-        """One pass over a data set, as JSON. Raises InvalidInput."""
-        ...
-
-    def permit(self, spec: JobSpec) -> None:
-        """What the installation does not allow, whatever was allowed before. Raises InvalidInput."""
-        ...
-
-    async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
-        """Columns, templates, model. Raises InvalidInput with every fault."""
-        ...
 
 
 UNLESS_TOLD = Tempo(tick_s=0.0, drain_s=0.0, hands_s=0.0)

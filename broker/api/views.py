@@ -7,7 +7,7 @@ from typing import Any
 from broker.api import models
 from broker.api.models_costs import DeletedView, ForecastView, StorageView
 from broker.api.models_policies import HoldView
-from broker.api.service import Checked
+from broker.api.needs import Checked
 from broker.decide.billing import price_now
 from broker.decide.budgets import Refusal
 from broker.decide.retention import month_usd

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from broker.api import models
-from broker.api.service import Market
+from broker.api.needs import Market
 from broker.decide.hardware import matches
 
 
