@@ -17,6 +17,8 @@ NOTICE = Path("/run/gpubroker-notice")
 """Holds for how many seconds the container had to live when it was written."""
 GRACE_S = 5.0
 """RunPod's."""
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""By Python, and so by whatever it starts, unless it is told; a shell could not undo it."""
 
 
 class FirstProcess:
@@ -34,7 +36,7 @@ class FirstProcess:
         signal.signal(signal.SIGTERM, self._hear)
         signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the command as well
         try:
-            self._child = os.posix_spawnp(argv[0], argv, os.environ)
+            self._child = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=IGNORED)
         except OSError as e:
             print(f"cannot start {argv[0]!r}: {e.strerror}; give a program of the image", file=sys.stderr)
             return 127
@@ -67,6 +69,8 @@ class FirstProcess:
 def main(argv: list[str]) -> int:
     """Only root is the machine here; where the container was given to a user, the command is the first process."""
     if os.getuid() != 0:
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)
     return FirstProcess(NOTICE).run(argv)
 

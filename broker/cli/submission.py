@@ -163,6 +163,9 @@ def _code(file: SpecFile, code: str) -> Iterator[tuple[str, Path]]:
                 pack.pack(source, into)
         except BadInput as e:
             raise BadInput(f"{file.place('script.code')}: {e}", problems=(("script.code", str(e)),)) from None
+        except OSError as e:
+            why = f"cannot pack {source} into {folder}: {e.strerror}; free some room there, or set TMPDIR"
+            raise BadInput(f"{file.place('script.code')}: {why}", problems=(("script.code", why),)) from None
         yield archive.name, archive
 
 

@@ -2,7 +2,8 @@
 
 A trainer deletes below its own attempt only, so what an earlier one left is the broker's to collect. What the current
 attempt resumed from must stay until that has committed enough of its own, each at least as far: two, so that a torn
-newest one has a successor, and as many as `checkpoint.keep` where that is more. Milestones stay.
+newest one has a successor, and as many as `checkpoint.keep` where that is more. Milestones stay,
+and so does the furthest one that the guard could go back to.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,8 +44,17 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
 
     known = set(committed)
     doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in found}])))
-    doomed -= milestones(committed, job.spec.checkpoint.keep_every)
+    doomed -= milestones(committed, job.spec.checkpoint.keep_every) | _behind(job, committed, floor)
     return manifests_first(key for key, manifest in found if manifest in doomed)
+
+
+def _behind(job: Job, committed: Sequence[str], floor: int) -> set[str]:
+    """What a training that goes back from behind `floor` begins with: `guard.back_steps` before its first bad step."""
+    guard = job.spec.train.guard if job.spec.train else None
+    if guard is None or not guard.rollbacks:
+        return set()
+    reach = floor - guard.skip - guard.back_steps
+    return set([manifest for manifest in committed if step_of(manifest) <= reach][:1])
 
 
 def _manifest(key: str) -> str:

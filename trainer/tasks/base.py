@@ -175,10 +175,11 @@ class Task(ABC, Generic[E]):
 
         plain = trust.loading(self.config)
         config = transformers.AutoConfig.from_pretrained(self.config.model, **plain)
+        options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
+        if self.config.trust_remote_code and self.architecture in getattr(config, "auto_map", {}):
+            options["code_revision"] = plain["revision"]  # else the code would be today's, not what was read
         with torch.device("meta"):
-            return getattr(transformers, self.architecture).from_config(
-                config, trust_remote_code=self.config.trust_remote_code
-            )
+            return getattr(transformers, self.architecture).from_config(config, **options)
 
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""

@@ -38,10 +38,16 @@ def files(step: int, of: Attempt, *, committed: bool = True) -> list[str]:
 
 
 def gone(
-    found: list[str], *, keep: int = 2, every: int | None = None, now: Any = ENDED_AT, of: Any = (DEAD, DEAD_TOO, LIVE)
+    found: list[str],
+    *,
+    keep: int = 2,
+    every: int | None = None,
+    now: Any = ENDED_AT,
+    of: Any = (DEAD, DEAD_TOO, LIVE),
+    **spec: Any,
 ) -> set[str]:
     kept = {"keep": keep, "keep_every": every}
-    job = build.active_job(spec_changes={"checkpoint": kept}, attempts=len(of))
+    job = build.active_job(spec_changes={"checkpoint": kept, **spec}, attempts=len(of))
     return set(superseded(job, of, found, now))
 
 
@@ -49,6 +55,16 @@ def test_dead_attempts_checkpoints_go_after_two_commits_of_the_current_one() -> 
     old = [*files(10, DEAD), *files(20, DEAD_TOO)]
     assert gone([*old, *files(30, LIVE)]) == set(), "one may be torn"
     assert gone([*old, *files(30, LIVE), *files(40, LIVE)]) == set(old)
+
+
+def test_the_furthest_one_that_the_guard_could_go_back_to_stays() -> None:
+    """Three bad steps are left out, then it goes back 100: from behind 1060 to 957 or later."""
+    older, furthest, near = files(900, DEAD), files(957, DEAD), files(958, DEAD_TOO)
+    found = [*older, *furthest, *near, *files(1060, LIVE), *files(1120, LIVE)]
+    train = {"model": "m", "data": {"path": "upload:00", "completion": "{a}"}}
+    assert gone(found, script=None, train=train) == {*older, *near}
+    never = {**train, "guard": {"rollbacks": 0}}
+    assert gone(found, script=None, train=never) == {*older, *furthest, *near}
 
 
 def test_within_each_the_manifest_goes_first() -> None:
