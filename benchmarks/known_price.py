@@ -1,90 +1,161 @@
-"""A price that users know, by the functions that quotes call: Mistral-7B, 1,500 samples, QLoRA, one L40S at $2.75 an
-hour takes about 10 minutes and $0.45. Nobody says how long the samples are, so several lengths are shown."""
+"""A price that users know, by `gpubroker quote`: Mistral-7B, 1,500 samples, QLoRA, one L40S at $2.75 an hour takes
+about 10 minutes and $0.45. Nobody says how long the samples are, so several lengths are shown.
 
+The application on a socket with an emulated S3 behind it, one offer in its market; the command line is a process of
+its own. Of the spec all is default that the sentence does not say, but the length of its rows. Prints the quote as a
+user sees it, a line for each length, and one JSON line.
+"""
+
+import asyncio
 import json
-from dataclasses import dataclass
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
-from broker.decide import estimate as sizes
-from broker.decide.fit import Fit
+import aiohttp
+from moto.server import ThreadedMotoServer
+
+from broker.api.service import Settings
+from broker.blobs import ObstoreBlobs
+from broker.clock import SystemClock
 from broker.decide.hardware import TABLE
-from broker.decide.quote_kinds import kind_of
-from broker.decide.scaling import Load, run_of, scaling
-from broker.decide.throughput import pace, timing
+from broker.domain.ids import Installation
 from broker.domain.instance import Caps
 from broker.domain.money import usd
 from broker.domain.offer import Offer
-from broker.domain.workload import Workload
-from broker.models import catalogue
-from broker.models.shape import shape_of
+from broker.preflight.data import BYTES_PER_TOKEN
+from broker.store.memory import MemoryStore
+from providers.runpod import CAPS
+from tests.api.harness import FixedMarket, serving
 
-MINUTES, USD, USD_PER_HOUR = 10.0, 0.45, 2.75
-SAMPLES, GLOBAL_BATCH, BOOT_S = 1500, 16, 120.0
+MINUTES, USD, USD_PER_HOUR = 10.0, 0.45, "2.75"
+SAMPLES = 1500
 TOKENS = 512
-"""Of a row [assumed]: `train.max_length`'s default, with every row padded to it."""
+"""Of a row [assumed]: `train.max_length`'s default, which every row fills."""
 LENGTHS = (128, 256, 384, 512, 640, 768)
-ASSUMED = (
-    f"rows of {TOKENS} tokens, one epoch, {GLOBAL_BATCH} rows a step, rank 16 on all linear modules, no evaluation",
-    f"{BOOT_S:.0f} s from create to the first beat, weights at 200 MB/s, billed by the second from the create",
-)
+SPEC = """\
+name: known-price
+cap_usd: 5
+train:
+  model: mistralai/Mistral-7B-v0.1
+  method: {kind: qlora}
+  max_length: %d
+  data: {path: rows.jsonl, completion: "{text}"}
+"""
+L40S = Offer(
+    id="l40s", provider="runpod", cloud="RunPod", region="eu", instance_type="1xL40S", accelerator="l40s", gpus=1,
+    gpu_memory_bytes=TABLE["l40s"].memory_bytes, vcpus=16, ram_bytes=2**36, disk_bytes=10**12, spot=False,
+    usd_per_hour=usd(Decimal(USD_PER_HOUR)), seen_at=datetime(2026, 1, 1, tzinfo=UTC),
+)  # fmt: skip
+
+
+@dataclass
+class OneMachine(FixedMarket):
+    """RunPod with an L40S and nothing else; by the boot and teardown times that its provider has."""
+
+    items: Sequence[Offer] = field(default_factory=lambda: [L40S])
+
+    def caps(self) -> dict[str, Caps]:
+        return {"runpod": CAPS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Minutes and dollars, P50 and P90, set-up included."""
+    """Minutes and dollars of the quote's only line, P50 and P90, set-up included."""
 
     minutes: tuple[float, float]
     usd: tuple[float, float]
+    document: dict[str, Any]
 
     @property
     def contains(self) -> bool:
-        """The known figures lie between P50² / P90, as far below P50 as P90 is above it, and P90."""
-        return all(
-            p50 * p50 / p90 <= known <= p90 for (p50, p90), known in ((self.minutes, MINUTES), (self.usd, USD))
-        )  # fmt: skip
+        """The known figures lie in the interval as the quote prints it."""
+        spans = ((self.minutes, MINUTES), (self.usd, USD))
+        return all(p50 <= known <= p90 for (p50, p90), known in spans)
 
 
-def known(tokens: int = TOKENS) -> Known:
+@asynccontextmanager
+async def house(folder: Path) -> AsyncIterator[dict[str, str]]:
+    """The environment of a command line that reaches the application."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    store = MemoryStore(SystemClock())
+    try:
+        host, port = moto.get_host_and_port()
+        options = {"aws_endpoint": f"http://{host}:{port}", "aws_access_key_id": "a", "aws_secret_access_key": "b"}
+        async with aiohttp.ClientSession() as client, client.put(f"{options['aws_endpoint']}/bucket") as made:
+            made.raise_for_status()
+        options["aws_region"] = "us-east-1"
+        blobs = ObstoreBlobs.open("s3://bucket", Installation("known"), options=options)
+        async with serving(store, blobs, settings=Settings(spool=folder / "spool")) as api:
+            api.service.market = OneMachine()
+            token = (await api.token("benchmark"))["Authorization"].removeprefix("Bearer ")
+            own = {"GPUBROKER_URL": api.url, "GPUBROKER_TOKEN": token, "GPUBROKER_HOME": str(folder / "home")}
+            yield {**os.environ, **own}
+    finally:
+        await store.close()
+        moto.stop()
+
+
+def spec(folder: Path, tokens: int) -> Path:
+    """With its data: rows that the check takes to have so many tokens."""
+    size = round(tokens * BYTES_PER_TOKEN)
+    rows = (json.dumps({"text": (f"sample {number}: " + "word " * size)[:size]}) for number in range(SAMPLES))
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    path = folder / f"known-{tokens}.yaml"
+    path.write_text(SPEC % tokens)
+    return path
+
+
+async def asked(environment: dict[str, str], *words: str) -> str:
+    """What `gpubroker quote` prints."""
+    command = (sys.executable, "-m", "broker.cli", "quote", *words)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=pipe, stderr=pipe)
+    out, err = await process.communicate()
+    if process.returncode:
+        raise SystemExit(f"gpubroker quote ended with {process.returncode}: {err.decode()}")
+    return out.decode()
+
+
+async def known(environment: dict[str, str], folder: Path, tokens: int = TOKENS) -> Known:
     """The job with rows of so many tokens."""
-    found, gpu = catalogue.find("mistralai/Mistral-7B-v0.1"), TABLE["l40s"]
-    assert found is not None
-    shape, steps = shape_of("mistral", found.config), -(-SAMPLES // GLOBAL_BATCH)
-    ask = sizes.Ask(method="qlora", precision="bf16-autocast", length=tokens)
-    load = Load(global_batch=GLOBAL_BATCH, tokens_per_row=tokens, steps=steps)
-    plan = scaling(shape, ask, gpu, (1,), load)[0].plan
-    assert plan is not None
-    work = Workload(
-        shape=shape, method="lora", micro_batch=plan.micro_batch, global_batch=GLOBAL_BATCH, sequence=tokens,
-        tokens_per_row=tokens, steps=steps,
-    )  # fmt: skip
-    offer = Offer(
-        id="l40s", provider="cloud", cloud="Cloud", region="eu", instance_type="1xL40S", accelerator="l40s", gpus=1,
-        gpu_memory_bytes=gpu.memory_bytes, vcpus=16, ram_bytes=2**36, disk_bytes=10**12, spot=False,
-        usd_per_hour=usd(Decimal(str(USD_PER_HOUR))), seen_at=datetime(2026, 1, 1, tzinfo=UTC),
-    )  # fmt: skip
-    times = pace(work, timing(run_of(shape, ask, plan, tokens), gpu))
-    kind = kind_of(
-        work, offer, Fit(drop=None, reason="", pace=times, plan=plan), Caps(spot=False, boot_s=BOOT_S), (None, ""),
-        nodes=1, storage_usd_per_gib_month=0.0,
-    )  # fmt: skip
-    p50, p90 = kind.p50(0.0), kind.p90(0.0, 1.0)
+    found = json.loads(await asked(environment, str(spec(folder, tokens)), "--json"))
+    (line,) = found["lines"]
+    if line["verdict"] != "kept":
+        raise SystemExit(f"the L40S was dropped: {line['reason']}")
     return Known(
-        minutes=(p50 / 60, p90 / 60), usd=(USD_PER_HOUR * kind.billed(p50), USD_PER_HOUR * kind.billed(p90))
-    )  # fmt: skip
+        minutes=(60 * line["hours_p50"], 60 * line["hours_p90"]),
+        usd=(float(line["usd_p50"]), float(line["usd_p90"])),
+        document=found,
+    )
+
+
+async def shown(folder: Path) -> None:
+    async with house(folder) as environment:
+        print(await asked(environment, str(spec(folder, TOKENS)), "--explain"))
+        for tokens in LENGTHS:
+            found = await known(environment, folder, tokens)
+            (m50, m90), (u50, u90) = found.minutes, found.usd
+            inside = "contains" if found.contains else "does not contain"
+            span = f"{m50:5.1f} – {m90:4.1f} min, ${u50:.2f} – ${u90:.2f}"
+            print(f"{tokens:5} tokens a row: {span}; {inside} {MINUTES:g} min, ${USD}")
+        found = await known(environment, folder)
+        print(json.dumps({"tokens": TOKENS, "minutes": found.minutes, "usd": found.usd, "contains": found.contains}))
 
 
 def main() -> None:
-    """Prints the assumptions, a line for each length, and one JSON line."""
-    for line in ASSUMED:
-        print(f"assumed: {line}")
-    for tokens in LENGTHS:
-        found = known(tokens)
-        (m50, m90), (u50, u90) = found.minutes, found.usd
-        inside = "contains" if found.contains else "does not contain"
-        print(f"{tokens:5} tokens a row: {m50:5.1f} – {m90:4.1f} min, ${u50:.2f} – ${u90:.2f}; {inside} 10 min, $0.45")
-    found = known()
-    print(json.dumps({"tokens": TOKENS, "minutes": found.minutes, "usd": found.usd, "contains": found.contains}))
+    with tempfile.TemporaryDirectory() as name:
+        asyncio.run(shown(Path(name)))
 
 
 if __name__ == "__main__":

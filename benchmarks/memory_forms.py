@@ -10,7 +10,7 @@ import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -125,9 +125,11 @@ def asked(config: Mapping[str, Any], pick: random.Random) -> dict[str, Any]:
 
 
 def cases(
-    number: int, seed: int = 6, only: Collection[str] = (), *, quantised: bool = False
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """So many (config, ask), families in turn: `only` those, or all decoders. `quantised`: over a base of 4 bits."""
+    number: int, seed: int = 6, only: Collection[str] = (), *, quantised: bool = False, sharding: str | None = None,
+    gpus: Sequence[int] = (2,),
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:  # fmt: skip
+    """So many (config, ask), families in turn: `only` those, or all decoders. `quantised`: over a base of 4 bits.
+    `sharding`: of so many GPUs in turn (`gpus`)."""
     pick, families = random.Random(seed), sorted(only or set(BUILDS) - MIXTURES - ENCODERS)
     for i in range(number):
         config = shaped(families[i % len(families)], pick)
@@ -135,7 +137,7 @@ def cases(
         if quantised:
             ask["method"] = "qlora"
             ask["precision"] = "bf16-autocast" if ask["precision"] == "fp32" else ask["precision"]
-        yield config, ask
+        yield config, ask | ({"gpus": gpus[i % len(gpus)], "sharding": sharding} if sharding else {})
 
 
 def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, int, str, str]:
@@ -145,12 +147,14 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
     from trainer import memtrace
 
     AcceleratorState._reset_state(True)
+    many = ask.get("gpus", 1)
     words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
     arguments = [
         *("--config", "x", "--method", ask["method"], "--optimizer", ask["optimizer"]),
         *("--precision", words.get(ask["precision"], ask["precision"]), "--seq", str(ask["seq"])),
         *("--micro-batch", str(ask["micro_batch"])),
-        *("--global-batch", str(ask["micro_batch"] * (2 if ask["accumulate"] else 1))),
+        *("--global-batch", str(ask["micro_batch"] * many * (2 if ask["accumulate"] else 1))),
+        *("--gpus", str(many), "--sharding", ask.get("sharding", "ddp")),
         *("--lora-r", str(ask["lora_r"]), "--lora-dropout", str(ask["lora_dropout"])),
         *("--lora-targets", ask["lora_targets"]),
         *(["--gradient-checkpointing"] if ask["gradient_checkpointing"] else []),
@@ -177,11 +181,14 @@ def main() -> None:
     parser.add_argument("--encoders", action="store_true", help="encoders with a head, in place of decoders")
     parser.add_argument("--pairs", action="store_true", help="encoder-decoders, in place of decoders")
     parser.add_argument("--quantised", action="store_true", help="QLoRA of 4 bits, in place of LoRA and full")
+    parser.add_argument("--sharding", choices=("ddp", "fsdp"), help="of several GPUs, in place of one")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="so many in turn, with --sharding")
     args = parser.parse_args()
     only = ENCODERS if args.encoders else PAIRS if args.pairs else ()
     errors: dict[str, list[float]] = defaultdict(list)
     rows: list[tuple[float, str]] = []
-    for config, ask in islice(cases(args.n, args.seed, only, quantised=args.quantised), args.skip, None):
+    drawn = cases(args.n, args.seed, only, quantised=args.quantised, sharding=args.sharding, gpus=args.gpus)
+    for config, ask in islice(drawn, args.skip, None):
         traced, estimated, there, here = compared(config, ask)
         error = 100 * (estimated / traced - 1)
         errors[config["model_type"]].append(abs(error))

@@ -143,7 +143,7 @@ def _asked(shape: ModelShape, ask: sizes.Ask) -> Run:
     )
 
 
-def fms(file: str = "fms_a100_80gb.csv", source: str = "fms") -> Iterator[Row | Refused]:
+def fms(file: str = "fms_a100_80gb.csv", source: str = "fms", release: str = "4.48.1") -> Iterator[Row | Refused]:
     """fms-acceleration: reentrant checkpointing, rows of 4096 tokens."""
     for row in _rows(file):
         gpus, batch = int(row["num_gpus"]), int(row["per_device_train_batch_size"])
@@ -156,6 +156,7 @@ def fms(file: str = "fms_a100_80gb.csv", source: str = "fms") -> Iterator[Row | 
             optimizer="adamw_foreach", precision="bf16-autocast" if row["bf16"] else "bf16",
             length=4096, rows=batch, gpus=gpus, sharding="fsdp" if gpus > 1 else "none",
             targets=tuple(row["target_modules"].split()) or ("all-linear",), dropout=0.1, attention="flash",
+            transformers=release,
         )  # fmt: skip
         run = replace(_asked(shape, ask), recompute="whole")
         if plug_in == "accelerated-peft-bnb":  # autocast as well, but it leaves norms in half precision
@@ -171,7 +172,7 @@ def _model(path: str) -> str:
 
 def blind() -> list[Row]:
     """The same of an earlier version, transformers 4.45.2, with a mixture of experts: nothing was fitted on them."""
-    return [row for row in fms("fms_a100_80gb_4_45.csv", "fms 4.45") if isinstance(row, Row)]
+    return [row for row in fms("fms_a100_80gb_4_45.csv", "fms 4.45", "4.45.2") if isinstance(row, Row)]
 
 
 def peft() -> Iterator[Row | Refused]:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 
 from benchmarks.throughput_fit import fit, fitted, quantile, surprise
 from benchmarks.throughput_rows import Row, blind, everything
-from broker.decide.calibration import FITTED, GPU_PRIOR, SPREAD_UNMEASURED, Belief, believe
+from broker.decide.calibration import (
+    FITTED,
+    GPU_PRIOR,
+    SPREAD_MEASURED,
+    SPREAD_MIXTURE,
+    SPREAD_UNMEASURED,
+    Belief,
+    believe,
+)
 from broker.decide.hardware import TABLE
 
 DRAWS = 20
@@ -174,6 +182,12 @@ def main() -> None:
         "as shipped, of fms-acceleration with transformers 4.45.2 and mixtures of experts, which nothing was fitted on",
         by_family(unknown),
     )
+    later = {
+        width: [abs(one.surprise) <= math.log(width) for one in unknown if ("mixtral" in one.row.family) == mixture]
+        for mixture, width in ((False, SPREAD_MEASURED), (True, SPREAD_MIXTURE))
+    }
+    for width, within in later.items():
+        print(f"/ and x {width:g} holds {sum(within)} of {len(within)} of these rows")
     known = left_out(used, lambda r: r.group)
     sizes = [one for one in known if one.row.source == "llm-foundry"]
     table("model size left out (llm-foundry)", by_group(sizes))
@@ -202,6 +216,7 @@ def main() -> None:
         "unseen_gpu_no_run_median_pct": _percent(one.surprise for one in strange),
         "unseen_gpu_one_run_median_pct": _percent(one.surprise for one in after[1]),
         "coverage_90": round(covered(sizes, lambda r: r.group), 3),
+        "coverage_of_later_rows": round(statistics.fmean(later[SPREAD_MEASURED]), 3),
     }
     print(json.dumps(summary))
 

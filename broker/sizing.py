@@ -6,23 +6,20 @@ packages.
 
 import json
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
+from broker import exact as tracer
 from broker import tabled
 from broker.decide import estimate as sizes
-from broker.decide.hardware import TABLE, Hardware, matches, nearest
+from broker.decide.evidence import exact_margin
+from broker.decide.hardware import GIB, TABLE, Hardware, matches, nearest
 from broker.decide.lora_targets import ALL_LINEAR
-from broker.decide.memory_builds import build_of
-from broker.decide.roofline import ideal, terms
 from broker.decide.scaling import run_of, unmeasured
-from broker.decide.throughput import spread_of
+from broker.decide.throughput import Speed, speed
 from broker.domain.errors import InvalidInput
 from broker.domain.gpus import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
@@ -33,17 +30,9 @@ from broker.models.shape import headed_shape, shape_of, text_of, written_shape
 from broker.models.tasks import built_for, task_shape
 from trainer.contract.train import TaskName
 
-TRACE_PATIENCE_S = 300
-EXACT_PRECISIONS = {
-    "bf16-autocast": "bf16", "fp16-autocast": "fp16", "fp32": "fp32", "bf16": "bf16-pure", "fp16": "fp16-pure",
-}  # fmt: skip
-
-
 TASKS: tuple[str, ...] = get_args(TaskName)
 PAIRED = frozenset({"dpo", "reward_model"})
 """Tasks of which each row is two sequences."""
-TRACED_TASKS = ("causal_lm", "text_classification", "token_classification", "seq2seq", "image_classification")
-"""What the tracer knows, by the architecture or by its own option."""
 
 
 class BadAsk(ValueError):
@@ -61,6 +50,7 @@ def _read(path: Path) -> str:
 
 def config_of(model: str | None, config: str | Path | Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
     """(name, config) of a model of the bundled catalogue, a folder, a file, or of JSON itself. Raises BadAsk."""
+    model, config = model or None, None if config == "" else config
     if (model is None) == (config is None):
         raise BadAsk("give either a MODEL of the catalogue or --config CONFIG.json")
     if isinstance(config, Mapping):
@@ -107,96 +97,39 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
 
 
 def hardware_of(gpu: str | None) -> Hardware | None:
+    """The first of the table that is meant; all that are must have as much memory. Raises BadAsk."""
     if gpu is None:
         return None
-    asked = gpu_name(gpu)
-    found = next((h for name, h in TABLE.items() if h.gpu and matches(asked, name)), None)
-    if found is None:
+    asked, said = gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
+    found = [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
+    if not found or not found[0].gpu:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
         near = "".join(f", the nearest is {name}" for name in nearest(asked))
-        raise BadAsk(f"--gpu {' '.join(gpu.split())[:100]}: not known{near}; known are {known}")
-    return found
+        raise BadAsk(f"{said}: not known{near}; known are {known}")
+    sizes = sorted({h.memory_bytes for h in found})
+    if len(sizes) > 1:
+        choices = ", ".join(f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
+        raise BadAsk(f"{said}: means GPUs of different memory; give one of {choices}")
+    return found[0]
 
 
-def _speed(
-    shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None
-) -> tuple[float | None, list[float] | None, str]:
-    """(tokens/s of all GPUs, its interval, why there is none or what it rests on)."""
+def _speed(shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None) -> Speed | str:
+    """Of all GPUs; else why there is none."""
     if hardware is None:
-        return None, None, "no --gpu was given"
+        return "no --gpu was given"
     if (why := unmeasured(ask)) is not None:
-        return None, None, why
-    if ask.sharding in ("hybrid", "tensor") or ask.offload or ask.nodes > 1:
-        return None, None, "no basis: several machines, hybrid and tensor sharding and offload are not timed here"
-    way: Mapping[sizes.Sharding, Parallelism] = {"none": "single", "ddp": "ddp", "fsdp": "fsdp"}
+        return why
+    way: Parallelism = "fsdp" if ask.sharding == "fsdp" else "hybrid" if ask.sharding == "hybrid" else "ddp"
     plan = Plan(
-        parallelism=way[ask.sharding], devices=ask.gpus, micro_batch=ask.rows, gradient_checkpointing=ask.checkpointing
+        parallelism=way if ask.gpus > 1 else "single",
+        devices=ask.gpus,
+        micro_batch=ask.rows,
+        accumulation=2 if ask.accumulated else 1,
+        gradient_checkpointing=ask.checkpointing,
     )
     target = (ask.target or ask.length) if shape.decoder_layers else 0
-    run = replace(run_of(shape, ask, plan, ask.length, written=target), reference=task == "dpo")
-    rate = ask.rows * ask.gpus * (ask.length + target) / terms(ideal(run, hardware)).total
-    spread, evidence = spread_of(run, hardware)
-    basis = f"roofline; {evidence}"
-    return round(rate, 1), [round(rate / spread, 1), round(rate * spread, 1)], basis
-
-
-def _targets(shape: ModelShape | None, ask: sizes.Ask) -> str:
-    """Those that match something, in the tracer's words. `shape`: None where tables tell of the model."""
-    if shape is None or ask.method == "full":
-        return "all-linear"
-    adapted, names = sizes.adapted_modules(shape, ask.targets)[0], build_of(shape).names
-    if ask.targets == (ALL_LINEAR,):
-        return ALL_LINEAR
-    if isinstance(ask.targets, tuple):  # the tracer has peft itself
-        return ",".join(ask.targets)
-    if not adapted <= names.keys():
-        raise BadAsk(f"--exact traces no pattern that matches embeddings or the head ({ask.targets}); give names")
-    return ",".join(sorted({names[role] for role in adapted}))
-
-
-def _installed() -> str | None:
-    """The version of transformers that the tracer would run."""
-    try:
-        return metadata.version("transformers")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, task: str | None) -> dict[str, Any]:
-    """The exact tracer's answer for the trainer's own step. Raises BadAsk for any other step."""
-    installed = _installed()
-    for wrong, what in (
-        (ask.method not in ("full", "lora", "qlora"), f"--method {ask.method}"),
-        (ask.optimizer not in ("adamw_fused", "adamw_foreach"), f"--optimizer {ask.optimizer}"),
-        (ask.transformers not in (None, installed), f"--stack but {installed or 'an installed one'}"),
-        (ask.norms != "float32", f"--norms {ask.norms}"),
-        (ask.gpus > 1, f"--gpus {ask.gpus}"),
-        (ask.attention != "sdpa", f"--attention {ask.attention}"),
-        (task not in (None, *TRACED_TASKS), f"--task {task}"),
-    ):
-        if wrong:
-            raise BadAsk(f"--exact traces the trainer's own step on one GPU, which knows no {what}; leave out --exact")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(dict(config), file)
-        file.flush()
-        command = [
-            *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),
-            *("--optimizer", ask.optimizer, "--precision", EXACT_PRECISIONS[ask.precision], "--seq", str(ask.length)),
-            *(["--target-seq", str(ask.target)] if ask.target else []),
-            *("--micro-batch", str(ask.rows), "--global-batch", str(ask.rows * (2 if ask.accumulated else 1))),
-            *("--lora-r", str(ask.rank), "--lora-dropout", str(ask.dropout), "--lora-targets", _targets(shape, ask)),
-            *(["--task", task] if task in TRACED_TASKS[1:] else []),
-            "--gradient-checkpointing" if ask.checkpointing else "--no-gradient-checkpointing",
-        ]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TRACE_PATIENCE_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise BadAsk(f"--exact: the tracer took longer than {TRACE_PATIENCE_S} s") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["the tracer failed"])[-1]
-        raise BadAsk(f"--exact: {last.replace(file.name, 'the config')} (it needs `pip install 'gpubroker[trainer]'`)")
-    traced: dict[str, Any] = json.loads(done.stdout)
-    return traced
+    run = run_of(shape, ask, plan, ask.length, ask.nodes, written=target)
+    return speed(replace(run, reference=task == "dpo"), hardware)
 
 
 def _said_of(task: str | None, rows: int) -> Iterator[str]:
@@ -206,33 +139,14 @@ def _said_of(task: str | None, rows: int) -> Iterator[str]:
 
 
 def estimate(
-    model: str | None = None,
-    *,
-    config: str | Path | Mapping[str, Any] | None = None,
-    task: str | None = None,
-    method: str = "lora",
-    optimizer: str = "adamw_fused",
-    precision: str = "bf16-autocast",
-    seq: int = 2048,
-    target_seq: int | None = None,
-    resolution: int | None = None,
-    micro_batch: int = 1,
-    accumulate: bool = False,
-    gpus: int = 1,
-    nodes: int = 1,
-    offload: bool = False,
-    sharding: str | None = None,
-    gradient_checkpointing: bool = False,
-    lora_r: int = 16,
-    lora_targets: str = "all-linear",
-    lora_dropout: float = 0.05,
-    trainable_parameters: int | None = None,
-    attention: str = "sdpa",
-    norms: str = "float32",
-    stack: str | None = None,
-    exact: bool = False,
-    gpu: str | None = None,
-) -> dict[str, Any]:
+    model: str | None = None, *, config: str | Path | Mapping[str, Any] | None = None, task: str | None = None,
+    method: str = "lora", optimizer: str = "adamw_fused", precision: str = "bf16-autocast", seq: int = 2048,
+    target_seq: int | None = None, resolution: int | None = None, micro_batch: int = 1, accumulate: bool = False,
+    gpus: int = 1, nodes: int = 1, offload: bool = False, sharding: str | None = None,
+    gradient_checkpointing: bool = False, lora_r: int = 16, lora_targets: str = "all-linear",
+    lora_dropout: float = 0.05, trainable_parameters: int | None = None, attention: str = "sdpa",
+    norms: str = "float32", stack: str | None = None, exact: bool = False, gpu: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
     `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
@@ -240,32 +154,32 @@ def estimate(
     several GPUs. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a
     side of a UNet's images.
     """
+    _check_types(locals())
     name, given = config_of(model, config)
+    words: Any = {"method": method, "precision": precision, "sharding": sharding or ("ddp" if gpus > 1 else "none")}
+    words |= {"attention": attention, "norms": norms}  # checked there, with one line that names the choices
     ask = sizes.Ask(
-        method=method,  # type: ignore[arg-type]  # checked there, with one line that names the choices
-        optimizer=optimizer,
-        precision=precision,  # type: ignore[arg-type]
-        length=seq,
-        target=target_seq,
-        rows=micro_batch * (2 if task in PAIRED else 1),
-        accumulated=accumulate,
-        gpus=gpus,
-        nodes=nodes,
-        offload=offload,
-        sharding=sharding or ("ddp" if gpus > 1 else "none"),  # type: ignore[arg-type]
-        checkpointing=gradient_checkpointing,
-        rank=lora_r,
-        targets=targets_of(lora_targets),
-        dropout=lora_dropout,
-        trainable=trainable_parameters,
-        attention=attention,  # type: ignore[arg-type]
-        norms=norms,  # type: ignore[arg-type]
+        **words, optimizer=optimizer, length=seq, target=target_seq, rows=micro_batch * (2 if task in PAIRED else 1),
+        accumulated=accumulate, gpus=gpus, nodes=nodes, offload=offload, checkpointing=gradient_checkpointing,
+        rank=lora_r, targets=targets_of(lora_targets), dropout=lora_dropout, trainable=trainable_parameters,
         transformers=_version(stack),
-    )
+    )  # fmt: skip
     try:
         return _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+
+
+def _check_types(asked: Mapping[str, Any]) -> None:
+    """Against what `estimate` says that it takes. Raises BadAsk."""
+    for name, kind in get_type_hints(estimate).items():
+        if name == "return":
+            continue
+        kinds = [get_origin(one) or one for one in get_args(kind) or (kind,)]
+        value, known = asked[name], tuple(kinds + ([int] if float in kinds else []))
+        if not isinstance(value, known) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(one.__name__ for one in kinds if one is not NoneType)
+            raise BadAsk(f"{name} {repr(value)[:100]}: is of the type {type(value).__name__}; give {wanted}")
 
 
 def targets_of(said: str) -> tuple[str, ...] | str:
@@ -299,16 +213,29 @@ def _answer(
         ask = tabled.sized(given, ask, resolution)
         found = tabled.estimate(given, ask)
         return _document(
-            name, kind, found, hardware, tabled.NO_SPEED, _trace(given, None, ask, task) if exact else None
+            name, kind, found, hardware, tabled.NO_SPEED, tracer.trace(given, None, ask, task) if exact else None
         )
     shape = model_shape(name, given, task)
     task, read = task or built_for(given), task is None
     tabled.refuse_resolution(shape.family, resolution)
+    if task == "dpo" and ask.method == "full":
+        raise BadAsk("--method full: dpo trains a LoRA, since the model under its adapters is the reference; use lora")
     found = sizes.estimate(shape, ask)
+    if task in PAIRED:
+        found = sizes.by_formula(found, f"{shape.family} by {task}: a row as two sequences, by formula, not traced")
     by_class = [f"task {task}, by the config's architectures"] if read and task else []
-    said = *found.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows)
-    found, speed = replace(found, notes=said), _speed(shape, ask, hardware, task)
-    return _document(name, shape.family, found, hardware, speed, _trace(given, shape, ask, task) if exact else None)
+    apart = [f"assumed: {links(hardware, ask.gpus // ask.nodes)}"] if hardware and ask.nodes > 1 else []
+    said = *found.notes, *by_class, *_taken(given, shape), *_said_of(task, ask.rows), *apart
+    found, at = replace(found, notes=said), _speed(shape, ask, hardware, task)
+    return _document(name, shape.family, found, hardware, at, tracer.trace(given, shape, ask, task) if exact else None)
+
+
+def links(hardware: Hardware, each: int) -> str:
+    """What is taken of machines of so many GPUs."""
+    return (
+        f"machines of {each} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
+        f"between them {hardware.network / 1e9:.1f} GB/s a machine"
+    )
 
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
@@ -321,22 +248,35 @@ def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
         yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"
 
 
+def spoken(at: Speed | str) -> dict[str, Any]:
+    """A speed in a document; a string says why there is none."""
+    if isinstance(at, str):
+        said = dict.fromkeys(("tokens_per_s", "tokens_per_s_interval", "tokens_per_s_evidence"))
+        return {**said, "tokens_per_s_basis": at}
+    return {
+        "tokens_per_s": round(at.tokens_per_s, 1),
+        "tokens_per_s_interval": [round(rate, 1) for rate in at.interval],
+        "tokens_per_s_evidence": at.tier,
+        "tokens_per_s_basis": at.evidence,
+    }
+
+
 def _document(
     name: str,
     family: str,
     found: sizes.Estimate,
     hardware: Hardware | None,
-    speed: tuple[float | None, list[float] | None, str],
+    at: Speed | str,
     traced: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     by, segment, peak = dict(found.by_category), found.segment, found.peak_allocated
-    tier, evidence, margin = str(found.tier), found.evidence, found.margin
+    tier, evidence, margin, shown = str(found.tier), found.evidence, found.margin, found.device_margin - found.margin
     if traced is not None:
         by = {**dict.fromkeys(by, 0), **traced["by_category"], "context": found.context}
         by["temporary"] += sizes.CUBLAS_WORKSPACE
         peak, segment = traced["peak_allocated_bytes"] + sizes.CUBLAS_WORKSPACE, traced["segment"]
         versions = " ".join(f"{k} {v}" for k, v in traced["versions"].items())
-        tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", min(margin, 0.05)
+        tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", exact_margin(family, margin)
     used = peak + found.context
     return {
         "model": name,
@@ -350,11 +290,9 @@ def _document(
         "evidence": tier,
         "evidence_detail": evidence,
         "margin_pct": round(100 * margin, 1),
-        "device_margin_pct": round(100 * found.device_margin, 1),
+        "device_margin_pct": round(100 * (margin + shown), 1),
         "notes": list(found.notes),
-        "tokens_per_s": speed[0],
-        "tokens_per_s_interval": speed[1],
-        "tokens_per_s_basis": speed[2],
+        **spoken(at),
         "gpu": hardware.name if hardware else None,
         "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
         # under pressure the allocator gives back what it only caches, so that does not count

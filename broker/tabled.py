@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from broker.decide import estimate as sizes
-from broker.decide.memory_step import Played
+from broker.decide.memory_terms import Played
 from broker.decide.memory_traced import by_category
 from broker.models import count, traced
 
 Config = Mapping[str, Any]
-NO_SPEED: tuple[float | None, list[float] | None, str] = (None, None, "no basis: no run of such a model was measured")
+NO_SPEED = "no basis: no run of such a model was measured"
 MARGINS = {"whisper": 0.10, "unet": 0.25}
 """Beside what a table is off a trace: workspaces of convolutions, of which a Whisper has two and a UNet many."""
 SMALLEST, LARGEST = 64, 4096

@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from broker import tabled
 from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
 from broker.decide.memory_builds import ATTENTION_ROLES, build_of
 from broker.decide.scaling import A_MACHINE, Load, Point, counts_of, scaling
 from broker.decide.workload import optimizer_of
 from broker.domain.workload import ModelShape
-from broker.sizing import BadAsk, config_of, hardware_of, model_shape
+from broker.models import traced
+from broker.sizing import BadAsk, config_of, hardware_of, links, model_shape, spoken
 from trainer.contract.train import TrainConfig
+
+MOST_BATCH, MOST_ROWS, MOST_USD = 10**9, 10**15, 10**6
+"""Of what is asked offline."""
 
 
 def what_if(
@@ -33,16 +38,14 @@ def what_if(
     hours and dollars of one pass.
     """
     name, given = config_of(model, config)
+    if traced.kind_of(given) is not None:
+        raise BadAsk(f"--what-if: {tabled.NO_SPEED}; leave it out for its memory")
     hardware = hardware_of(gpu)
     if hardware is None:
         raise BadAsk("--what-if: give --gpu, for example --gpu H100-SXM")
     counts = _counts(said)
+    _check(ask, global_batch, rows, usd_per_gpu_hour)
     batch = counts[-1] * ask.rows if global_batch is None else global_batch
-    for option, value in (("--global-batch", batch), ("--rows", 1 if rows is None else rows)):
-        if value < 1:
-            raise BadAsk(f"{option} {value}: must be at least 1")
-    if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour < math.inf:
-        raise BadAsk(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be 0 or more")
     shape = model_shape(name, given)
     load = Load(
         global_batch=batch,
@@ -52,6 +55,19 @@ def what_if(
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
     return table(name, shape, ask, hardware, counts, load)
+
+
+def _check(ask: sizes.Ask, global_batch: int | None, rows: int | None, usd_per_gpu_hour: float | None) -> None:
+    """Raises BadAsk."""
+    try:
+        sizes.check_numbers(ask)
+    except sizes.Unanswerable as e:
+        raise BadAsk(str(e)) from None
+    for option, value, most in (("--global-batch", global_batch, MOST_BATCH), ("--rows", rows, MOST_ROWS)):
+        if value is not None and not 1 <= value <= most:
+            raise BadAsk(f"{option} {value}: must be from 1 to {most}")
+    if usd_per_gpu_hour is not None and not 0 <= usd_per_gpu_hour <= MOST_USD:
+        raise BadAsk(f"--usd-per-gpu-hour {usd_per_gpu_hour:g}: must be from 0 to {MOST_USD}")
 
 
 def of_spec(
@@ -74,7 +90,7 @@ def of_spec(
         dropout=lora.dropout if lora else 0.0,
     )
     load = Load(
-        global_batch=train.global_batch,
+        global_batch=train.rows_a_step,
         tokens_per_row=min(mean, ask.length),
         written_per_row=min(written, ask.length),
         steps=steps,
@@ -116,8 +132,7 @@ def table(
         "usd_per_gpu_hour": load.usd_per_gpu_hour,
         "points": [_row(point, timed=load.steps > 0) for point in points],
         "assumptions": [
-            f"machines of {A_MACHINE} GPUs; within them {hardware.link / 1e9:.0f} GB/s a GPU and direction, "
-            f"between them {hardware.network / 1e9:.1f} GB/s a machine",
+            links(hardware, A_MACHINE),
             f"the global batch stays {load.global_batch} rows; GPUs that it does not divide among stay idle",
             "training alone: no set-up, checkpoints, evaluation or preemptions",
         ],
@@ -125,8 +140,16 @@ def table(
 
 
 def _row(point: Point, *, timed: bool) -> dict[str, Any]:
-    row = asdict(replace(point, plan=None))
-    row["plan"] = None if point.plan is None else asdict(point.plan)
-    row["tokens_per_s_interval"] = [round(row.pop("low"), 1), round(row.pop("high"), 1)]
-    row["tokens_per_s"], row["mfu"] = round(point.tokens_per_s, 1), round(point.mfu, 4)
-    return row if timed else {**row, "hours": None, "usd": None}
+    row: dict[str, Any] = {"gpus": point.gpus, "nodes": point.nodes, "need_bytes": point.need_bytes}
+    if point.plan is None or point.speed is None:
+        unknown = dict.fromkeys(("plan", "step_s", "mfu", "hours", "usd"))
+        return {**row, **unknown, **spoken("does not fit")}
+    return {
+        **row,
+        "plan": asdict(point.plan),
+        "step_s": point.speed.step_s,
+        **spoken(point.speed),
+        "mfu": round(point.mfu, 4),
+        "hours": point.hours if timed else None,
+        "usd": point.usd if timed else None,
+    }

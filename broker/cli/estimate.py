@@ -63,7 +63,9 @@ OPTIONS: Mapping[str, Any] = {
         str, _of(NORMS), "Of a 4-bit or 8-bit base under autocast: raised, as TRL has them, or as loaded."
     ),
     "stack": _option(str | None, "transformers=VERSION", "That version's own loss, attention and experts."),
-    "exact": _option(bool, None, "Trace the model's own code; needs the trainer's packages.", "--exact"),
+    "exact": _option(
+        bool, None, "Trace the model's own code, also of several GPUs; needs the trainer's packages.", "--exact"
+    ),
     "gpu": _option(str | None, "NAME", "For tokens/s and whether it fits: A100-80GB, L40S, or as nvidia-smi has it."),
 }
 """How each parameter of `broker.estimate()` is given here; names and defaults are that function's."""
@@ -125,6 +127,7 @@ def _scaled(
         targets=targets_of(given["lora_targets"]),
         dropout=given["lora_dropout"],
         attention=given["attention"],
+        norms=given["norms"],
     )
     return scaling_table(
         what_if, model=given["model"], config=given["config"], gpu=given["gpu"], ask=ask, global_batch=global_batch,
@@ -174,5 +177,7 @@ def _show(out: Output, found: dict[str, Any]) -> None:
         fits = "fits" if found["fits"] else "does not fit"
         out.say(f"{found['gpu']}: {fits} with that margin, of {found['gpu_memory_bytes'] / GIB:.1f} GiB")
     rate, interval = found["tokens_per_s"], found["tokens_per_s_interval"]
-    told = f"{rate:,.0f} ({interval[0]:,.0f} – {interval[1]:,.0f})" if rate else "not known"
-    out.say(f"tokens/s: {told}: {found['tokens_per_s_basis']}")
+    if rate is None:
+        return out.say(f"tokens/s: not known: {found['tokens_per_s_basis']}")
+    told = f"{rate:,.0f} ({interval[0]:,.0f} – {interval[1]:,.0f})"
+    out.say(f"tokens/s: {told}: {found['tokens_per_s_evidence']} ({found['tokens_per_s_basis']})")

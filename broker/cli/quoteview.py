@@ -12,12 +12,16 @@ from broker.api.models_policies import HoldView
 from broker.cli import words
 from broker.cli.output import Output
 from broker.decide.budgets import Hold
+from broker.decide.quote_kinds import SETUP_SPREAD, UPLOAD_BYTES_PER_S
 from broker.decide.quote_words import LABELS
+from broker.decide.throughput import DOWNLOAD_BYTES_PER_S, START_S
 from broker.domain.offer import Drop, Verdict
 from broker.domain.workload import ModelShape
-from broker.preflight.data import DataReport
+from broker.preflight.data import BYTES_PER_TOKEN, DataReport
 
 SHOWN = 10
+UNCHECKED = " *"
+"""After a time whose speed was compared with no run of its like; the lines below the table tell more."""
 LONGEST_TEXT = 400
 
 
@@ -30,8 +34,8 @@ def show(out: Output, quote: QuoteView, *, every: bool = False) -> None:
         out.say(offers(shown, why=len(reasons) > 1))
         if len(reasons) == 1:
             out.say(f"kept: {reasons.pop()}")
-    if shown and shown[0].runs:
-        out.say(f"speed of the first: {shown[0].evidence}")
+    for text in speeds(shown):
+        out.say(text)
     if quote.kept > len(shown):
         out.say(f"and {quote.kept - len(shown)} more that would do; `gpubroker quote --all` shows every one")
     for line in dropped(quote):
@@ -72,14 +76,32 @@ def offers(lines: list[LineView], *, why: bool) -> Table:
             words.gpu(offer, line.nodes),
             words.market(offer),
             words.money(offer.usd_per_hour * line.nodes),
-            words.hours(line.hours_p50, line.hours_p90),
+            words.hours(line.hours_p50, line.hours_p90) + UNCHECKED * (line.tier == "unchecked"),
             words.span(line.usd_p50, line.usd_p90),
             *([line.reason] if why else []),
         )
     return table
 
 
+def speeds(lines: list[LineView]) -> list[str]:
+    """What the speed of each rests on, once for those of the same GPU."""
+    found: dict[str, list[str]] = {}
+    for number, line in enumerate(lines, 1):
+        if line.tier is not None:
+            found.setdefault(f"{line.tier} ({line.evidence})", []).append(str(number))
+    return [f"speed of {', '.join(numbers)}: {basis}" for basis, numbers in found.items()]
+
+
 EXPLAINED = 3
+
+
+ASSUMED = (
+    f"tokens are bytes / {BYTES_PER_TOKEN}; attention is that of rows of the mean length, and nothing is padded",
+    f"weights and data come at {DOWNLOAD_BYTES_PER_S / 1e6:.0f} MB/s and the last checkpoint leaves at "
+    f"{UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s, or slower where the cloud says so; {START_S:.0f} s of imports",
+    f"P90 is the work at the low end of its speed's interval, boot and load x {SETUP_SPREAD}, and preemptions",
+)
+"""Of what is estimated: docs/estimation.md has the rest."""
 
 
 def explain(out: Output, quote: QuoteView) -> None:
@@ -87,6 +109,8 @@ def explain(out: Output, quote: QuoteView) -> None:
     for line in [line for line in quote.lines if line.verdict is Verdict.KEPT][:EXPLAINED]:
         for text in explained(line):
             out.say(text)
+    for text in ASSUMED if quote.lines and quote.lines[0].hours else ():
+        out.say(f"assumed: {text}")
     table = Table(title="Every offer", title_justify="left")
     for name in ("offer", "verdict", "reason"):
         table.add_column(name, overflow="fold")
@@ -128,7 +152,8 @@ def dropped(quote: QuoteView) -> list[str]:
 
 def check(report: dict[str, Any], columns: tuple[str, ...] = ()) -> RenderableType | None:
     """What the check found: rows, columns, token estimate, one rendered example, the model. None for a script."""
-    found = [*_data(report.get("data") or {}, columns), *_model(report.get("model") or {})]
+    settled = [("settled", report["settled"])] if report.get("settled") else []
+    found = [*_data(report.get("data") or {}, columns), *settled, *_model(report.get("model") or {})]
     if not found:
         return None
     table = Table(title="Data and model", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))

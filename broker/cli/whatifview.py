@@ -1,5 +1,6 @@
 """A scaling table, for people, and its plot."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,8 +97,8 @@ def _show(out: Output, found: dict[str, Any]) -> None:
     for name in ("GiB a GPU", "tokens/s", "MFU", "hours", "$"):
         table.add_column(name, justify="right")
     for row in found["points"]:
-        low, high = row["tokens_per_s_interval"]
         fits = row["plan"] is not None
+        low, high = row["tokens_per_s_interval"] or (0, 0)
         hours, usd = row["hours"], row["usd"]
         table.add_row(
             str(row["gpus"]),
@@ -109,10 +110,14 @@ def _show(out: Output, found: dict[str, Any]) -> None:
             _short(usd) if fits and usd is not None else "",
         )
     out.say(table)
-    if any(row["plan"] and not row["runnable"] for row in found["points"]):
-        out.say("* gpubroker's own trainer cannot run this yet; it is never bought")
+    for basis, rows in groupby((row for row in found["points"] if row["plan"]), key=_basis):
+        out.say(f"tokens/s (GPUs: {', '.join(str(row['gpus']) for row in rows)}): {basis}")
     for line in found["assumptions"]:
         out.say(f"assumed: {line}")
+
+
+def _basis(row: dict[str, Any]) -> str:
+    return f"{row['tokens_per_s_evidence']} ({row['tokens_per_s_basis']})"
 
 
 def _plan(row: dict[str, Any]) -> str:
@@ -120,8 +125,5 @@ def _plan(row: dict[str, Any]) -> str:
     if plan is None:
         return "does not fit"
     again = ", recomputing" if plan["gradient_checkpointing"] else ""
-    mark = "" if row["runnable"] else " *"
     idle = f" of {row['gpus']}" if plan["devices"] < row["gpus"] else ""
-    return (
-        f"{plan['parallelism']} on {plan['devices']}{idle}: {plan['accumulation']} x {plan['micro_batch']}{again}{mark}"
-    )
+    return f"{plan['parallelism']} on {plan['devices']}{idle}: {plan['accumulation']} x {plan['micro_batch']}{again}"

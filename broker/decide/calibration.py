@@ -57,6 +57,10 @@ FITTED = Calibration(
 """Fitted on 209 runs of llm-foundry, 4 of torchtitan and 19 of fms-acceleration (`python -m benchmarks.throughput_table
 --fit`); `else` by a fit in which all GPUs share."""
 
+COMPARED = frozenset({"llama", "mistral", "mixtral"})
+"""Families whose eager modules were timed in those runs. MPT, which most of them are of, ran with fused kernels, so it
+stands for no family that the trainer runs."""
+
 SPREAD_MEASURED = 1.112
 """Conformal: nine of ten runs of transformers and torchtitan on GPUs of the fit are so far off at most, either way, by
 fits that had not seen their method."""
@@ -109,6 +113,8 @@ class Belief:
     """Width of the interval, as a share of what it is when nothing was observed."""
     runs: int = 0
     """That share the first level."""
+    alike: bool = False
+    """Some of them share all levels."""
 
 
 NO_RUNS = Belief()
@@ -159,7 +165,7 @@ class Evidence:
         """What is known of a path below that level."""
         mean, precision = _posterior(path, self.told, self.prior)
         scale = sqrt(1 / precision + self.variance) / self.prior.whole
-        return Belief(shift=mean, scale=scale, runs=self.runs)
+        return Belief(shift=mean, scale=scale, runs=self.runs, alike=path in self.told.get(path, {}))
 
 
 def weigh(near: Sequence[tuple[Path, float]], prior: Prior) -> Evidence:

@@ -3,12 +3,13 @@
 `Ask` names things as people do; here they become numerics and a step for the tape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from broker.decide.evidence import FORMULA, MEASURED, TRACED_OPTIMIZERS, Tier, evidence_of
 from broker.decide.lora_targets import choose, known_names, nearest
-from broker.decide.memory_builds import ATTENTION_ROLES, BUILDS, PAIRS, Numerics, build_of
+from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
 from broker.decide.memory_held import STATES, divided
 from broker.decide.memory_play import play
 from broker.decide.memory_stack import (
@@ -22,8 +23,8 @@ from broker.decide.memory_stack import (
     repeats_keys,
     table_bytes,
 )
-from broker.decide.memory_step import Played, Step
 from broker.decide.memory_tape import CATEGORIES as CATEGORIES
+from broker.decide.memory_terms import Played, Step
 from broker.domain.offer import GIB
 from broker.domain.workload import ModelShape
 
@@ -51,15 +52,6 @@ SHOWN_ONE, SHOWN_MANY = 0.07, 0.29
 """How much wider the margin of nvidia-smi's figure is: the worst row, predicted by the shares of other models and
 methods, was short by 9.5 % on one GPU and by 33 % on two, where the allocator could not use again for the optimizer
 what it had cached for activations."""
-
-MEASURED = frozenset({"llama", "mistral"})
-"""Families with published A100 peaks to compare with."""
-TRACED = frozenset(BUILDS) | frozenset(PAIRS)
-"""Families whose closed form was compared with the tracer."""
-MISJUDGED = frozenset({"gpt_bigcode"})
-"""Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
-TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
-Tier = Literal["measured", "traced", "table", "unchecked"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +164,7 @@ def check(shape: ModelShape, ask: Ask) -> None:
     check_numbers(ask)
     for name, length in (("--seq", ask.length), ("--target-seq", ask.target or 0)):
         if shape.max_positions is not None and length > shape.max_positions:
-            raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions")
+            raise Unanswerable(f"{name} {length}: the model has {shape.max_positions} positions; give no more")
     _check_pair(shape, ask)
     choices = (
         ("--method", ask.method, METHODS), ("--optimizer", ask.optimizer, OPTIMIZERS),
@@ -210,7 +202,10 @@ def _check_devices(shape: ModelShape, ask: Ask) -> None:
     if ask.gpus > 1 and ask.sharding == "none":
         raise Unanswerable(f"--gpus {ask.gpus} --sharding none: several GPUs need ddp, fsdp, hybrid or tensor")
     if ask.gpus % ask.nodes:
-        raise Unanswerable(f"--nodes {ask.nodes}: --gpus {ask.gpus} cannot be divided between them")
+        some = f"for example --gpus {8 * ask.nodes}"
+        raise Unanswerable(
+            f"--nodes {ask.nodes}: --gpus {ask.gpus} cannot be divided between them; give the GPUs of all, {some}"
+        )
     if ask.sharding == "hybrid" and (ask.nodes == 1 or ask.gpus == ask.nodes):
         raise Unanswerable("--sharding hybrid: needs several --nodes of several GPUs each; use fsdp")
     if ask.offload and ask.sharding not in ("fsdp", "hybrid"):
@@ -218,6 +213,12 @@ def _check_devices(shape: ModelShape, ask: Ask) -> None:
     if ask.sharding == "tensor" and (ask.method in ("qlora", "lora8") or "q" not in build_of(shape).names):
         what = f"--method {ask.method}" if ask.method in ("qlora", "lora8") else shape.family
         raise Unanswerable(f"--sharding tensor: not known for {what}")
+
+
+def recompute(ask: Ask) -> Literal["early", "whole"]:
+    """How checkpointed blocks are computed again: to the last tensor that is asked for, or to the end, as the reentrant
+    way does, which is the default of 4.x. Raises Unanswerable."""
+    return "whole" if is_fourth(_release(ask)) else "early"
 
 
 def _release(ask: Ask) -> tuple[int, int] | None:
@@ -228,14 +229,21 @@ def _release(ask: Ask) -> tuple[int, int] | None:
         raise Unanswerable(f"--stack transformers={e}") from None
 
 
+def _too_large(shape: ModelShape, ask: Ask, adapted: Collection[str]) -> Iterator[str]:
+    """A rank beyond which an adapter can do no more, in words."""
+    sides = {role: min(size) for role, size in linears(shape).items() if role in adapted}
+    if sides and ask.method != "adapter" and ask.rank > (most := max(sides.values())):
+        wide = build_of(shape).names[max(sides, key=sides.__getitem__)]
+        yield f"--lora-r {ask.rank}: the widest adapted matrix, {wide}, has a rank of {most} at most; more does nothing"
+
+
 def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
     """(how weights are held and computed with, what is to be said of the LoRA's targets)."""
     full, single, release = ask.method == "full", ask.precision == "fp32", _release(ask)
     autocast = ask.precision.endswith("-autocast")
     adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
-    sharded = (
-        ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1
-    )  # its own mixed precision gathers halves, so nothing is cast
+    sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1  # its own mixed precision gathers halves
+    first = sharded and ask.transformers is not None  # FSDP 1, beside which accelerate has no autocast
     trained = 4 if not full or autocast or single else 2
     asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     bits = asked if is_quantised(shape.family, release) else 0
@@ -245,7 +253,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         adapters=2 if sharded and autocast else 4,
         compute=4 if single else 2,
         full=full,
-        autocast=autocast and not sharded,
+        autocast=autocast and not first,
         bits=bits,
         norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
         attention=ask.attention,
@@ -254,22 +262,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         experts_in_turn=is_fourth(release),
         repeated_keys=repeats_keys(shape.family, release, ask.attention),
         adapted=adapted,
-    ), said
-
-
-def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
-    """(tier, words, margin) of a step that equals a trace of it, for the family and the number of devices."""
-    family = shape.family
-    if family not in TRACED:
-        return "unchecked", f"architecture {family!r} is unknown and was taken for a llama: probe a step first", 1.4
-    if shape.experts:
-        margin = 0.10 if family == "mixtral" else 0.20
-        return "traced", f"{family}: experts are taken to get equally many tokens, as training seldom does", margin
-    if family in MISJUDGED:
-        return "unchecked", f"{family}: equals a trace, but one such model took up to 2.3 times as much", 1.4
-    if several:
-        return "traced", f"{family}: by formulas over a trace of one GPU; not measured like this", 0.10
-    return "traced", f"{family}: equals a trace of the model's own code; not measured like this", 0.05
+    ), (*said, *_too_large(shape, ask, adapted))
 
 
 def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
@@ -277,7 +270,11 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
     tier, words, margin = _evidence_read(shape, ask)
     if is_read(_release(ask)) or tier == "unchecked":
         return tier, words, margin
-    return "traced", f"{words}; transformers {ask.transformers} was not read: {READ_WORDS}", margin + UNREAD
+    return (
+        tier if tier == "formula" else "traced",
+        f"{words}; transformers {ask.transformers} was not read: {READ_WORDS}",
+        margin + UNREAD,
+    )
 
 
 def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
@@ -286,13 +283,21 @@ def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
     if tier == "unchecked":
         return tier, words, margin
     if ask.sharding in ("hybrid", "tensor") or ask.offload:
-        return tier, f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
+        return (
+            "formula",
+            f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured",
+            0.15,
+        )
     if ask.method == "adapter":
-        return tier, f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
+        return (
+            "formula",
+            f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters",
+            0.25,
+        )
     pair = shape.decoder_layers > 0  # whose written-out attention was traced, and whose quantised base was not
     formula = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
     if formula or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
-        return tier, f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: by formula, not traced", 0.10
+        return "formula", f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: not traced", FORMULA
     half = ask.precision in ("bf16", "fp16") or ask.method == "qlora"
     if family == "mixtral" and half and ask.transformers is not None:
         return "measured", "mixtral: within 0.9 % of ten peaks measured on A100, with experts in turn", 0.06
@@ -301,6 +306,15 @@ def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
     if several:
         return "measured", f"{family} under FSDP 1: within 0.2 % of twenty peaks measured on two A100", 0.04
     return "measured", f"{family} on one GPU: within 0.1 % of eighteen peaks measured on an A100", 0.03
+
+
+def by_formula(found: Estimate, words: str) -> Estimate:
+    """The same of a task that no trace knows. `words`: on what it rests."""
+    if found.tier == "unchecked":
+        return found
+    margin = max(FORMULA, found.margin)
+    more = margin - found.margin
+    return replace(found, tier="formula", evidence=words, margin=margin, device_margin=found.device_margin + more)
 
 
 def estimate(shape: ModelShape, ask: Ask) -> Estimate:

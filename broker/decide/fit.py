@@ -3,13 +3,14 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from broker.decide.estimate import evidence_of
+from broker.decide.evidence import evidence_of
 from broker.decide.experience import NOTHING, Experience
 from broker.decide.hardware import PCIE4, PCIE5, TABLE, Hardware
+from broker.decide.memory import divides
 from broker.decide.plans import Planned, Planner
 from broker.decide.throughput import Pace, corrected, pace
 from broker.domain.offer import GIB, Drop, Offer
-from broker.domain.workload import MemoryNeed, Plan, Workload
+from broker.domain.workload import DIVIDED, MemoryNeed, Plan, Workload
 
 _PROBE = "; its longest rows are tried after the first step"
 
@@ -27,11 +28,14 @@ class Fit:
     devices: int = 1
 
 
-def probed(workload: Workload) -> bool:
-    """Nobody knows what its steps take: an attempt tries its longest rows before the long run."""
+def probed(workload: Workload, plan: Plan | None) -> bool:
+    """Nobody knows what its steps take, or nobody has measured it: an attempt tries its longest rows before the long
+    run."""
     if workload.method == "script":
         return False
-    return workload.shape is None or evidence_of(workload.shape, several=False)[0] == "unchecked"
+    if workload.shape is None or (plan is not None and plan.parallelism in DIVIDED):
+        return True
+    return evidence_of(workload.shape, several=False)[0] == "unchecked"
 
 
 def computing(offer: Offer) -> Hardware | None:
@@ -58,13 +62,13 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
 
     A simulated machine must hold what the real one would, though it computes elsewhere.
     """
-    if 0 < offer.gpu_memory_bytes <= workload.memory_above:
-        had, has = workload.memory_above / GIB, offer.gpu_memory_bytes / GIB
-        return Fit(drop=Drop.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
-    if workload.shape is None:
+    too_small = 0 < offer.gpu_memory_bytes <= workload.memory_above
+    if workload.shape is None and not too_small:
         reason = f"{workload.unestimated or 'a script'}: its memory and its time are not known"
-        reason += _PROBE * probed(workload)
+        reason += _PROBE * probed(workload, None)
         return Fit(drop=None, reason=reason, devices=max(1, offer.gpus) * nodes)
+    if workload.shape is None or (too_small and not divides(workload)):
+        return _ran_out(workload, offer)
     nominal, actual = TABLE.get(offer.accelerator), computing(offer)
     if nominal is None or actual is None:
         name = offer.accelerator if nominal is None else offer.emulated_on
@@ -76,20 +80,27 @@ def fit(workload: Workload, offer: Offer, *, nodes: int = 1, local: bool = False
     plans = planner(workload, learned)
     found = plans.best(nominal, has, there, computing=actual, nodes=nodes)
     need = found.memory
+    if not found.fits and too_small:
+        return _ran_out(workload, offer)
     if not found.fits:
         what = "per GPU" if nominal.gpu else "of memory"
-        reason = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
-        return Fit(drop=Drop.MEMORY, reason=reason, memory=need)
+        lacks = f"needs {need.required / GIB:.1f} GiB {what}, has {has / GIB:.1f}"
+        return Fit(drop=Drop.MEMORY, reason=lacks, memory=need)
     cores = 1 if actual.gpu else offer.emulated_vcpus or offer.vcpus
     at = corrected(plans.timing(found.plan, actual, nodes, cores), learned.speed(actual, workload))
     return Fit(
         drop=None,
-        reason=_words(found, has, there) + _PROBE * probed(workload),
+        reason=_words(found, has, there) + _PROBE * probed(workload, found.plan),
         memory=need,
         pace=pace(workload, at, local=local),
         plan=found.plan,
         devices=found.plan.devices,
     )
+
+
+def _ran_out(workload: Workload, offer: Offer) -> Fit:
+    had, has = workload.memory_above / GIB, offer.gpu_memory_bytes / GIB
+    return Fit(drop=Drop.MEMORY, reason=f"it ran out of {had:.1f} GiB before; has {has:.1f}")
 
 
 def _words(found: Planned, has: int, there: int) -> str:

@@ -119,11 +119,15 @@ TABLE: dict[str, Hardware] = {
 }  # fmt: skip
 
 
+_IMPLIED = {"a100-40gb": "sxm", "h100-sxm": "80gb", "h100-pcie": "80gb", "h100-nvl": "94gb"}
+"""What a name of the table does not say, and people may ask for."""
+
+
 @lru_cache(maxsize=4096)
 def matches(asked: str, accelerator: str) -> bool:
-    """Whether `accelerator` is what was asked for; `a100`, `a100-80gb` and `a100-pcie` name all their variants."""
+    """Whether `accelerator` is what was asked for; `a100`, `a100-80gb` and `a100-sxm` name all their variants."""
     wanted, parts = asked.split("-"), accelerator.split("-")
-    return wanted[0] == parts[0] and set(wanted) <= set(parts)
+    return wanted[0] == parts[0] and set(wanted) <= {*parts, _IMPLIED.get(accelerator, parts[0])}
 
 
 def nearest(name: str) -> Sequence[str]:

@@ -1,13 +1,15 @@
 """Memory that a job of gpubroker's own trainer needs on one device; the peak is played by `memory_step`."""
 
+from dataclasses import replace
 from typing import Literal
 
-from broker.decide.estimate import TRACED_OPTIMIZERS, adapted_modules, evidence_of
+from broker.decide.estimate import adapted_modules
+from broker.decide.evidence import FORMULA, TRACED_OPTIMIZERS, evidence_of
 from broker.decide.lora_targets import choose
 from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
 from broker.decide.memory_play import play
 from broker.decide.memory_stack import is_quantised
-from broker.decide.memory_step import Step
+from broker.decide.memory_terms import Step
 from broker.domain.offer import GIB
 from broker.domain.workload import MemoryNeed, ModelShape, Workload
 
@@ -15,8 +17,6 @@ GPU_CONTEXT = GIB * 3 // 4
 """CUDA context and cuBLAS workspaces."""
 CPU_CONTEXT = GIB
 """Python with torch, transformers and peft, resident."""
-UNTRACED_MARGIN = 0.10
-"""At the least, where formulas stand for kernels that nobody traced, as `estimate` has it."""
 
 
 def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
@@ -50,8 +50,20 @@ def bits_of(workload: Workload) -> Literal[0, 4, 8]:
 
 
 def divides(workload: Workload) -> bool:
-    """Whether FSDP can divide it: no quantised base, and no optimizer whose states are of other shapes."""
-    return not bits_of(workload) and workload.optimizer not in ("adamw_8bit", "adafactor")
+    """Whether a plan may divide it by FSDP: what the trainer can divide, and of that what the form of its memory was
+    compared with the tracer for."""
+    return (
+        workload.shape is not None
+        and workload.task == "causal_lm"
+        and divisible(workload.shape, workload.method, workload.optimizer, workload.precision)
+    )
+
+
+def divisible(shape: ModelShape, method: str, optimizer: str, precision: str) -> bool:
+    """A decoder of tokens without a quantised base, an optimizer whose states are of its weights' shapes, and no fp16,
+    whose scaler was never run over shares."""
+    decoder = shape.head == "tokens" and not shape.decoder_layers and not precision.startswith("fp16")
+    return decoder and method in ("full", "lora") and optimizer not in ("adamw_8bit", "adafactor")
 
 
 def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[str, float]:
@@ -61,9 +73,9 @@ def evidence(workload: Workload, shape: ModelShape, *, several: bool) -> tuple[s
     untraced += [workload.method] if bits_of(workload) else []
     untraced += [workload.optimizer] if workload.optimizer not in TRACED_OPTIMIZERS else []
     untraced += [workload.attention] if workload.attention == "eager" else []
-    if not untraced or margin > UNTRACED_MARGIN:
+    if not untraced or margin > FORMULA:
         return words, margin
-    return f"{shape.family} with {', '.join(untraced)}: by formula, not traced", UNTRACED_MARGIN
+    return f"{shape.family} with {', '.join(untraced)}: by formula, not traced", FORMULA
 
 
 def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool) -> Numerics:
@@ -84,6 +96,11 @@ def numerics_of(workload: Workload, shape: ModelShape, *, bf16: bool, gpu: bool)
         adapted=adapted(workload, shape),
         mask=1 if gpu else 0,
     )
+
+
+def gathered(numerics: Numerics) -> Numerics:
+    """The same by FSDP 2, which casts what it gathers."""
+    return replace(numerics, weight=numerics.compute, adapters=numerics.compute, norms_float32=False)
 
 
 def memory(workload: Workload, *, bf16: bool, gpu: bool, devices: int = 1) -> MemoryNeed | None:

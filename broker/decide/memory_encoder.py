@@ -13,8 +13,8 @@ class EncoderPlayer(Player):
     def _weight(self, count: int, *, whole: bool = False) -> Weight:
         """`whole`: of a head, which a LoRA trains too."""
         n = self.step.numerics
-        width = n.weight if n.full or not whole else n.trained
-        made = Weight(count, width, trained=n.full or whole, grad_width=n.trained)
+        width = n.weight if n.full or not whole else n.adapters
+        made = Weight(count, width, trained=n.full or whole, grad_width=n.trained if n.full else n.adapters)
         if self.step.accumulated:
             made.gradient = EARLIER
         return made

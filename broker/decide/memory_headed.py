@@ -23,7 +23,8 @@ class HeadedPlayer(Player):
         if s.head == "words":
             normed = tape.after(normed, layer.dropout(normed))
         count = s.hidden * s.labels
-        head = Weight(count, n.weight if n.full else n.trained, trained=True, grad_width=n.trained)
+        width = n.weight if n.full else n.adapters
+        head = Weight(count, width, trained=True, grad_width=n.trained if n.full else width)
         head.gradient = EARLIER if self.step.accumulated else None
         logits = layer.matrix(normed, head, s.labels)
         tape.drop(normed)

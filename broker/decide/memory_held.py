@@ -69,10 +69,9 @@ def optimizer_bytes(optimizer: str, width: int, trained: int) -> tuple[int, int]
     return 2 * trained * width, 0
 
 
-def exchanged(shape: ModelShape, n: Numerics, segment: str, trained: int, *, ahead: bool = True) -> int:
-    """Bytes of what FSDP has whole within a segment: the root's weights and those of one layer; in a layer's own pass
-    also those of the next (`ahead`), and the gradients that it sums over the devices (`trained`: of a layer, as they
-    are sent), with those that it is still sending."""
+def exchanged(shape: ModelShape, n: Numerics, segment: str, *, ahead: bool = True) -> int:
+    """Bytes of what FSDP 1 has whole within a segment: the root's weights and those of one layer; in a layer's own pass
+    also those of the next (`ahead`)."""
     if segment == "optimizer":
         return 0
     scales = 0
@@ -82,7 +81,7 @@ def exchanged(shape: ModelShape, n: Numerics, segment: str, trained: int, *, ahe
     layer = layer_bytes(shape, n)
     root = base_bytes(shape, n) - scales - layer * shape.layers
     layers = 2 if ahead and "layer" in segment and segment != "backward first layer" else 1
-    return root + layers * layer + (2 * trained if segment.startswith("backward") and "layer" in segment else 0)
+    return root + layers * layer
 
 
 def divided(shape: ModelShape, ways: int) -> ModelShape:

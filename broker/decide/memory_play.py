@@ -6,7 +6,8 @@ from broker.decide.memory_builds import build_of
 from broker.decide.memory_encoder import EncoderPlayer
 from broker.decide.memory_headed import HeadedPlayer
 from broker.decide.memory_seq2seq import PairPlayer
-from broker.decide.memory_step import Played, Player, Step
+from broker.decide.memory_step import Player
+from broker.decide.memory_terms import Played, Step
 from broker.domain.workload import ModelShape
 
 

@@ -7,8 +7,9 @@ from broker.decide.memory_builds import stacks
 from broker.decide.memory_depth import Depth
 from broker.decide.memory_layer import Layer
 from broker.decide.memory_pair import PairLayer, Shared
-from broker.decide.memory_step import Bytes, Played, Player, Step
+from broker.decide.memory_step import Player
 from broker.decide.memory_tape import EARLIER, Tape, Tensor, Weight
+from broker.decide.memory_terms import Bytes, Played, Step
 from broker.domain.workload import ModelShape
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from broker.decide.memory_step import Loss
+from broker.decide.memory_terms import Loss
 from broker.domain.workload import ModelShape
 
 READ = (4, 45), (4, 57)

@@ -4,93 +4,33 @@ Three layers are played on the tape; the middle one stands for all between the f
 every segment is linear in their number. Where some of them need a mask and others none, one of each kind is played.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
 
-from broker.decide.memory_builds import Numerics, build_of, layer_matrices
+from broker.decide.memory_builds import build_of, layer_matrices
 from broker.decide.memory_depth import Depth
 from broker.decide.memory_ends import adapt_embeddings, adapt_head
+from broker.decide.memory_fsdp import world_of
 from broker.decide.memory_held import base_bytes, exchanged, optimizer_bytes, trained_parameters
 from broker.decide.memory_layer import Layer
-from broker.decide.memory_tape import CATEGORIES, EARLIER, Category, Tape, Tensor, Weight
+from broker.decide.memory_tape import CATEGORIES, EARLIER, Tape, Tensor, Weight
+from broker.decide.memory_terms import Bytes, Played, Step
 from broker.domain.workload import ModelShape
-
-Bytes = Mapping[Category, int]
-Loss = Literal["trainer", "padded", "shifted", "float", "own"]
-"""How logits become a loss: the trainer's way, outside the model; or as versions of transformers did inside it: labels
-padded; logits raised to float32 and shifted; the raised ones in place of the first; shifted in their own type."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What is asked for, in the terms of one device."""
-
-    numerics: Numerics
-    rows: int
-    length: int
-    checkpointing: bool
-    target: int = 0
-    """Tokens that an encoder-decoder writes in each row."""
-    reentrant: bool = False
-    """The way of checkpointing that computes a layer again before anything of its backward pass."""
-    accumulated: bool = False
-    """Gradients of earlier micro-batches are there from the start."""
-    optimizer: str = "adamw_fused"
-    trained: int | None = None
-    """Weights that gradients and states are kept for; None: those of the adapters, or all."""
-    loss: Loss = "trainer"
-    tables: int = 0
-    """Bytes of buffers that the model holds beside its weights, on every device."""
-    shards: int = 1
-    """Devices that weights, gradients and states are divided between (FSDP)."""
-    replicas: int = 1
-    """Devices that hold everything (DDP)."""
-    masters: bool = False
-    """Shards are kept in the trained weights' type, and gathered in the compute type."""
-    fsdp: Literal[1, 2] = 2
-    offload: bool = False
-    """Shards of weights, gradients and states are in the host's memory, and the optimizer steps there."""
-
-    def share(self, size: int) -> int:
-        """What one device keeps of so many bytes."""
-        return 0 if self.offload else size // self.shards
-
-    @property
-    def hooked(self) -> bool:
-        """FSDP 1 over frozen weights: its hooks on a layer's inputs hold these until the backward pass is over, and
-        where checkpointing is reentrant, which makes leaves of them, their gradients too. Every adapter is a unit of
-        its own (peft's wrapping policy), so what is fetched ahead of a layer's pass is an adapter, no second layer."""
-        return self.fsdp == 1 and self.shards > 1 and not self.numerics.full
-
-
-@dataclass(frozen=True, kw_only=True)
-class Played:
-    """Bytes by category at the worst moment of each segment."""
-
-    segments: Mapping[str, Bytes]
-    trained: int
-    """Weights that the optimizer updates."""
-
-    @property
-    def worst(self) -> str:
-        """The segment of the peak."""
-        return max(self.segments, key=lambda name: sum(self.segments[name].values()))
 
 
 class Player:
     """Of a decoder: the last hidden states become logits over the vocabulary."""
 
     def __init__(self, shape: ModelShape, step: Step) -> None:
-        self.shape, self.step, self.tape = shape, step, Tape()
+        self.shape, self.asked, self.step, self.tape = shape, step, step.gathered, Tape()
         self.layers: list[Layer] = []
         self.inputs: list[Tensor] = []
         self.marks: list[int] = []
-        n = step.numerics
+        step, n = self.step, self.step.numerics
         self.depth = Depth.of(shape, step.length, sdpa=n.attention == "sdpa")
         self.last = len(self.depth.played) - 1
         self.tokens = step.rows * step.length
         self.trained = step.trained or trained_parameters(shape, n)
+        self.world = world_of(shape, self.asked, self.trained, self.tape)
         matrix = shape.vocabulary * shape.hidden
         self.embedding = Weight(matrix, n.weight, trained=n.full, grad_width=n.trained)
         self.head = self.embedding if shape.tied_embeddings else Weight(
@@ -111,23 +51,30 @@ class Player:
         tape = self.tape
         tape.enter("forward embeddings", "activations")
         self._hold()
+        self.world.gather_root()
         x, first = self._embed()
         self.mask = self._mask()
         for number in range(self.last + 1):
             x = self._forward(number, x)
         tape.enter("forward head", "logits")
         logits, mark = self._logits(x, first)
+        end = len(tape.nodes)
+        self.world.leave_root()
         loss = self._loss(logits)
         tape.enter("backward head", "logits")
         loss.gradient = tape.new(1, 4)
         tape.drop(loss)
+        tape.backward(end)
+        self.world.turn()
         tape.backward(mark)
         for number in range(self.last, -1, -1):
             self._backward(number)
         tape.enter("backward embeddings", "temporary")
         if self.step.checkpointing:  # whose arguments hold it
             tape.drop(self.mask)
+        self.world.reduce()
         tape.backward()
+        self.world.reduce_root()
         self._settle()
         self._update()
         return Played(segments={name: self._spread(name, by) for name, by in self._segments()}, trained=self.trained)
@@ -153,7 +100,7 @@ class Player:
             yield f"{way} {place} layer", by
 
     def _hold(self) -> None:
-        step, n = self.step, self.step.numerics
+        step, n = self.asked, self.asked.numerics
         adapters = 0 if n.full else self.trained * n.trained
         states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
@@ -217,6 +164,7 @@ class Player:
     def _forward(self, number: int, x: Tensor) -> Tensor:
         tape = self.tape
         tape.enter(f"forward {self.word}{number}", "activations")
+        self.world.gather()
         before = dict(tape.live)
         layer = self._layer(number)
         self.layers.append(layer)
@@ -227,6 +175,7 @@ class Player:
             tape.recording = False
         y = layer(x)
         tape.recording = True
+        self.world.let_go()
         tape.drop(x)
         if 0 < number < self.last:
             self.forth[number] = self._since(before)
@@ -234,7 +183,8 @@ class Player:
         return y
 
     def _since(self, before: Bytes) -> Bytes:
-        return {c: self.tape.live[c] - before[c] for c in CATEGORIES}
+        """Of what is exchanged as much is there before every layer."""
+        return {c: 0 if c == "communication" else self.tape.live[c] - before[c] for c in CATEGORIES}
 
     def _forget(self) -> None:
         """Autocast is over: its casts go, unless the graph holds them."""
@@ -302,10 +252,10 @@ class Player:
     def _backward(self, number: int) -> None:
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         tape.enter(f"backward {self.word}{number}", "temporary")
+        self.world.gather_back(ahead=number > 0)
         before = dict(tape.live)
         if step.checkpointing:
-            out = self.leaving
-            mark = len(tape.nodes)
+            out, mark = self.leaving, len(tape.nodes)
             ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number])
             tape.shift("temporary", ahead)
             tape.category = "activations"
@@ -333,6 +283,8 @@ class Player:
             tape.backward(self.marks[number])
         self.leaving = x
         self._settle()
+        if number > 0:
+            self.world.reduce()
         if 0 < number < self.last:
             self.back[number] = self._since(before)
             tape.leap(self.back[number], self.depth.others(number))
@@ -358,13 +310,15 @@ class Player:
         return Layer(tape, self.shape, self.step.numerics, self.step.rows, self.step.length, masked=masked)
 
     def _settle(self) -> None:
-        """FSDP: a layer's whole gradients are summed over the devices, and only the own shard stays."""
+        """FSDP 1: a layer's whole gradients are summed over the devices, and only the own shard stays."""
+        if self.asked.divided:
+            return
         made = self.tape.live["gradients"] - self.settled
         self.tape.leap({"gradients": self.step.share(made) - made}, 1)
         self.settled = self.tape.live["gradients"]
 
     def _update(self) -> None:
-        step, tape = self.step, self.tape
+        step, tape = self.asked, self.tape
         _, scratch = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
         tape.enter("optimizer", "temporary")
         gradients = step.share(self.trained * step.numerics.trained)
@@ -378,8 +332,9 @@ class Player:
 
     def _spread(self, name: str, by: Bytes) -> Bytes:
         """With what the devices exchange: DDP's buckets are as large as the gradients."""
-        step, n = self.step, self.step.numerics
+        step, n = self.asked, self.asked.numerics
         if step.shards == 1:
             return {**by, "communication": self.trained * n.trained} if step.replicas > 1 else by
-        sent = self.trained * n.trained // self.shape.layers if step.fsdp == 2 else 0
-        return {**by, "communication": exchanged(self.shape, n, name, sent, ahead=not step.hooked)}
+        if step.divided:
+            return by
+        return {**by, "communication": exchanged(self.shape, n, name, ahead=not step.hooked)}

@@ -70,6 +70,8 @@ class Tape:
         self.total = 0
         self.peaks: dict[str, tuple[int, dict[Category, int]]] = {}
         self.category: Category = "activations"
+        self.whole: Category = "gradients"
+        """What whole gradients of weights are counted as."""
         self.recording = True
         self.nodes: list[_Node] = []
         self.operations = 0
@@ -241,13 +243,13 @@ class Tape:
 
     def _computed(self, weight: Weight, width: int) -> Tensor:
         own = weight.gradient is None and width == weight.grad_width
-        return self.new(weight.count, width, category="gradients" if own else None)
+        return self.new(weight.count, width, category=self.whole if own else None)
 
     def _keep(self, weight: Weight, made: Tensor) -> None:
         """In the weight's own type, added to what is there."""
         first = weight.gradient is None
         if made.width != weight.grad_width:
-            cast = self.new(weight.count, weight.grad_width, category="gradients" if first else None)
+            cast = self.new(weight.count, weight.grad_width, category=self.whole if first else None)
             self.drop(made)
             made = cast
         if first:

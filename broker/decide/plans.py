@@ -1,21 +1,22 @@
 """The best plan of a workload on a machine: parallelism, micro-batch, accumulation, checkpointing.
 
 The global batch is the user's. Among the plans that fit with their margin the fastest is taken; of those that are about
-as fast the one that needs least memory, since an estimate may be wrong.
+as fast the one that needs least memory, since an estimate may be wrong. A model is divided between GPUs only where none
+of them holds all of it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
-from broker.decide.estimate import evidence_of
+from broker.decide.evidence import evidence_of
 from broker.decide.hardware import Hardware
-from broker.decide.memory import GPU_CONTEXT, divides, memory, numerics_of
+from broker.decide.memory import GPU_CONTEXT, divides, gathered, memory, numerics_of
 from broker.decide.memory_play import play
-from broker.decide.memory_step import Step
+from broker.decide.memory_terms import Step
 from broker.decide.roofline import Run
 from broker.decide.throughput import Timing, run_of, step_seconds, timing
 from broker.domain.workload import MemoryNeed, Parallelism, Plan, Workload
-from trainer.contract.train import PARALLELISMS
 
 MOST_ROWS = 64
 """The largest micro-batch that is looked at: by then nothing gets faster."""
@@ -23,8 +24,8 @@ APART = 1.5
 """Micro-batches that are tried differ by this factor at least."""
 ABOUT = 1.02
 """Plans whose steps differ by less are equally fast: far less than the time model can tell."""
-SHARDED_MARGIN = 0.10
-"""What FSDP's peaks were under-predicted by at most, 4-bit bases aside."""
+SHARDED_MARGIN = {"fsdp": 0.10, "hybrid": 0.15}
+"""At the least: FSDP 2 was compared with the tracer alone, hybrid with nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +55,20 @@ def dividers(rows: int, most: int) -> list[int]:
     return found
 
 
-def devices_of(workload: Workload, there: int) -> int:
-    """How many of the devices get as many rows as each other in every step."""
+def devices_of(workload: Workload, there: int, nodes: int = 1) -> int:
+    """How many of the devices get as many rows as each other in every step; as many of each machine, if that can be."""
     units = workload.global_batch if workload.free_micro_batch else workload.global_batch // workload.micro_batch
-    return max(d for d in range(1, max(1, min(there, units)) + 1) if units % d == 0)
+    even = [d for d in range(1, max(1, min(there, units)) + 1) if units % d == 0]
+    return max([d for d in even if d % nodes == 0] or even)
 
 
-def ways(devices: int, nodes: int, runs: Sequence[Parallelism]) -> list[Parallelism]:
-    """How so many devices can work together, of what can be run."""
+def ways(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
+    """How so many devices can work together; the first that fit are taken. `divided`: the model may be."""
     if devices == 1:
-        return ["single"]
-    several: list[Parallelism] = ["ddp", "fsdp"] if nodes == 1 or devices <= nodes else ["ddp", "fsdp", "hybrid"]
-    return [way for way in several if way in runs]
+        return [["single"]]
+    if not divided:
+        return [["ddp"]]
+    return [["ddp"], ["fsdp"] if nodes == 1 or devices <= nodes else ["fsdp", "hybrid"]]
 
 
 def shards_of(plan: Plan, nodes: int) -> int:
@@ -81,15 +84,12 @@ def shards_of(plan: Plan, nodes: int) -> int:
 class Planner:
     """Plans of one workload. Memory is played once for every step that some machine may take, not once a machine."""
 
-    def __init__(
-        self, workload: Workload, runs: Sequence[Parallelism] = PARALLELISMS, corrected: Corrected = _as_estimated
-    ) -> None:
-        """`runs`: what the trainer can run. `corrected`: by what own runs have shown. Raises ValueError for a workload
-        without a shape."""
+    def __init__(self, workload: Workload, corrected: Corrected = _as_estimated) -> None:
+        """`corrected`: by what own runs have shown. Raises ValueError for a workload without a shape."""
         if workload.shape is None:
             raise ValueError("nothing is known of this workload, so it cannot be planned")
         self._workload, self._shape = workload, workload.shape
-        self._runs = runs if divides(workload) else [way for way in runs if way not in ("fsdp", "hybrid")]
+        self._divides = divides(workload)
         self._corrected = corrected
         self._needs: dict[object, MemoryNeed] = {}
         self._best: dict[object, Planned] = {}
@@ -120,10 +120,13 @@ class Planner:
         """Bytes of one device."""
         shards, several = shards_of(plan, nodes), plan.devices > 1
         accumulated = self._workload.global_batch > plan.micro_batch * plan.devices
-        key = (plan.micro_batch, plan.gradient_checkpointing, several, accumulated, shards, hardware.bf16, hardware.gpu)
+        key = (
+            plan.micro_batch, plan.gradient_checkpointing, several, accumulated, shards, plan.parallelism,
+            hardware.bf16, hardware.gpu,
+        )  # fmt: skip
         if key not in self._needs:
             if shards > 1:
-                found = self._sharded(self._at_once(plan), shards, hardware, accumulated)
+                found = self._sharded(plan, shards, hardware, accumulated)
             else:  # all of several devices hold the same, however many
                 held = memory(self._at_once(plan), bf16=hardware.bf16, gpu=hardware.gpu, devices=plan.devices)
                 assert held is not None
@@ -131,18 +134,19 @@ class Planner:
             self._needs[key] = self._corrected(self.as_planned(plan), found, hardware.gpu, shards > 1)
         return self._needs[key]
 
-    def _sharded(self, work: Workload, shards: int, hardware: Hardware, accumulated: bool) -> MemoryNeed:
+    def _sharded(self, plan: Plan, shards: int, hardware: Hardware, accumulated: bool) -> MemoryNeed:
+        work = self._at_once(plan)
         numerics = numerics_of(work, self._shape, bf16=hardware.bf16, gpu=True)
         masters = numerics.full and numerics.compute < numerics.trained
-        numerics = replace(numerics, weight=numerics.compute, autocast=False)  # FSDP casts what it gathers
         step = Step(
-            numerics=numerics,
+            numerics=gathered(numerics),
             rows=work.micro_batch,
             length=work.sequence,
             checkpointing=work.gradient_checkpointing,
             accumulated=accumulated,
             optimizer=work.optimizer,
             shards=shards,
+            replicas=plan.devices // shards,
             masters=masters,
         )
         played = play(self._shape, step)
@@ -155,7 +159,7 @@ class Planner:
             activations=by["activations"] + by["temporary"],
             logits=by["logits"],
             context=GPU_CONTEXT,
-            margin=max(margin, SHARDED_MARGIN),
+            margin=max(margin, SHARDED_MARGIN[plan.parallelism]),
             source=source,
         )
 
@@ -170,18 +174,19 @@ class Planner:
         return self._best[key]
 
     def _search(self, hardware: Hardware, has: int, there: int, computing: Hardware, nodes: int) -> Planned:
-        devices = devices_of(self._workload, there)
+        devices = devices_of(self._workload, there, nodes)
         timed = _Timed(self, computing, nodes)
         fitting: list[Planned] = []
         least: Planned | None = None
-        for way in ways(devices, nodes, self._runs) or ["single"]:
-            used = 1 if way == "single" else devices
-            for checkpointing in self._checkpointings():
-                plans = [timed.plan(way, used, rows, checkpointing) for rows in self._rows(used, computing)]
+        for together in ways(devices, nodes, divided=self._divides):
+            if fitting:
+                break
+            for way, checkpointing in product(together, self._checkpointings()):
+                plans = [timed.plan(way, devices, rows, checkpointing) for rows in self._rows(devices, computing)]
                 needs = [self.need(plan, hardware, nodes).required for plan in plans]
                 # Every one is asked: the whole batch at once accumulates no gradients, and may need less than a part.
                 fit = [plan for plan, required in zip(plans, needs, strict=True) if required <= has]
-                fitting += timed.fastest(fit, hardware)
+                fitting += timed.fastest([plan for plan in fit if not self._failed(plan, has, nodes)], hardware)
                 if least is None or min(needs) < least.memory.required:
                     least = timed.planned(plans[needs.index(min(needs))], hardware, fits=False)
         assert least is not None
@@ -189,6 +194,10 @@ class Planner:
             return least
         quickest = min(one.step_s for one in fitting)
         return min((one for one in fitting if one.step_s <= ABOUT * quickest), key=_thrift)
+
+    def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
+        """The least plan has run out of memory on as large devices, of which no fewer shared the model."""
+        return has <= self._workload.memory_above and shards_of(plan, nodes) <= self._workload.memory_shards
 
     def _checkpointings(self) -> tuple[bool, ...]:
         return (False, True) if self._workload.free_checkpointing else (self._workload.gradient_checkpointing,)

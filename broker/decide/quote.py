@@ -17,6 +17,7 @@ from broker.decide.hazard import basis
 from broker.decide.quote_ask import Ask, policy
 from broker.decide.quote_kinds import Kind, few, kind_of, short
 from broker.decide.ranking import rank
+from broker.decide.rows import rows_bytes
 from broker.decide.shelf import Machines, Shelf, shelf
 from broker.domain.instance import Caps
 from broker.domain.money import ZERO, show
@@ -246,11 +247,13 @@ def _kept_line(ask: Ask, offer: Offer, kind: Kind) -> QuoteLine:
         usd_p90=_total(offer, kind, nodes, rate, p90),
         step_s=pace.step_s,
         evidence=pace.evidence,
+        tier=pace.tier,
         runs=pace.runs,
         nodes=nodes,
         plan=kind.fit.plan,
         hours=kind.hours(rate),
         costs=kind.costs(rate, float(offer.usd_per_hour) * nodes),
+        rows_bytes=rows_bytes(ask.workload, offer, nodes),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from broker.decide.fit import Fit
 from broker.decide.hazard import failures_per_hour
+from broker.decide.host_memory import host_bytes
 from broker.decide.throughput import DOWNLOAD_BYTES_PER_S
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Costs, Drop, HostFacts, Hours, Offer
@@ -115,12 +116,16 @@ class Kind:
     """Traffic of each set-up."""
     sent_usd: float
     """Traffic of a checkpoint."""
+    rows_usd: float
+    """Traffic of the tokenised rows, which are sent once."""
     space_usd: float
     aside_usd: float
     """The bucket's space, and with its requests, an hour."""
     gpus: int
     """Of one machine that compute; 0 where its host is not looked at, since it is emulated or nothing is known."""
     cores: int
+    held: int
+    """Bytes of RAM that the job's processes and copies take."""
     ram: int
     disk: int
     """What a host must have."""
@@ -184,7 +189,7 @@ class Kind:
     def traffic(self, rate: float) -> float:
         """Expected dollars."""
         work = self.worked(rate)
-        return self.entry_usd * (1 + rate * work) + self.sent_usd * work / self.every(rate)
+        return self.rows_usd + self.entry_usd * (1 + rate * work) + self.sent_usd * work / self.every(rate)
 
     def hours(self, rate: float) -> Hours:
         """Of the expected time, where it is known."""
@@ -211,10 +216,13 @@ def short(offer: Offer, kind: Kind) -> str:
     """What its host has too little of."""
     if offer.vcpus < kind.cores:
         return f"{offer.vcpus} CPU cores for {kind.gpus} GPUs; {LEAST_CORES} for each are the least"
-    if LEAST_RAM * kind.gpus <= offer.ram_bytes < kind.ram:
-        return f"{offer.ram_bytes / GIB:.0f} GiB of RAM; the job ran out of {(kind.ram - 1) / GIB:.0f} before"
+    has = f"{offer.ram_bytes / GIB:.0f} GiB of RAM"
+    if offer.ram_bytes < LEAST_RAM * kind.gpus:
+        return f"{has} for {kind.gpus} GPUs; {LEAST_RAM // GIB} for each are the least"
+    if offer.ram_bytes < kind.held:
+        return f"{has}; {kind.held / GIB:.0f} for processes, the weights that they read and a checkpoint's copy"
     if offer.ram_bytes < kind.ram:
-        return f"{offer.ram_bytes / GIB:.0f} GiB of RAM for {kind.gpus} GPUs; {LEAST_RAM // GIB} for each are the least"
+        return f"{has}; the job ran out of {(kind.ram - 1) / GIB:.0f} before"
     return f"{offer.disk_bytes / GIB:.0f} GiB of disk; {kind.disk / GIB:.0f} for image, model, data and checkpoints"
 
 
@@ -241,6 +249,7 @@ def kind_of(
     fetched, saved = (pace.fetched_bytes, pace.checkpoint_bytes) if pace and not here else (0, 0)
     moved = fetched + (0 if here else IMAGE_PULL)
     slower = moved * (1 / lines.down - 1 / DOWNLOAD_BYTES_PER_S)
+    rows = workload.data_bytes if saved else 0
     setup, final = caps.boot_s + (pace.load_s if pace else 0.0) + slower, saved / lines.up
     return Kind(
         fit=fits,
@@ -258,24 +267,25 @@ def kind_of(
         failures=failures_per_hour(offer, nodes),
         final=final,
         standing=setup + final + caps.teardown_s,
-        **_aside(lines, moved, saved, nodes),
-        **_space(saved, storage_usd_per_gib_month, nodes),
+        **_aside(lines, moved, saved, rows, nodes),
+        **_space(KEPT_CHECKPOINTS * saved + rows, storage_usd_per_gib_month, nodes),
         **_host(workload, offer, fits, nodes),
     )
 
 
-def _aside(lines: Lines, moved: int, saved: int, nodes: int) -> dict[str, Any]:
+def _aside(lines: Lines, moved: int, saved: int, rows: int, nodes: int) -> dict[str, Any]:
     """Of `Kind`: what goes over its lines, in dollars."""
     return {
         "moves": bool(lines.ingress or lines.egress),
         "entry_usd": lines.ingress * moved / GIB * nodes,
         "sent_usd": lines.egress * saved / GIB,
+        "rows_usd": lines.egress * rows / GIB,
     }
 
 
-def _space(saved: int, usd_per_gib_month: float, nodes: int) -> dict[str, Any]:
-    """Of `Kind`: the bucket's space, and with its requests."""
-    space = KEPT_CHECKPOINTS * saved / GIB * usd_per_gib_month / HOURS_A_MONTH
+def _space(kept: int, usd_per_gib_month: float, nodes: int) -> dict[str, Any]:
+    """Of `Kind`: the bucket's space for `kept` bytes, and with its requests."""
+    space = kept / GIB * usd_per_gib_month / HOURS_A_MONTH
     requests = REQUESTS_AN_HOUR * USD_A_REQUEST * nodes if usd_per_gib_month else 0.0
     return {"space_usd": space, "aside_usd": space + requests}
 
@@ -284,9 +294,13 @@ def _host(workload: Workload, offer: Offer, fits: Fit, nodes: int) -> dict[str, 
     """Of `Kind`: what a host must have."""
     pace = fits.pace
     gpus = 0 if offer.emulated_on or offer.gpus < 1 or pace is None else -(-fits.devices // nodes)
+    held = 0
+    if gpus and pace and fits.plan:
+        held = host_bytes(workload, fits.plan, states=pace.checkpoint_bytes, nodes=nodes)
     return {
         "gpus": gpus,
         "cores": LEAST_CORES * gpus,
-        "ram": max(LEAST_RAM * gpus, workload.ram_above + (workload.ram_above > 0)),
+        "held": held,
+        "ram": max(LEAST_RAM * gpus, held, workload.ram_above + (workload.ram_above > 0)),
         "disk": IMAGE_DISK + pace.fetched_bytes + KEPT_CHECKPOINTS * pace.checkpoint_bytes if pace and gpus else 0,
     }

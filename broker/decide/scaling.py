@@ -1,7 +1,6 @@
 """What more GPUs would bring: for each count the best plan, its throughput, utilisation, hours and dollars.
 
-All that the estimators know is looked at, also what gpubroker's own trainer cannot run yet; such rows say so. Machines
-have eight GPUs.
+By the rules of the plans that are bought (`plans`). Machines have eight GPUs.
 """
 
 import math
@@ -12,15 +11,16 @@ from typing import Literal
 
 from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
+from broker.decide.memory import divisible
 from broker.decide.memory_held import trained_parameters
-from broker.decide.plans import ABOUT, MOST_ROWS, dividers
-from broker.decide.roofline import Run, ideal, model_flop, terms
-from broker.decide.throughput import spread_of
-from broker.domain.workload import ModelShape, Parallelism, Plan
-from trainer.contract.train import PARALLELISMS
+from broker.decide.plans import ABOUT, MOST_ROWS, dividers, ways
+from broker.decide.roofline import Run, model_flop
+from broker.decide.throughput import Speed, speed, step_seconds
+from broker.domain.workload import DIVIDED, ModelShape, Parallelism, Plan
 
 A_MACHINE = 8
 """GPUs."""
+MOST_GPUS = 16_384
 Sharding = Literal["none", "ddp", "fsdp", "hybrid"]
 SHARDED: dict[Parallelism, Sharding] = {"single": "none", "ddp": "ddp", "fsdp": "fsdp", "hybrid": "hybrid"}
 
@@ -39,20 +39,16 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One count of GPUs; `plan` is None where nothing fits. Rates are of all GPUs together."""
+    """One count of GPUs; `plan` is None where nothing fits."""
 
     gpus: int
     nodes: int
+    """Machines that the plan's GPUs are in."""
     need_bytes: int
     """Of one GPU, with its margin and the context; of the plan that needs least where none fits."""
     plan: Plan | None = None
-    runnable: bool = False
-    """gpubroker's own trainer can do it."""
-    step_s: float = 0.0
-    tokens_per_s: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    """The interval of `tokens_per_s`."""
+    speed: Speed | None = None
+    """Of the plan."""
     mfu: float = 0.0
     """Arithmetic of the model, recomputation left out, over the datasheet's bf16 rate of all GPUs."""
     hours: float = 0.0
@@ -62,9 +58,13 @@ class Point:
 
 def unmeasured(ask: sizes.Ask) -> str | None:
     """Why nothing can be said about the time; None: something can."""
-    if ask.method in ("lora8", "adapter"):
-        what = "on an 8-bit base" if ask.method == "lora8" else "of such an adapter"
-        return f"no basis: no run {what} was measured, and its kernels are not counted"
+    if ask.gpus > MOST_GPUS:
+        return f"no basis: no run was of more than 512 GPUs, and beyond {MOST_GPUS} nothing is said"
+    if ask.offload or ask.sharding == "tensor":
+        what = "offload" if ask.offload else "tensor sharding"
+        return f"no basis: {what} is in no term of the model of time"
+    if ask.method == "adapter":
+        return "no basis: no run of such an adapter was measured, and its kernels are not counted"
     return None
 
 
@@ -72,7 +72,7 @@ def run_of(
     shape: ModelShape, ask: sizes.Ask, plan: Plan, tokens_per_row: float, nodes: int = 1, *, written: float = 0.0
 ) -> Run:
     """One step under the plan. `written`: tokens that an encoder-decoder writes for a row."""
-    asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in ("fsdp", "hybrid") else "none")
+    asked = replace(ask, gpus=plan.devices, sharding="fsdp" if plan.parallelism in DIVIDED else "none")
     numerics = sizes.numerics(shape, asked)[0]
     return Run(
         shape=shape,
@@ -83,7 +83,7 @@ def run_of(
         written_length=written,
         trained=trained_parameters(shape, numerics),
         micro_batches=plan.accumulation,
-        recompute="early" if plan.gradient_checkpointing else "none",
+        recompute=sizes.recompute(ask) if plan.gradient_checkpointing else "none",
         optimizer=ask.optimizer,
         devices=plan.devices,
         nodes=min(nodes, plan.devices),
@@ -114,25 +114,21 @@ class _Scale:
         self._need = cache(self._needed)
 
     def point(self, gpus: int) -> Point:
-        nodes = -(-gpus // A_MACHINE)
         devices = max(d for d in range(1, min(gpus, self._load.global_batch) + 1) if self._load.global_batch % d == 0)
-        candidates = [
-            self._most_rows(way, devices, nodes, again) for way in self._ways(devices, nodes) for again in (False, True)
-        ]
-        fitting = [plan for plan, fits in candidates if fits]
-        if not fitting:
+        nodes = -(-devices // A_MACHINE)  # idle GPUs leave whole machines idle
+        divided = divisible(self._shape, self._ask.method, self._ask.optimizer, self._ask.precision)
+        candidates: list[tuple[Plan, bool]] = []
+        for together in ways(devices, nodes, divided=divided):
+            candidates += [self._most_rows(way, devices, nodes, again) for way in together for again in (False, True)]
+            if any(fits for _, fits in candidates):
+                break
+        else:
             return Point(gpus=gpus, nodes=nodes, need_bytes=min(self._of(plan, nodes) for plan, _ in candidates))
+        fitting = [plan for plan, fits in candidates if fits]
         times = {plan: self._step_s(plan, nodes) for plan in fitting}
         quickest = min(times.values())
         near = [plan for plan in fitting if times[plan] <= ABOUT * quickest]
         return self._made(gpus, nodes, min(near, key=lambda plan: (self._of(plan, nodes), times[plan])))
-
-    def _ways(self, devices: int, nodes: int) -> list[Parallelism]:
-        if devices == 1:
-            return ["single"]
-        if self._shape.decoder_layers:  # how it would be divided is not known
-            return ["ddp"]
-        return ["ddp", "fsdp"] if nodes == 1 else ["ddp", "fsdp", "hybrid"]
 
     def _most_rows(self, way: Parallelism, devices: int, nodes: int, again: bool) -> tuple[Plan, bool]:
         """The plan with most rows at once that fits, else that with one."""
@@ -165,7 +161,7 @@ class _Scale:
         return int(found.peak_allocated * (1 + found.margin)) + sizes.CONTEXT
 
     def _step_s(self, plan: Plan, nodes: int) -> float:
-        return terms(ideal(self._run(plan, nodes), self._hardware)).total
+        return step_seconds(self._run(plan, nodes), self._hardware)
 
     def _run(self, plan: Plan, nodes: int) -> Run:
         load = self._load
@@ -173,21 +169,16 @@ class _Scale:
 
     def _made(self, gpus: int, nodes: int, plan: Plan) -> Point:
         load = self._load
-        run, step = self._run(plan, nodes), self._step_s(plan, nodes)
-        tokens = load.tokens_per_row + load.written_per_row
-        rate, spread = load.global_batch * tokens / step, spread_of(run, self._hardware)[0]
-        hours, price = load.steps * step / 3600, load.usd_per_gpu_hour
+        run = self._run(plan, nodes)
+        at = speed(run, self._hardware)
+        hours, price = load.steps * at.step_s / 3600, load.usd_per_gpu_hour
         return Point(
             gpus=gpus,
             nodes=nodes,
             need_bytes=self._of(plan, nodes),
             plan=plan,
-            runnable=plan.parallelism in PARALLELISMS,
-            step_s=step,
-            tokens_per_s=rate,
-            low=rate / spread,
-            high=rate * spread,
-            mfu=utilisation(run, self._hardware, rate),
+            speed=at,
+            mfu=utilisation(run, self._hardware, at.tokens_per_s),
             hours=hours,
             usd=None if price is None else hours * price * gpus,
         )
@@ -214,9 +205,6 @@ def counts_of(said: str) -> tuple[int, ...]:
     if going or found != sorted(set(found)):
         raise ValueError(f"--what-if {said}: give ascending numbers, each once, and end with one")
     return tuple(found)
-
-
-MOST_GPUS = 16_384
 
 
 def _factor(found: Sequence[int]) -> int:

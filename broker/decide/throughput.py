@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import exp, expm1
 
 from broker.decide.calibration import (
+    COMPARED,
     FITTED,
     SPREAD_COUNTED,
     SPREAD_CPU,
@@ -13,18 +14,22 @@ from broker.decide.calibration import (
     Belief,
 )
 from broker.decide.hardware import Hardware
-from broker.decide.memory import numerics_of
+from broker.decide.memory import gathered, numerics_of
 from broker.decide.memory_builds import build_of
 from broker.decide.memory_held import trained_parameters
-from broker.decide.roofline import Run, ideal, terms
-from broker.domain.workload import ModelShape, Parallelism, Workload
+from broker.decide.roofline import LAYER_LAUNCH_S, Run, ideal, terms
+from broker.domain.workload import DIVIDED, ModelShape, Parallelism, SpeedTier, Workload
 
 SNAPSHOT_BYTES_PER_S = 2e9
 """Device to host memory [assumed]: the part of a save that the loop waits for."""
 DOWNLOAD_BYTES_PER_S, READ_BYTES_PER_S = 200e6, 1e9
 """Weights from the Hub, and from a disk of this machine [assumed]."""
-WEIGHT_BYTES, STATE_BYTES = 2, 12
-"""Of a parameter on the Hub, and of a trained one in a checkpoint."""
+WEIGHT_BYTES = 2
+"""Of a parameter on the Hub."""
+STATE_BYTES = {"adamw_8bit": 6, "adafactor": 5, "sgd": 4}
+"""Of a trained parameter in a checkpoint, with the optimizer's moments; all else is an AdamW. Adafactor's sums of rows
+and columns are less than a byte."""
+ADAMW_BYTES = 12
 START_S = 15.0
 """Imports, model construction and the first compilation of kernels [assumed]."""
 
@@ -49,35 +54,93 @@ class Pace:
     """The model's weights and the data set."""
     evidence: str = ""
     """What the speed rests on."""
+    tier: SpeedTier = "unchecked"
     runs: int = 0
     """Own runs on such hardware that it rests on."""
 
 
-def spread_of(run: Run, hardware: Hardware) -> tuple[float, str]:
-    """(factor, evidence): tokens/s lie between the estimate over the factor and times it; see `calibration`."""
+Basis = tuple[float, SpeedTier, str, str]
+"""(factor, tier, what it rests on, whose the factor is): tokens/s lie between the estimate over the factor and times
+it; see `calibration`."""
+_ASSUMED = "interval [assumed]"
+_WORST = "interval as wide as the worst of 237 runs, by fits without their architecture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Of one step, of all devices together. `spread`: tokens/s lie between these over it and times it."""
+
+    step_s: float
+    tokens_per_s: float
+    spread: float
+    tier: SpeedTier
+    evidence: str
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of `tokens_per_s`."""
+        return self.tokens_per_s / self.spread, self.tokens_per_s * self.spread
+
+
+def _uncompared(run: Run, hardware: Hardware) -> Basis | None:
+    """Where operations are counted, and no run of the like was ever measured; None: one was."""
     if not hardware.gpu:
-        return SPREAD_CPU, "one core's rate, by one measurement on two cores"
+        return SPREAD_CPU, "unchecked", "one core's rate, by one measurement on two cores", _ASSUMED
     if run.numerics.bits == 8:
-        return SPREAD_CPU, "no run on an 8-bit base was measured, and its kernels are not counted: a factor of two"
-    fitted, several = hardware.name in FITTED.matmul, run.sharding in ("ddp", "hybrid")
-    if run.shape.labels or run.shape.decoder_layers:
-        head = "an encoder" if build_of(run.shape).encoder else "a decoder with such a head"
-        what = "an encoder-decoder" if run.shape.decoder_layers else head
-        return SPREAD_COUNTED, f"operations of {what} counted, none was measured; interval [assumed]"
+        what = "no run on an 8-bit base was measured, and its kernels are not counted"
+        return SPREAD_COUNTED, "unchecked", what, _ASSUMED
+    shape = run.shape
+    if not shape.known:
+        what = f"architecture {shape.family!r} is unknown and was taken for a llama"
+        return SPREAD_COUNTED, "unchecked", what, _ASSUMED
+    if shape.labels or shape.decoder_layers:
+        head = "an encoder" if build_of(shape).encoder else "a decoder with such a head"
+        what = "an encoder-decoder" if shape.decoder_layers else head
+        return SPREAD_COUNTED, "unchecked", f"operations of {what} counted, none was measured", _ASSUMED
+    if shape.family in COMPARED:
+        return None
+    what = f"operations counted, no run of {shape.family} was measured"
+    if shape.experts:
+        return SPREAD_COUNTED, "unchecked", what, _ASSUMED
+    return SPREAD_UNMEASURED, "unchecked", what, _WORST
+
+
+def _spread_of(run: Run, hardware: Hardware) -> Basis:
+    if (uncompared := _uncompared(run, hardware)) is not None:
+        return uncompared
+    gpu, fitted = hardware.name, hardware.name in FITTED.matmul
+    several = run.sharding in ("ddp", "hybrid") or (run.nodes > 1 and not run.numerics.full)
     if run.shape.experts:
         if fitted and not several:
-            return (
-                SPREAD_MIXTURE,
-                "experts counted by those that are active; as wide as the worst of 10 runs of Mixtral",
-            )
-        return SPREAD_COUNTED, f"no run of a mixture of experts on the {hardware.name}; interval [assumed]"
-    worst = "interval as wide as the worst of 237 runs on unseen GPUs"
+            what = "experts counted by those that are active"
+            return SPREAD_MIXTURE, "measured", what, "interval as wide as the worst of 10 runs of Mixtral"
+        return SPREAD_COUNTED, "transferred", f"no run of a mixture of experts on the {gpu}", _ASSUMED
     if not fitted:
-        return SPREAD_UNMEASURED, f"nothing fitted on the {hardware.name}: shares of other GPUs' runs; {worst}"
+        return SPREAD_UNMEASURED, "transferred", f"nothing fitted on the {gpu}: shares of other GPUs' runs", _WORST
     if several or run.reference:
         what = run.sharding.upper() if several else "a reference"
-        return SPREAD_UNMEASURED, f"fitted on runs on the {hardware.name}, none with {what}; {worst}"
-    return SPREAD_MEASURED, f"fitted on runs on the {hardware.name}; 90 % interval"
+        what += f" over {run.nodes} machines" if several and run.nodes > 1 else ""
+        return SPREAD_UNMEASURED, "transferred", f"fitted on runs on the {gpu}, none with {what}", _WORST
+    return SPREAD_MEASURED, "measured", f"fitted on runs on the {gpu}", "90 % interval, which held 74 % of later runs"
+
+
+def speed(run: Run, hardware: Hardware, *, cores: int = 1) -> Speed:
+    """Whoever says how fast a step is asks here. `cores`: of a CPU.
+
+    How long a host takes to launch a layer was never compared with a run: where twice the assumed time would leave
+    the interval, this is what it is widened to.
+    """
+    at_best = ideal(run, hardware, cores=1 if hardware.gpu else max(1, cores))
+    found, late = terms(at_best), terms(replace(at_best, launched=2 * at_best.launched)).total
+    step_s, (spread, tier, what, whose) = found.total, _spread_of(run, hardware)
+    if found.host > 0 or late > spread * step_s:
+        spread, tier, whose = max(spread, late / step_s), "unchecked", "interval as if it took twice that"
+        what += (
+            f"; the host takes about as long to launch as the GPU to compute, by {1e3 * LAYER_LAUNCH_S:g} ms a layer "
+            "and pass [assumed]"
+        )
+    tokens = (run.tokens + run.written) * run.micro_batches * run.devices
+    return Speed(step_s=step_s, tokens_per_s=tokens / step_s, spread=spread, tier=tier, evidence=f"{what}; {whose}")
 
 
 def run_of(
@@ -91,8 +154,8 @@ def run_of(
 ) -> Run:
     """One step of the trainer on one of `devices`, which are on `nodes` machines together."""
     numerics = numerics_of(workload, shape, bf16=hardware.bf16, gpu=hardware.gpu)
-    if devices > 1 and parallelism in ("fsdp", "hybrid"):
-        numerics = replace(numerics, weight=numerics.compute, autocast=False)  # FSDP casts what it gathers
+    if devices > 1 and parallelism in DIVIDED:
+        numerics = gathered(numerics)
     return Run(
         shape=shape,
         numerics=numerics,
@@ -125,6 +188,7 @@ class Timing:
     evaluated_s: float
     """For a token that is only looked at, with all devices."""
     spread: float
+    tier: SpeedTier
     evidence: str
     trained: int
     parameters: int
@@ -141,12 +205,13 @@ def timing(run: Run, hardware: Hardware, *, cores: int = 1) -> Timing:
     more, trains = int(run.reference), 3 if run.numerics.full else 2
     products, scores = once.matmul / (trains + more), once.attention / (3.5 + more)
     forward = (products + scores + (once.elementwise + once.host) / (3 + more)) * (1 + more)
-    spread, evidence = spread_of(run, hardware)
+    at = speed(run, hardware, cores=cores)
     return Timing(
-        step_s=step_seconds(run, hardware, cores=cores),
+        step_s=at.step_s,
         evaluated_s=forward / run.tokens / run.devices,
-        spread=spread,
-        evidence=evidence,
+        spread=at.spread,
+        tier=at.tier,
+        evidence=at.evidence,
         trained=run.trained,
         parameters=run.shape.parameters,
     )
@@ -168,6 +233,7 @@ def corrected(at: Timing, known: Belief) -> Timing:
         step_s=at.step_s * slower,
         evaluated_s=at.evaluated_s * slower,
         spread=spread,
+        tier="measured" if known.alike else at.tier,
         evidence=f"{at.evidence}; {moved}, so within / and x {spread:.2f}",
         runs=known.runs,
     )
@@ -175,7 +241,8 @@ def corrected(at: Timing, known: Belief) -> Timing:
 
 def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
     """Time of the whole workload. `local`: the weights lie on this machine."""
-    states, fetched = at.trained * STATE_BYTES, WEIGHT_BYTES * at.parameters + workload.data_bytes
+    states = at.trained * STATE_BYTES.get(workload.optimizer, ADAMW_BYTES)
+    fetched = WEIGHT_BYTES * at.parameters + workload.data_bytes
     training, evaluation = (
         workload.steps * at.step_s,
         workload.eval_rows * workload.sequences * workload.tokens_per_row * at.evaluated_s,
@@ -192,5 +259,6 @@ def pace(workload: Workload, at: Timing, *, local: bool = False) -> Pace:
         checkpoint_bytes=states,
         fetched_bytes=fetched,
         evidence=at.evidence,
+        tier=at.tier,
         runs=at.runs,
     )

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape, Workload
+from trainer.contract.data import held_out
 from trainer.contract.train import LowRank, OptimizerName, TrainConfig
 
 BYTES_A_TOKEN = 4
@@ -28,18 +30,13 @@ class Rows:
     """Of what an encoder-decoder writes, likewise; 0 elsewhere."""
 
 
-def held_out(rows: int, share: float) -> int:
-    """Rows kept for evaluation: none, or at least one, and never all."""
-    return 0 if share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * share)))
-
-
 def steps_of(spec: JobSpec, rows: int) -> int:
     """Optimizer steps of a `train` spec over a data set of `rows`; a started last batch counts."""
     train = spec.train
     assert train is not None
     if train.max_steps is not None:
         return train.max_steps
-    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.global_batch))
+    return max(1, math.ceil(train.epochs * (rows - held_out(rows, train.data.eval_share)) / train.rows_a_step))
 
 
 def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Workload:
@@ -65,17 +62,7 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         task=train.task,
         sequences=rows.sequences,
         reference=train.task == "dpo",
-        method="lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
-        lora_r=lora.r if lora else 0,
-        lora_targets=targets_of(lora) if lora else "all-linear",
-        optimizer=optimizer_of(train),
-        attention="sdpa" if train.attention == "auto" else train.attention,
-        precision=train.precision,
-        gradient_checkpointing=train.recomputes,
-        free_checkpointing=train.gradient_checkpointing == "auto",
-        micro_batch=train.rows_at_once,
-        free_micro_batch=train.micro_batch == "auto",
-        global_batch=train.global_batch,
+        **_settings(train),
         sequence=longest,
         tokens_per_row=mean,
         written=min(rows.written_longest, train.max_length),
@@ -85,6 +72,26 @@ def workload(spec: JobSpec, shape: ModelShape | None, rows: Rows | None) -> Work
         checkpoint_every_s=spec.checkpoint.most_s,
         data_bytes=int(rows.count * (rows.sequences * rows.tokens_mean + rows.written_mean) * BYTES_A_TOKEN),
     )
+
+
+def _settings(train: TrainConfig) -> dict[str, Any]:
+    """Of `Workload`: what the spec says, whatever the data."""
+    lora = train.adapters
+    return {
+        "method": "lora8" if train.quantised and train.quantised.bits == 8 else train.method.kind,
+        "lora_r": lora.r if lora else 0,
+        "lora_targets": targets_of(lora) if lora else "all-linear",
+        "optimizer": optimizer_of(train),
+        "attention": "sdpa" if train.attention == "auto" else train.attention,
+        "precision": train.precision,
+        "gradient_checkpointing": train.recomputes,
+        "free_checkpointing": train.gradient_checkpointing == "auto",
+        "micro_batch": train.rows_at_once,
+        "free_micro_batch": train.micro_batch == "auto",
+        "global_batch": train.rows_a_step,
+        "keeps_best": train.selection.best,
+        "merges": train.output.merge,
+    }
 
 
 def optimizer_of(train: TrainConfig) -> str:

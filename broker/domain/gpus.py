@@ -45,5 +45,6 @@ def _known(words: list[str]) -> str | None:
     if model == "a100":  # the SXM board of 40 GB is the one that is meant where nobody says
         parts = [model, f"{size}gb" if size else "", "" if (size, form) == (40, "sxm") else form]
     else:
-        parts = [model, "nvl" if size == 94 else form]
+        told = f"{size}gb" if model == "h100" and size and not form else ""  # which tells two boards from the third
+        parts = [model, "nvl" if size == 94 else form or told]
     return "-".join(part for part in parts if part)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from broker.domain.workload import MemoryNeed, Plan
+from broker.domain.workload import MemoryNeed, Plan, SpeedTier
 
 GIB = 1024**3
 HOST = "host:"
@@ -203,6 +203,8 @@ class QuoteLine:
     step_s: float | None = None
     evidence: str = ""
     """What the speed rests on, in words."""
+    tier: SpeedTier | None = None
+    """The same for programs; None: dropped, or nothing is known of the speed."""
     runs: int = 0
     """Own runs on such a GPU that it rests on."""
     nodes: int = 1
@@ -211,6 +213,8 @@ class QuoteLine:
     """None: dropped, or nothing is known of what is to run."""
     hours: Hours | None = None
     costs: Costs | None = None
+    rows_bytes: int = 0
+    """Of tokenised rows, the most that an attempt puts into the blob store for later ones; 0: none."""
 
 
 class Considered(NamedTuple):

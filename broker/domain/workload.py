@@ -5,6 +5,11 @@ from typing import Literal
 
 Parallelism = Literal["single", "ddp", "fsdp", "hybrid"]
 """`fsdp`: all is divided between all devices; `hybrid`: within each machine, and repeated on every one."""
+DIVIDED: frozenset[Parallelism] = frozenset({"fsdp", "hybrid"})
+
+SpeedTier = Literal["measured", "transferred", "unchecked"]
+"""Whether runs that the speed's interval is from were of its architecture and of its GPU; of its architecture, but on
+other GPUs or otherwise divided; or none was of its like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +149,8 @@ class Workload:
     """What the memory estimate is multiplied by, likewise."""
     memory_above: int = 0
     """Devices with at most so many bytes are too small: it ran out there with the least plan."""
+    memory_shards: int = 1
+    """But where the model is divided between more of them than this, as it was there."""
     ram_above: int = 0
     """The same of the machine's own memory."""
     global_batch: int = 1
@@ -162,6 +169,10 @@ class Workload:
     checkpoint_every_s: float = 300.0
     data_bytes: int = 0
     """Of the data set."""
+    keeps_best: bool = False
+    """The weights of the best evaluation so far are kept in the machine's own memory."""
+    merges: bool = False
+    """Adapters are merged into another copy of the base at the end."""
 
     @property
     def counted_per_row(self) -> float:

@@ -9,6 +9,7 @@ from reprlib import repr as shown
 from typing import Any
 
 from broker.models.unet import unet
+from trainer.contract.positions import STRETCHED
 
 Config = Mapping[str, Any]
 TIED = frozenset({"gpt2", "gpt_bigcode", "falcon", "starcoder2", "gemma", "gemma2", "gemma3_text"})
@@ -28,8 +29,6 @@ def number(c: Config, *keys: str, default: int | None = None) -> int:
     raise ValueError(f"no positive {keys[0]}")
 
 
-STRETCHED = ("linear", "dynamic", "yarn")
-"""Kinds of rotary positions that multiply how far a model reaches; `llama3` and `longrope` have counted it already."""
 MOST_STRETCHED = 10_000
 
 

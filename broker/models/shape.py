@@ -50,6 +50,16 @@ def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
         raise _invalid(f"config.json of {name!r} has {e}") from None
 
 
+def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) -> None:
+    """Raises InvalidInput for what is not estimated."""
+    if mixture:
+        raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
+    if config.get("quantization_config"):
+        raise _invalid(f"{name!r} is quantised; give the model that it was made from")
+    if family in ENCODERS:
+        raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
+
+
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
     it may be a mixture of experts."""
@@ -62,14 +72,9 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
         check(config)
     except ValueError as e:
         raise _invalid(f"config.json of {name!r} has {e}") from None
-    experts = next((config[k] for k in EXPERTS if config.get(k)), 0)
-    if experts and not (mixtures and config.get("model_type") in MIXTURES):
-        raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
-    if config.get("quantization_config"):
-        raise _invalid(f"{name!r} is quantised; give the model that it was made from")
     family = str(config.get("model_type", ""))
-    if family in ENCODERS:
-        raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
+    experts = next((config[k] for k in EXPERTS if config.get(k)), 0)
+    _plain(name, family, config, mixture=bool(experts) and not (mixtures and family in MIXTURES))
     try:
         _known_names(family, config)
         _divisible(config)

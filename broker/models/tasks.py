@@ -11,6 +11,7 @@ from broker.models.checked import EXPERTS, check_kind
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS, labels_of
 from broker.models.shape import MIXTURES, headed_shape, shape_of, written_shape
+from trainer.contract.architectures import misuse
 
 Head = Literal["tokens", "text", "words", "image"]
 HEADS: Mapping[str, Head] = {
@@ -50,12 +51,11 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
     family = str(_of_texts(config).get("model_type") or "")
     if not family:
         raise _invalid(f"config.json of {name!r} has no model_type; is this a transformers model?")
-    pair, head = bool(config.get("is_encoder_decoder")), HEADS.get(task)
-    if task != "causal_lm" and (task == "seq2seq") != pair:
-        wanted = "an encoder-decoder, such as t5 or bart" if task == "seq2seq" else "no encoder-decoder"
-        raise _invalid(f"{name!r} is of the kind {family}; task {task} takes {wanted}")
-    if pair:
+    if wrong := misuse(task, {**config, "model_type": family}):
+        raise _invalid(f"{name!r} {wrong}")
+    if task == "seq2seq":
         return written_shape(name, config)
+    head = HEADS.get(task)
     if head is None:
         return None
     if (head == "image") != (family == "vit") and family in {*ENCODERS, *BUILDS}:
@@ -70,7 +70,7 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
 def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head: Head) -> ModelShape | None:
     """Raises InvalidInput."""
     config = _of_texts(config)
-    if any(config.get(key) for key in EXPERTS) and family not in MIXTURES:
+    if family in ENCODERS or (any(config.get(key) for key in EXPERTS) and family not in MIXTURES):
         return None
     if head == "tokens":
         return shape_of(name, config, mixtures=True)

@@ -45,8 +45,33 @@ async def test_explain_adds_up_to_the_quote_and_names_every_offer(shell: Shell) 
     said = (await quoted(shell, "--explain")).out
     assert "  time  boot" in said
     assert "  $     machines" in said
+    assert "assumed: weights and data come at 200 MB/s" in said
     flat = "".join(said.replace("│", " ").split())
     assert all(line["offer"]["id"] in flat for line in ran.document["lines"])
+
+
+async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> None:
+    """Words in the table's notes, a mark in the table, and a field for programs."""
+    market = shell.api.market
+    real = [replace(one, emulated_on=None) for one in market.items if one.accelerator in ("l40s", "h100-sxm")]
+    market.items = [*real[:1], next(one for one in real if one.accelerator != real[0].accelerator)]
+    lines = (await quoted(shell, "--json")).document["lines"]
+    assert {line["tier"] for line in lines} == {"unchecked"}, "SmolLM2-135M is bound by the host that launches it"
+    assert all("[assumed]; interval as if it took twice that" in line["evidence"] for line in lines)
+    said = (await quoted(shell)).out
+    assert said.count(" *") == 2
+    assert "speed of 1: unchecked (" in said
+    long = GOOD.replace("HuggingFaceTB/SmolLM2-135M", "mistralai/Mistral-7B-v0.1") + "  method: {kind: qlora}\n"
+    rows = "word,definition\n" + f"word,{'what it means to a cynic ' * 80}\n" * 40
+    (shell.folder / "words.csv").write_text(rows)
+    path = shell.spec(long, None)
+    known = (await to_thread(shell.run, "quote", path, "--json")).document["lines"]
+    assert {line["offer"]["accelerator"]: line["tier"] for line in known} == {
+        "l40s": "transferred", "h100-sxm": "measured",
+    }  # fmt: skip
+    said = (await to_thread(shell.run, "quote", path)).out
+    assert " *" not in said
+    assert "measured (fitted on runs on the h100-sxm; 90 % interval, which held 74 % of later runs)" in said
 
 
 async def test_explain_shows_what_own_spot_machines_went_through(shell: Shell) -> None:
@@ -154,6 +179,12 @@ def test_a_scaling_table_says_what_it_does_not_look_at(own_home: Path, words: tu
 @pytest.mark.parametrize("words", [("--rows", "5"), ("--plot", "x.png"), ("--global-batch", "8")])
 def test_what_belongs_to_a_scaling_table_is_not_passed_over(own_home: Path, words: tuple[str, str]) -> None:
     refused(offline(*words), f"{words[0]} goes with --what-if")
+
+
+def test_a_scaling_table_has_the_norms_that_were_asked_for() -> None:
+    asked = ("--what-if", "gpus=1", "--method", "qlora", "--global-batch", "4", "--json")
+    raised, halved = (offline(*asked, *more).document["points"][0]["need_bytes"] for more in ((), ("--norms", "half")))
+    assert raised != halved
 
 
 def offline(*words: str) -> Ran:

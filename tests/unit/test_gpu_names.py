@@ -27,6 +27,10 @@ SPELT = {
     "H100 94GB": "h100-nvl",
     "H100-SXM5-80GB": "h100-sxm",
     "H100": "h100",
+    "H100 80GB": "h100-80gb",
+    "A100 SXM4": "a100-sxm",
+    "A100": "a100",
+    "A100 PCIe": "a100-pcie",
     "NVIDIA H200": "h200",
     "H200 SXM 141GB": "h200-sxm",
     "NVIDIA B200": "b200",
@@ -60,10 +64,30 @@ OTHERS = {
 @pytest.mark.parametrize(("said", "name"), SPELT.items())
 def test_a_name_is_known_however_it_is_written(said: str, name: str) -> None:
     assert gpu_name(said) == name
-    found = [known for known in TABLE if matches(name, known)]
+    found = [name] if name in TABLE else [known for known in TABLE if matches(name, known)]
     assert found
     ran = CliRunner().invoke(app, ["estimate", "openai-community/gpt2", "--seq", "64", "--gpu", said, "--json"])
-    assert json.loads(ran.stdout)["gpu"] == found[0]
+    document = json.loads(ran.stdout)
+    if len({TABLE[known].memory_bytes for known in found}) == 1:
+        assert document["gpu"] == found[0]
+        return
+    assert ran.exit_code == 2, "which memory is meant is not known"
+    assert document["error"]["message"].startswith(f"--gpu {said}: means GPUs of different memory; give one of ")
+    assert all(f"{known} ({TABLE[known].memory_bytes / 2**30:.0f} GiB)" in ran.stdout for known in found)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("a100-sxm", {"a100-80gb-sxm", "a100-40gb"}),
+        ("a100-40gb", {"a100-40gb", "a100-40gb-pcie"}),
+        ("a100-pcie", {"a100-80gb-pcie", "a100-40gb-pcie"}),
+        ("h100-80gb", {"h100-sxm", "h100-pcie"}),
+        ("h100", {"h100-sxm", "h100-pcie", "h100-nvl"}),
+    ],
+)
+def test_a_spec_that_leaves_something_open_means_all_of_that_name(said: str, meant: set[str]) -> None:
+    assert {name for name in TABLE if matches(said, name)} == meant
 
 
 @pytest.mark.parametrize(("said", "name"), OTHERS.items())

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks import throughput_table as table
 from benchmarks.throughput_fit import fitted, quantile, surprise
-from benchmarks.throughput_rows import Row, everything
+from benchmarks.throughput_rows import Row, everything, fms
 from broker.decide.calibration import FITTED, SPREAD_MEASURED, SPREAD_UNMEASURED
+from broker.sizing import estimate
 
 ROWS, REFUSED = everything()
 USED = [r for r in ROWS if r.source != table.HELD_OUT]
@@ -35,6 +36,19 @@ def test_every_row_is_estimated_or_refused_with_a_reason() -> None:
     assert "l40s" not in FITTED.matmul
 
 
+@pytest.mark.parametrize(("method", "named", "rows"), [("qlora", "baseline-peft-bnb", 4), ("lora", "none", 8)])
+def test_what_is_scored_is_what_is_told(method: str, named: str, rows: int) -> None:
+    """`estimate` with the libraries of a measured row, whose checkpointing recomputes whole blocks."""
+    name = f"Mistral-7B {named} {method} batch {rows}, 1 GPU"
+    (row,) = (r for r in fms() if isinstance(r, Row) and r.name == name)
+    told = estimate(
+        "mistralai/Mistral-7B-v0.1", method=method, optimizer="adamw_foreach", seq=4096, micro_batch=rows,
+        precision="bf16-autocast" if method == "qlora" else "bf16", gradient_checkpointing=True, attention="flash",
+        lora_targets="q_proj,k_proj,v_proj,o_proj", lora_dropout=0.1, stack="transformers=4.48.1", gpu="A100-80GB",
+    )  # fmt: skip
+    assert told["tokens_per_s"] == pytest.approx(row.rate * math.exp(surprise(row, FITTED)), rel=1e-3)
+
+
 def test_an_unfitted_gpu_and_unfitted_libraries_are_close() -> None:
     """L40S: nothing was fitted on it. torchtitan's H100 is a slower kind that has no shares of its own."""
     assert all(off(r) < 0.15 for r in ROWS if r.source == "peft")
@@ -55,6 +69,7 @@ def test_the_benchmark_ends_with_its_figures_and_the_shipped_intervals_hold(
     assert told["unseen_gpu_no_run_median_pct"] <= 12
     assert told["unseen_gpu_one_run_median_pct"] <= 5
     assert told["coverage_90"] >= 0.88
+    assert told["coverage_of_later_rows"] == 0.737  # the docs say so
     assert f"'SPREAD_MEASURED': {SPREAD_MEASURED:g}" in lines[-3]
     assert any("rtx4090" in line and "no measurement yet" in line for line in lines)
     assert SPREAD_MEASURED < SPREAD_UNMEASURED

@@ -156,6 +156,17 @@ def test_a_run_moves_the_next_estimate_and_narrows_its_interval() -> None:
     assert fit(WORK, other_gpu, learned=learned).pace == fit(WORK, other_gpu).pace
 
 
+def test_a_speed_counts_as_measured_once_own_runs_of_its_like_were_seen() -> None:
+    work = replace(WORK, shape=replace(SHAPE, family="gemma2"))
+    rate = estimated_rate(work)
+    tiers = []
+    for learned in (Experience(), knows(seen(tokens_per_s=rate)), knows(seen(workload=work, tokens_per_s=rate))):
+        found = fit(work, OFFER, learned=learned).pace
+        assert found is not None
+        tiers.append(found.tier)
+    assert tiers == ["unchecked", "unchecked", "measured"], "of another family nothing was seen"
+
+
 @pytest.mark.parametrize("rate", [1e9, 0.0, None])
 def test_what_no_gpu_can_do_is_not_believed(rate: float | None) -> None:
     assert knows(seen(tokens_per_s=rate)).speeds == {}

@@ -104,9 +104,14 @@ def test_a_task_that_is_not_estimated_says_so() -> None:
 
 def test_what_nobody_knows_is_tried_before_the_long_run() -> None:
     strange = replace(LLAMA_3_8B, family="strange", known=False)
-    assert [probed(w) for w in (SCRIPT, WORK, replace(WORK, shape=None), replace(WORK, shape=strange))] == [
+    assert [probed(w, None) for w in (SCRIPT, WORK, replace(WORK, shape=None), replace(WORK, shape=strange))] == [
         False, False, True, True,
     ]  # fmt: skip
     roomy = offer(gpu_memory_bytes=192 * GIB)
     assert "its longest rows are tried" in fit(replace(WORK, shape=strange), roomy).reason
     assert "tried" not in fit(WORK, roomy).reason
+    full = replace(WORK, method="full", lora_r=0)
+    divided = fit(full, offer(gpus=8))
+    assert divided.plan is not None
+    assert probed(full, divided.plan)
+    assert divided.reason.endswith("its longest rows are tried after the first step")

@@ -10,8 +10,7 @@ from broker.decide.experience import like
 from broker.decide.hardware import TABLE
 from broker.decide.memory import bits_of, memory, numerics_of
 from broker.decide.memory_held import trained_parameters
-from broker.decide.plans import Planner
-from broker.decide.throughput import run_of, spread_of, step_seconds
+from broker.decide.throughput import run_of, speed, step_seconds
 from broker.decide.workload import Rows, workload
 from broker.domain.offer import GIB
 from broker.domain.workload import MemoryNeed, Workload
@@ -100,16 +99,10 @@ def test_eager_attention_keeps_every_score() -> None:
     assert need(of(attention="eager")).activations > 1.2 * need(of()).activations
 
 
-@pytest.mark.parametrize("changes", [{"method": "qlora"}, {"method": "lora8"}, {"optimizer": "adafactor"}])
-def test_what_fsdp_cannot_divide_is_not_planned_so(changes: dict[str, Any]) -> None:
-    work = replace(WORK, free_micro_batch=True, **changes)
-    assert {*Planner(work, ("single", "ddp", "fsdp", "hybrid"))._runs} == {"single", "ddp"}
-
-
 def test_the_time_of_an_8_bit_base_is_a_guess_and_says_so() -> None:
-    spread, words = spread_of(run_of(replace(WORK, method="lora8"), LLAMA_3_8B, H100), H100)
-    assert spread == 2
-    assert "8-bit base" in words
+    at = speed(run_of(replace(WORK, method="lora8"), LLAMA_3_8B, H100), H100)
+    assert (at.spread, at.tier) == (2, "unchecked")
+    assert "8-bit base" in at.evidence
 
 
 def test_dora_is_not_estimated() -> None:

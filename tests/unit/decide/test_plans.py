@@ -10,25 +10,23 @@ from hypothesis import strategies as st
 
 from broker.decide.fit import fit
 from broker.decide.hardware import TABLE, Hardware
+from broker.decide.memory import divides
 from broker.decide.plans import ABOUT, Planned, Planner, devices_of, dividers, ways
 from broker.decide.throughput import step_seconds
 from broker.domain.offer import GIB, Drop, HostFacts
-from broker.domain.workload import Parallelism, Plan, Workload
+from broker.domain.workload import Plan, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SCRIPT, SMOLLM2_135M, WORK, offer
-from trainer.contract.train import PARALLELISMS
 
 FREE = replace(
     WORK, free_micro_batch=True, free_checkpointing=True, gradient_checkpointing=False, global_batch=64
 )  # fmt: skip
-EVERY: tuple[Parallelism, ...] = ("single", "ddp", "fsdp", "hybrid")
 BIG = [h for h in TABLE.values() if h.gpu and h.memory_bytes > 30 * GIB]
 
 
 def best(work: Workload, name: str = "h100-sxm", there: int = 1, **more: Any) -> Planned:
     hardware = TABLE[name]
     has = more.pop("has", hardware.memory_bytes)
-    runs = more.pop("runs", PARALLELISMS)
-    return Planner(work, runs).best(hardware, has, there, computing=hardware, **more)
+    return Planner(work).best(hardware, has, there, computing=hardware, **more)
 
 
 def test_a_given_plan_is_kept() -> None:
@@ -65,20 +63,40 @@ def test_the_whole_batch_at_once_is_taken_where_only_that_fits() -> None:
     assert best(WHOLE, "l4").memory.required < by_row.required  # the least, where nothing fits
 
 
-def test_only_what_the_trainer_runs_is_planned() -> None:
+def test_a_model_is_divided_only_where_no_gpu_holds_all_of_it() -> None:
     full = replace(FREE, method="full")
-    assert not best(full, there=8).fits
-    found = best(full, there=8, runs=EVERY)
+    assert not best(full).fits
+    found = best(full, there=8)
     assert (found.fits, found.plan.parallelism) == (True, "fsdp")
-    assert best(full, there=8, runs=("single",)).plan.devices == 1
+    assert found.memory.margin >= 0.1
+    small = best(replace(full, shape=SMOLLM2_135M), there=8)
+    assert (small.fits, small.plan.parallelism) == (True, "ddp")
+    assert ways(1, 1, divided=True) == [["single"]]
+    assert ways(8, 1, divided=True) == [["ddp"], ["fsdp"]]
+    assert ways(16, 2, divided=True) == [["ddp"], ["fsdp", "hybrid"]]
+    assert ways(16, 2, divided=False) == [["ddp"]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "qlora"}, {"method": "lora8"}, {"method": "full", "optimizer": "adafactor"},
+        {"method": "full", "optimizer": "adamw_8bit"}, {"method": "full", "precision": "fp16"},
+        {"method": "full", "task": "reward_model"}, {"method": "full", "shape": replace(LLAMA_3_8B, head="text")},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_held_by_every_gpu_or_not_bought(changes: dict[str, Any]) -> None:
+    found = best(replace(FREE, **changes), there=8, has=12 * GIB)
+    assert found.plan.parallelism == "ddp"
+    assert divides(replace(FREE, method="full"))
 
 
 def test_a_model_is_divided_within_machines_where_their_network_is_slow() -> None:
     slow = replace(TABLE["h100-sxm"], network=1e9)
     full = replace(FREE, method="full", free_micro_batch=False, micro_batch=1)
-    found = Planner(full, EVERY).best(slow, 80 * GIB, 16, computing=slow, nodes=2)
+    found = Planner(full).best(slow, 80 * GIB, 16, computing=slow, nodes=2)
     assert (found.plan.parallelism, found.plan.devices) == ("hybrid", 16)
-    assert ways(2, 2, EVERY) == ["ddp", "fsdp"]
+    assert ways(2, 2, divided=True) == [["ddp"], ["fsdp"]]
 
 
 def test_a_cpu_gets_no_more_rows_than_the_trainer_would_take() -> None:
@@ -118,6 +136,13 @@ def test_devices_share_the_micro_batches_evenly(micro: int, total: int, gpus: in
     assert devices_of(replace(WORK, micro_batch=micro, global_batch=total), gpus) == devices
 
 
+def test_each_machine_has_as_many_of_them_where_that_can_be() -> None:
+    nine = replace(WORK, micro_batch=1, global_batch=9)
+    assert (devices_of(nine, 16), devices_of(nine, 16, 2)) == (9, 9)
+    twelve = replace(WORK, micro_batch=1, global_batch=18)
+    assert (devices_of(twelve, 16), devices_of(twelve, 16, 2), devices_of(twelve, 12, 4)) == (9, 6, 9)
+
+
 @given(st.integers(1, 5000), st.integers(1, 64))
 def test_dividers_divide_and_are_apart(rows: int, most: int) -> None:
     found = dividers(rows, most)
@@ -139,16 +164,13 @@ works = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(works, st.sampled_from(BIG), st.sampled_from([1, 2, 5, 8]), st.sampled_from([PARALLELISMS, EVERY]))
-@example(WHOLE, TABLE["h200-sxm"], 1, PARALLELISMS)
-def test_no_plan_that_fits_is_faster_than_the_one_taken(
-    work: Workload, gpu: Hardware, there: int, runs: tuple[Parallelism, ...]
-) -> None:
-    planner = Planner(work, runs)
+@given(works, st.sampled_from(BIG), st.sampled_from([1, 2, 5, 8]))
+@example(WHOLE, TABLE["h200-sxm"], 1)
+def test_no_plan_of_its_kind_that_fits_is_faster_than_the_one_taken(work: Workload, gpu: Hardware, there: int) -> None:
+    planner = Planner(work)
     found = planner.best(gpu, gpu.memory_bytes, there, computing=gpu)
     plan = found.plan
     assert plan.micro_batch * plan.accumulation * plan.devices == work.global_batch
-    assert plan.parallelism in runs
     assert found.fits == (found.memory.required <= gpu.memory_bytes)
     for rows in dividers(work.global_batch // plan.devices, 64):
         for again in (False, True) if work.free_checkpointing else (work.gradient_checkpointing,):
@@ -166,7 +188,7 @@ def test_no_plan_that_fits_is_faster_than_the_one_taken(
 def test_more_shards_and_fewer_rows_never_need_more(
     work: Workload, gpu: Hardware, way: Literal["ddp", "fsdp"], times: int
 ) -> None:
-    planner = Planner(work, EVERY)
+    planner = Planner(work)
     plan = Plan(parallelism=way, devices=2, micro_batch=2)
     need = planner.need(plan, gpu).required
     assert planner.need(replace(plan, micro_batch=1), gpu).required <= need

@@ -12,7 +12,7 @@ from broker.decide.calibration import SPREAD_COUNTED, SPREAD_CPU, SPREAD_MIXTURE
 from broker.decide.hardware import TABLE
 from broker.decide.plans import Planner
 from broker.decide.roofline import ideal, model_flop
-from broker.decide.throughput import run_of, spread_of, step_seconds, timing
+from broker.decide.throughput import Speed, run_of, speed, step_seconds, timing
 from broker.decide.workload import workload
 from broker.domain.offer import Verdict
 from broker.domain.workload import ModelShape, Plan, Workload
@@ -135,17 +135,16 @@ def test_what_is_read_and_what_is_written_are_counted_apart() -> None:
 
 
 def test_the_less_is_known_the_wider_the_interval() -> None:
-    def spread(work: Workload, shape: ModelShape, devices: int = 1, gpu: str = "a100-80gb-sxm") -> tuple[float, str]:
-        return spread_of(run_of(work, shape, TABLE[gpu], devices=devices), TABLE[gpu])
+    def at(work: Workload, shape: ModelShape, devices: int = 1, gpu: str = "a100-80gb-sxm") -> Speed:
+        return speed(run_of(work, shape, TABLE[gpu], devices=devices), TABLE[gpu])
 
-    assert spread(WORK, BERT) == spread(WORK, VIT)
-    assert spread(WORK, BERT)[0] == SPREAD_COUNTED
-    assert "an encoder counted, none was measured" in spread(WORK, BERT)[1]
-    assert "a decoder with such a head" in spread(WORK, REWARD)[1]
-    assert spread(WORK, MIXTRAL)[0] == SPREAD_MIXTURE
-    assert spread(WORK, MIXTRAL, devices=8)[0] == spread(WORK, MIXTRAL, gpu="l4")[0] == SPREAD_COUNTED
-    assert spread(DPO, LLAMA_3_8B)[0] == SPREAD_UNMEASURED
-    assert "none with a reference" in spread(DPO, LLAMA_3_8B)[1]
+    assert at(WORK, BERT).spread == at(WORK, VIT).spread == SPREAD_COUNTED
+    assert "an encoder counted, none was measured" in at(WORK, BERT).evidence
+    assert "a decoder with such a head" in at(WORK, REWARD).evidence
+    assert (at(WORK, MIXTRAL).spread, at(WORK, MIXTRAL).tier) == (SPREAD_MIXTURE, "measured")
+    assert at(WORK, MIXTRAL, devices=8).spread == at(WORK, MIXTRAL, gpu="l4").spread == SPREAD_COUNTED
+    assert at(DPO, LLAMA_3_8B).spread == SPREAD_UNMEASURED
+    assert "none with a reference" in at(DPO, LLAMA_3_8B).evidence
 
 
 @pytest.mark.parametrize("shape", [BERT, VIT, REWARD, MIXTRAL], ids=lambda s: s.name)
@@ -181,8 +180,8 @@ def test_what_is_read_goes_through_the_encoder_and_what_is_written_through_the_d
     assert flop == pytest.approx(6 * (300 * read + 100 * written), rel=1e-6)
     longer = run_of(replace(work, written_per_row=200.0), T5, A100)
     assert step_seconds(longer, A100) > step_seconds(run, A100)
-    assert spread_of(run, A100)[0] == SPREAD_COUNTED
-    assert "an encoder-decoder counted" in spread_of(run, A100)[1]
+    assert speed(run, A100).spread == SPREAD_COUNTED
+    assert "an encoder-decoder counted" in speed(run, A100).evidence
 
 
 def test_an_encoder_decoder_is_quoted() -> None:
@@ -200,4 +199,4 @@ def test_an_encoder_decoder_is_quoted() -> None:
 
 def test_a_cpu_has_its_own_interval_whatever_is_trained() -> None:
     cpu = TABLE["cpu"]
-    assert spread_of(run_of(WORK, BERT, cpu), cpu)[0] == SPREAD_CPU
+    assert speed(run_of(WORK, BERT, cpu), cpu).spread == SPREAD_CPU

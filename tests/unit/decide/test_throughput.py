@@ -1,16 +1,16 @@
 """The model of time against published and measured speeds, and as a function."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.calibration import SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
+from broker.decide.calibration import SPREAD_COUNTED, SPREAD_CPU, SPREAD_MEASURED, SPREAD_UNMEASURED
 from broker.decide.hardware import TABLE, Hardware, matches, nearest
-from broker.decide.roofline import ideal, terms
-from broker.decide.throughput import Pace, pace, run_of, spread_of, timing
+from broker.decide.roofline import Run, ideal, terms
+from broker.decide.throughput import Pace, pace, run_of, speed, timing
 from broker.domain.workload import ModelShape, Workload
 from tests.unit.decide.machines import LLAMA_3_8B, SMOLLM2_135M, WORK
 
@@ -76,11 +76,73 @@ def test_adapters_on_the_attention_alone_cost_less() -> None:
 def test_an_interval_is_wider_where_less_was_measured() -> None:
     measured, unknown = TABLE["a100-80gb-sxm"], TABLE["rtx4090"]
     run = run_of(WORK, LLAMA_3_8B, measured)
-    assert spread_of(run, measured)[0] == SPREAD_MEASURED < SPREAD_UNMEASURED < SPREAD_CPU
-    assert spread_of(run_of(WORK, LLAMA_3_8B, measured, devices=8), measured)[0] == SPREAD_UNMEASURED
-    factor, evidence = spread_of(run, unknown)
-    assert (factor, "nothing fitted on the rtx4090" in evidence) == (SPREAD_UNMEASURED, True)
-    assert paced(WORK, TABLE["cpu"]).spread == SPREAD_CPU
+    known, eight, elsewhere = (
+        speed(run, measured), speed(run_of(WORK, LLAMA_3_8B, measured, devices=8), measured), speed(run, unknown)
+    )  # fmt: skip
+    assert known.spread == SPREAD_MEASURED < SPREAD_UNMEASURED < SPREAD_CPU
+    assert known.interval == (known.tokens_per_s / SPREAD_MEASURED, known.tokens_per_s * SPREAD_MEASURED)
+    assert eight.spread == elsewhere.spread == SPREAD_UNMEASURED
+    assert (known.tier, eight.tier, elsewhere.tier) == ("measured", "transferred", "transferred")
+    assert "nothing fitted on the rtx4090" in elsewhere.evidence
+    assert (paced(WORK, TABLE["cpu"]).spread, paced(WORK, TABLE["cpu"]).tier) == (SPREAD_CPU, "unchecked")
+
+
+def test_adapters_over_several_machines_were_not_compared_and_full_fsdp_was() -> None:
+    h100 = TABLE["h100-sxm"]
+    found = {
+        (method, nodes): speed(
+            run_of(replace(WORK, method=method), LLAMA_3_8B, h100, devices=16, nodes=nodes, parallelism="fsdp"), h100
+        )
+        for method in ("full", "lora")
+        for nodes in (1, 2)
+    }  # fmt: skip
+    assert {key: at.tier for key, at in found.items()} == {
+        ("full", 1): "measured", ("full", 2): "measured", ("lora", 1): "measured", ("lora", 2): "transferred",
+    }  # fmt: skip
+    assert "none with FSDP over 2 machines" in found["lora", 2].evidence
+
+
+@pytest.mark.parametrize(
+    ("changes", "spread", "said"),
+    [
+        ({"family": "gemma2"}, SPREAD_UNMEASURED, "no run of gemma2 was measured; interval as wide as the worst"),
+        ({"family": "gpt2"}, SPREAD_UNMEASURED, "no run of gpt2"),
+        ({"family": "qwen3_moe", "experts": 8, "active_experts": 2}, SPREAD_COUNTED, "no run of qwen3_moe"),
+        ({"family": "own", "known": False}, SPREAD_COUNTED, "'own' is unknown and was taken for a llama"),
+    ],
+)
+def test_an_architecture_that_no_run_was_of_is_unchecked(changes: dict[str, Any], spread: float, said: str) -> None:
+    h100, shape = TABLE["h100-sxm"], replace(LLAMA_3_8B, **changes)
+    at = speed(run_of(replace(WORK, shape=shape, tokens_per_row=2000.0), shape, h100), h100)
+    assert (at.tier, at.spread) == ("unchecked", spread)
+    assert said in at.evidence
+
+
+def late(run: Run, hardware: Hardware) -> float:
+    """How many times as long it takes where launches take twice as long as assumed."""
+    at_best = ideal(run, hardware)
+    return terms(replace(at_best, launched=2 * at_best.launched)).total / terms(at_best).total
+
+
+def test_a_step_that_its_host_binds_is_unchecked_and_as_wide_as_launches_twice_as_long() -> None:
+    """A whole GPU for a small model: most of the step is Python."""
+    b200 = TABLE["b200"]
+    run = run_of(replace(WORK, shape=SMOLLM2_135M, tokens_per_row=20), SMOLLM2_135M, b200)
+    at = speed(run, b200)
+    assert terms(ideal(run, b200)).host > 0.5 * at.step_s
+    assert (at.tier, at.spread) == ("unchecked", pytest.approx(late(run, b200)))
+    assert at.spread > 1.5
+    assert "0.25 ms a layer and pass [assumed]; interval as if it took twice that" in at.evidence
+
+
+def test_launches_that_might_bind_a_step_widen_its_interval_before_they_do() -> None:
+    h100 = TABLE["h100-sxm"]
+    runs = (run_of(replace(WORK, tokens_per_row=n), LLAMA_3_8B, h100) for n in range(4000, 100, -50))
+    near = next(run for run in runs if late(run, h100) > 1.2)
+    assert terms(ideal(near, h100)).host == 0
+    at = speed(near, h100)
+    assert (at.tier, at.spread >= 1.2) == ("unchecked", True)
+    assert "90 % interval" not in at.evidence
 
 
 @given(st.sampled_from(GPUS), st.sampled_from(["full", "lora"]))

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from broker.decide.workload import Rows, held_out, remaining, workload
+from broker.decide.workload import Rows, remaining, workload
 from broker.domain.spec import JobSpec
 from tests.unit.decide.machines import LLAMA_3_8B, WORK, spec
+from trainer.contract.data import held_out
 
 ROWS = Rows(count=938, tokens_mean=71.0, tokens_longest=300)
 

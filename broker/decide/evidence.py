@@ -1,0 +1,39 @@
+"""On what evidence a step's memory is known, and how far it may be off."""
+
+from typing import Literal
+
+from broker.decide.memory_builds import BUILDS, PAIRS
+from broker.domain.workload import ModelShape
+
+MEASURED = frozenset({"llama", "mistral"})
+"""Families with published A100 peaks to compare with."""
+TRACED = frozenset(BUILDS) | frozenset(PAIRS)
+"""Families whose closed form was compared with the tracer."""
+MISJUDGED = frozenset({"gpt_bigcode"})
+"""Traced, but a blind comparison with published peaks of such a model was up to 57 % too low."""
+TRACED_OPTIMIZERS = frozenset({"adamw_fused", "adamw_foreach"})
+FORMULA, EXACT = 0.10, 0.05
+"""Margins: where nothing was traced, and of a trace of the model's own code."""
+Tier = Literal["measured", "traced", "formula", "table", "unchecked"]
+
+
+def evidence_of(shape: ModelShape, *, several: bool) -> tuple[Tier, str, float]:
+    """(tier, words, margin) of a step that equals a trace of it, for the family and the number of devices."""
+    family = shape.family
+    if family not in TRACED:
+        return "unchecked", f"architecture {family!r} is unknown and was taken for a llama: probe a step first", 1.4
+    if shape.experts:
+        margin = 0.10 if family == "mixtral" else 0.20
+        return "traced", f"{family}: experts are taken to get equally many tokens, as training seldom does", margin
+    if family in MISJUDGED:
+        return "unchecked", f"{family}: equals a trace, but one such model took up to 2.3 times as much", 1.4
+    if several:
+        return "traced", f"{family}: by formulas over a trace of one GPU; not measured like this", 0.10
+    return "traced", f"{family}: equals a trace of the model's own code; not measured like this", 0.05
+
+
+def exact_margin(family: str, margin: float) -> float:
+    """Of a trace of the model's own code. `margin`: of the closed form, which such a model took more than as well."""
+    if family in MISJUDGED:
+        return margin
+    return min(margin, EXACT if family in TRACED else FORMULA)
