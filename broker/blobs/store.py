@@ -5,6 +5,7 @@ import builtins
 import contextlib
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 T = TypeVar("T")
+SLOWEST = 1 << 20
+"""Bytes a second that a file is sent with, at the least; beyond that it is given up."""
+PARTS_AT_ONCE = 4
+"""Of 5 MiB, each in memory."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 
 
@@ -75,6 +80,11 @@ class ObstoreBlobs:
         mode: Literal["create", "overwrite"] = "create" if if_absent else "overwrite"
         result = await self._ask("write", key, obstore.put_async(self._store, self._prefix + key, data, mode=mode))
         return result["e_tag"] or ""
+
+    async def put_file(self, key: str, path: Path) -> None:
+        within_s = CALL_S + path.stat().st_size / SLOWEST
+        sent = obstore.put_async(self._store, self._prefix + key, path, max_concurrency=PARTS_AT_ONCE)
+        await self._ask("write", key, sent, within_s)
 
     async def get(self, key: str) -> bytes | None:
         try:
@@ -165,10 +175,10 @@ class ObstoreBlobs:
                 found.append(BlobInfo(key=key, bytes=meta["size"], etag=meta["e_tag"] or ""))
         return found
 
-    async def _ask(self, verb: str, key: str, call: Awaitable[T]) -> T:
+    async def _ask(self, verb: str, key: str, call: Awaitable[T], within_s: float = CALL_S) -> T:
         """Raises AlreadyExists, BlobsUnavailable, or FileNotFoundError when the object, and only it, is absent."""
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(within_s):
                 return await call
         except AlreadyExistsError:
             raise AlreadyExists(f"{key} exists already") from None
@@ -179,7 +189,7 @@ class ObstoreBlobs:
                 ) from None
             raise
         except TimeoutError:
-            raise BlobsUnavailable(f"cannot {verb} {key}: {self._url} did not answer in {CALL_S:.0f} s") from None
+            raise BlobsUnavailable(f"cannot {verb} {key}: {self._url} did not answer in {within_s:.0f} s") from None
         except (BaseError, OSError) as e:
             raise BlobsUnavailable(f"cannot {verb} {key} at {self._url}: {one_line(e)}") from None
 

@@ -44,7 +44,9 @@ class Billing:
         live = await self._context.store.live_attempts()
         for memory in self._memories:
             memory.keep({one.attempt.id for one in live})
-        charges = [c for c in map(self._safely, live) if c is not None]
+        # What runs in a cloud that only another broker knows is charged by that one.
+        own = [one for one in live if one.attempt.line.offer.provider in self._context.providers]
+        charges = [c for c in map(self._safely, own) if c is not None]
         if charges:
             await self._context.store.charge(charges)
         return False

@@ -23,6 +23,7 @@ from broker.secrets import SecretBox, SecretsError
 from trainer.contract import keys
 from trainer.contract.rendezvous import AttemptSpec, Cost, DataFile, Memory
 from trainer.contract.tables import format_of
+from trainer.contract.train import TrainConfig
 
 UPLOAD = "upload:"
 SELF_STOP_S = 1800.0
@@ -69,8 +70,8 @@ class Boot:
                 "GPUBROKER_SELF_STOP_S": str(round(SELF_STOP_S + job.spec.keep_on_failure)),
             }
             env |= {"GPUBROKER_NOTICES": caps.notices}
-            if job.spec.train is not None and job.spec.train.metrics.trackers:
-                env |= {"GPUBROKER_EXTRAS": "trackers"}
+            if job.spec.train is not None and (extras := _extras(job.spec.train)):
+                env |= {"GPUBROKER_EXTRAS": extras}
         return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)
 
     async def _secrets(self, job: Job) -> dict[str, str]:
@@ -107,6 +108,12 @@ class Boot:
             return  # an earlier create of this attempt wrote it; it is a function of the same row
 
 
+def _extras(train: TrainConfig) -> str:
+    """Of the trainer's packages, those that a machine without an image installs for such a job alone."""
+    wanted = {"trackers": train.metrics.trackers, "fp8": train.fp8}
+    return " ".join(name for name, is_wanted in wanted.items() if is_wanted)
+
+
 def bought_for(job: Job) -> BootSpec:
     """What a job's machines are asked to be, and nothing of what they are given."""
     resources = job.spec.resources
@@ -134,8 +141,9 @@ def attempt_spec(attempt: Attempt, job: Job, context: Context, sizes: Mapping[st
         data=data,
         code=code,
         checkpoint=spec.checkpoint,
-        probe=probed(job.workload),
+        probe=probed(job.workload, attempt.line.plan),
         resume_from=attempt.resume_from,
+        rows_bytes=attempt.line.rows_bytes if train is not None else 0,
         env=spec.env,
         secrets=spec.secrets,
         world=world(attempt.line.plan, nodes=spec.resources.nodes, gpus=gpus),

@@ -1,6 +1,6 @@
 """What every controller is given."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -9,7 +9,7 @@ from broker.decide.liveness import Patience
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt
 from broker.domain.money import ZERO
-from broker.domain.spec import Retention
+from broker.domain.spec import JobSpec, Retention
 from broker.ports import Blobs, Clock, Provider, Store
 from trainer.contract.rendezvous import Limits
 
@@ -85,6 +85,8 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     patience: Patience = field(default_factory=Patience)
     costs: Costs = field(default_factory=Costs)
+    forbidden: Callable[[JobSpec], str] = lambda spec: ""
+    """Why the installation does not let a job run, in one line; empty: it does. It may have let it once."""
 
     @property
     def tempo(self) -> Tempo:

@@ -34,10 +34,13 @@ class Guard:
 
     async def step(self) -> bool:
         store = self._context.store
-        training = [one for one in await store.live_attempts() if one.attempt.state is AttemptState.TRAINING]
-        live = {one.attempt.id for one in training}
-        self._paces = {own: pace for own, pace in self._paces.items() if own in live}
-        self._watched = {own: watched for own, watched in self._watched.items() if own in live}
+        live, own = await store.live_attempts(), self._context.providers
+        training = [
+            one for one in live if one.attempt.state is AttemptState.TRAINING and one.attempt.line.offer.provider in own
+        ]
+        known = {one.attempt.id for one in training}
+        self._paces = {one: pace for one, pace in self._paces.items() if one in known}
+        self._watched = {one: watched for one, watched in self._watched.items() if one in known}
         if not training:
             return False
         _, applied = await store.applied(sorted({(one.job.team, one.job.owner) for one in training}))

@@ -34,8 +34,9 @@ class Interruption:
     async def step(self) -> bool:
         context = self._context
         leased = await context.store.claim_attempts(
-            Lane.INTERRUPTION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
-        )
+            Lane.INTERRUPTION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
+            providers=context.providers,
+        )  # fmt: skip
         if not leased:
             return False
         draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]

@@ -71,6 +71,7 @@ class Launch:
             owner=context.owner,
             lease_s=context.rhythm.lease_s,
             limit=context.rhythm.claim if full else min(free, context.rhythm.claim),
+            providers=context.providers,
         )
         if not leased:
             return False
@@ -117,6 +118,8 @@ class Launch:
         now = self._context.clock.now()
         if (signal := signalled(one.attempt, one.job)) is not None:
             return signal, told_out_of_time(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
+        if forbidden := self._context.forbidden(one.job.spec):
+            return AttemptEvent.QUOTE_EXPIRED, forbidden
         age_s = (now - one.attempt.created_at).total_seconds()
         if age_s > self._context.rhythm.quote_ttl_s:
             return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old"

@@ -26,8 +26,9 @@ class LivenessController:
     async def step(self) -> bool:
         context = self._context
         leased = await context.store.claim_attempts(
-            Lane.LIVENESS, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
-        )
+            Lane.LIVENESS, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
+            providers=context.providers,
+        )  # fmt: skip
         self.every_s = context.rhythm.poll_s
         if not leased:
             return False

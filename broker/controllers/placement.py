@@ -18,8 +18,8 @@ from broker.decide.experience import NOTHING, Learned
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
-from broker.decide.recovery import furthest_first, workload_left
-from broker.domain.ids import attempt_id, instance_name
+from broker.decide.recovery import furthest_first, lasting, workload_left
+from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.offer import Quote, QuoteLine
 from broker.ports import Change
@@ -96,6 +96,8 @@ class Placement:
             return self._await(job, first)
         if first is not None:
             return self._refused(job, first)
+        if why := self._context.forbidden(job.spec):
+            return self._hold(job, why)
         return await self._place(job, seen)
 
     @property
@@ -176,7 +178,10 @@ class Placement:
             state = next_job_state(job.state, JobEvent.CANNOT_FINISH)
             rest = replace(job, state=state, reason=reason, finished_at=self._context.clock.now())
             return Change(job=(job, rest), events=(event(job, "job.capped", reason),))
-        reason = "; ".join([reason, *self._silent(job)])
+        return self._hold(job, "; ".join([reason, *self._silent(job)]))
+
+    def _hold(self, job: Job, reason: str) -> Change:
+        """It stays where it is and is looked at again; people hear why, once."""
         events = () if _same_but_for_numbers(reason, job.reason) else (event(job, "job.waiting", reason),)
         return Change(job=(job, replace(job, reason=reason)), events=events, due_in_s=self._context.rhythm.replace_s)
 
@@ -215,14 +220,13 @@ class Placement:
 
     async def _resume_from(self, job: Job) -> tuple[str, ...]:
         """Committed manifests of this job (or of the one it starts from), the furthest step first."""
-        sources = [job.id] if job.attempts else []
-        if job.spec.origin is not None:
-            sources.append(job.spec.origin)
-        found: list[str] = []
-        for source in sources:
-            listed = await self._context.blobs.list(keys.checkpoints(source))
-            found += furthest_first([blob.key for blob in listed])
-        return tuple(found)
+        found = await self._manifests(job.id) if job.attempts else ()
+        if (origin := job.spec.origin) is not None:
+            found += lasting(await self._manifests(origin), await self._context.store.attempts(origin))
+        return found
+
+    async def _manifests(self, job: JobId) -> tuple[str, ...]:
+        return furthest_first([blob.key for blob in await self._context.blobs.list(keys.checkpoints(job))])
 
 
 def _same_but_for_numbers(one: str, other: str) -> bool:

@@ -53,7 +53,9 @@ class Retention:
         attempts = await context.store.attempts(job.id)
         kept = await self._kept(job, attempts, data)
         job = await self._expire(job, expired(job, defaults, now))
-        doomed = (*leftovers(job, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
+        doomed = (*leftovers(job, attempts, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
+        if doomed and await context.store.heir(job.id) is not None:  # it named what it starts from when it was placed
+            doomed = tuple(key for key in doomed if key not in kept.by_kind["checkpoints"])
         await self._delete(doomed)
         sizes = {key: size for objects in kept.by_kind.values() for key, size in objects.items()}
         left = kept.bytes - sum(sizes[key] for key in doomed)
@@ -90,7 +92,7 @@ class Retention:
 
     async def _delete(self, doomed: Sequence[str]) -> None:
         """In order as far as manifests go: none of a checkpoint's files before its manifest."""
-        manifests = [key for key in doomed if key.endswith("/" + keys.MANIFEST)]
+        manifests = [*keys.manifests(doomed)]
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def delete(key: str) -> None:

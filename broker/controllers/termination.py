@@ -43,8 +43,9 @@ class Termination:
     async def step(self) -> bool:
         context = self._context
         leased = await context.store.claim_attempts(
-            Lane.TERMINATION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim
-        )
+            Lane.TERMINATION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
+            providers=context.providers,
+        )  # fmt: skip
         if not leased:
             return False
         # What did not answer ends nothing in this round.

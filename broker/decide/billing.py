@@ -187,7 +187,8 @@ def _drained(attempt: Attempt, job: Job, until: datetime, during_s: float) -> Tr
     if beat is None or not during_s:
         return moved
     one = beat.checkpoint.bytes if beat.checkpoint else _save_bytes(attempt.line)
-    return replace(moved, sent=moved.sent + _saves(job.spec.checkpoint.least_s, during_s) * one)
+    saves = _saves(job.spec.checkpoint.least_s, during_s) * one
+    return replace(moved, sent=moved.sent + saves + attempt.line.rows_bytes)
 
 
 # --------------------------------------------------------------------------------------------------------------- owing
@@ -242,8 +243,9 @@ def least_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: Tempo) -> Deci
     offer = line.offer
     least_s = max(_lead_s(offer, caps, tempo), offer.billing_minimum_s)
     price = _ceiling(offer, offer.usd_per_hour)
-    saves = Traffic(sent=_saves(every_s, tempo.tick_s + tempo.drain_s) * _save_bytes(line))
-    return _cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, saves)
+    saves = _saves(every_s, tempo.tick_s + tempo.drain_s) * _save_bytes(line)
+    moved = Traffic(sent=saves + line.rows_bytes)
+    return _cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, moved)
 
 
 def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo) -> bool:
@@ -349,6 +351,6 @@ def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: Tempo) -> Decimal:
     lead_s = _lead_s(line.offer, caps, tempo)
     left_s = max(0.0, most - job.machine_s) + lead_s
     price = _ceiling(line.offer, line.offer.usd_per_hour)
-    moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line))
+    moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line) + line.rows_bytes)
     hours = _cost(line.offer, line.nodes, timedelta(seconds=left_s), price)
     return min(left, hours + traffic_cost(line.offer, moved))

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from broker.decide.hardware import TABLE
-from broker.decide.plans import Planner
+from broker.decide.memory import divides
+from broker.decide.plans import Planner, shards_of
 from broker.decide.workload import remaining
-from broker.domain.job import Job, Remedy
+from broker.domain.job import Attempt, Job, Remedy
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import MemoryNeed, Plan, Workload
 from trainer.contract.keys import manifests, step_of
@@ -44,7 +45,12 @@ def remedy(job: Job, line: QuoteLine, *, host: bool) -> Remedy:
         changed = replace(changed, memory_scale=max(before.memory_scale, short))
     plan = _next_plan(ran, line)
     if plan is None:
-        return replace(changed, memory_above=max(before.memory_above, offer.gpu_memory_bytes))
+        shards = shards_of(line.plan, line.nodes) if line.plan else 1
+        return replace(
+            changed,
+            memory_above=max(before.memory_above, offer.gpu_memory_bytes),
+            memory_shards=max(before.memory_shards, shards),
+        )
     return replace(changed, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
 
 
@@ -66,9 +72,10 @@ def _need(ran: Workload, line: QuoteLine) -> MemoryNeed | None:
     return Planner(ran).need(plan, device, line.nodes)
 
 
-def _smaller(ran: Workload) -> Iterator[Workload]:
-    """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them."""
-    sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % size == 0]
+def _smaller(ran: Workload, devices: int) -> Iterator[Workload]:
+    """Plans that need less memory, the one that costs least time first; the global batch is the same in all of them,
+    and so are the `devices`, which share the model where it is divided."""
+    sizes = [size for size in range(ran.micro_batch - 1, 0, -1) if ran.global_batch % (size * devices) == 0]
     for size in sizes:
         yield replace(ran, micro_batch=size)
     if not ran.gradient_checkpointing:
@@ -81,7 +88,7 @@ def _next_plan(ran: Workload, line: QuoteLine) -> Workload | None:
     if ran.method == "script":
         return None
     before = _need(ran, line)
-    for plan in _smaller(ran):
+    for plan in _smaller(ran, line.plan.devices if line.plan else 1):
         after = _need(plan, line)
         if before is None or after is None or after.required <= LESS * before.required:
             return plan
@@ -105,7 +112,8 @@ def told(job: Job, line: QuoteLine, after: Remedy) -> str:
     if after.gradient_checkpointing and not ran.gradient_checkpointing:
         words.append("gradient checkpointing on")
     if after.memory_above > before.memory_above:
-        words.append(f"only machines with more than {after.memory_above / GIB:.1f} GiB a device")
+        more = f", or the model divided between more than {after.memory_shards}" if divides(ran) else ""
+        words.append(f"only machines with more than {after.memory_above / GIB:.1f} GiB a device{more}")
     if after.ram_above > before.ram_above:
         words.append(f"only machines with more than {after.ram_above / GIB:.1f} GiB of memory")
     same = "" if ran.method == "script" else f"; global batch {ran.global_batch} as before"
@@ -135,6 +143,7 @@ def planned(job: Job) -> Workload:
         free_checkpointing=work.free_checkpointing and not changed.gradient_checkpointing,
         memory_scale=changed.memory_scale,
         memory_above=changed.memory_above,
+        memory_shards=changed.memory_shards,
         ram_above=changed.ram_above,
     )
 
@@ -154,6 +163,14 @@ def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) ->
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
     """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step."""
     return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
+
+
+def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Of those of a job from which another starts, the ones that stay meanwhile: a live attempt removes its own as it
+    goes on, so they count only where there are no others."""
+    live = {one.id for one in attempts if one.live}
+    ended = tuple(key for key in manifests if key.split("/")[2] not in live)
+    return ended or tuple(manifests)
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:

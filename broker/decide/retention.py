@@ -96,26 +96,37 @@ def _ends(job: Job, defaults: Retention, kind: StoredKind) -> datetime | None:
     return job.finished_at + after
 
 
-def leftovers(job: Job, kept: Kept) -> tuple[str, ...]:
+def leftovers(job: Job, attempts: Sequence[Attempt], kept: Kept) -> tuple[str, ...]:
     """Keys to delete, in this order: of what is marked, and at rest all but the furthest `checkpoint.keep` checkpoints
     and the milestones, of whichever attempts they are."""
     if job.state not in RESTING_JOB_STATES:
         return ()
     doomed = [key for kind in KINDS if kind in job.deleted for key in kept.by_kind.get(kind, ())]
     if "checkpoints" not in job.deleted:
-        doomed += _beyond(job, kept.by_kind.get("checkpoints", ()))
+        doomed += _beyond(job, attempts, kept.by_kind.get("checkpoints", ()))
     return manifests_first(doomed)
 
 
 def manifests_first(doomed: Iterable[str]) -> tuple[str, ...]:
     """The order of deletion."""
-    return tuple(sorted(doomed, key=lambda key: (not key.endswith("/" + keys.MANIFEST), key)))
+    return tuple(sorted(doomed, key=lambda key: (not keys.is_manifest(key), key)))
 
 
-def _beyond(job: Job, checkpoints: Iterable[str]) -> list[str]:
-    """Of the committed ones the furthest and the milestones stay; what was never committed is of no use to anybody."""
+def newest_rows(attempts: Sequence[Attempt], objects: Iterable[str]) -> set[str]:
+    """Manifests of the tokenised rows that a later attempt takes: of each identity the last attempt's, as each one that
+    could not fetch them has put a copy."""
+    number = {str(attempt.id): attempt.number for attempt in attempts}
+    found = sorted(keys.rows_manifests(objects), key=lambda key: number.get(key.split("/")[2], 0))
+    return {*{keys.rows_identity(key): key for key in found}.values()}
+
+
+def _beyond(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]) -> list[str]:
+    """Of the committed ones the furthest and the milestones stay, and the newest tokenised rows where the job may yet
+    go on; what was never committed is of no use to anybody."""
     every, config = list(checkpoints), job.spec.checkpoint
     stay = {*furthest_first(every)[: config.keep], *milestones(every, config.keep_every)}
+    if job.state is not JobState.SUCCEEDED:
+        stay |= newest_rows(attempts, every)
     folders = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in stay)
     return [key for key in every if not key.startswith(folders)] if folders else every
 

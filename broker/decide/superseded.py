@@ -3,16 +3,18 @@
 A trainer deletes below its own attempt only, so what an earlier one left is the broker's to collect. What the current
 attempt resumed from must stay until that has committed enough of its own, each at least as far: two, so that a torn
 newest one has a successor, and as many as `checkpoint.keep` where that is more. Milestones stay,
-and so does the furthest one that the guard could go back to.
+and so does what the guard may go back to. The newest tokenised rows that are whole stay for the attempts to come.
 """
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from broker.decide.recovery import furthest_first
-from broker.decide.retention import manifests_first
+from broker.decide.retention import manifests_first, newest_rows
+from broker.domain.ids import AttemptId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Job
 from trainer.contract import keys
+from trainer.contract.guard import way_back
 from trainer.contract.keys import step_of
 from trainer.contract.milestones import milestones
 
@@ -27,16 +29,24 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
 
     A job at rest is `retention.leftovers`' business.
     """
-    if job.state in RESTING_JOB_STATES or not attempts or not attempts[-1].live:
+    if job.state in RESTING_JOB_STATES:
         return ()
-    found = [(key, _manifest(key)) for key in checkpoints]
+    found = [*checkpoints]
+    long_over = {one.id for one in attempts if one.ended_at and now - one.ended_at > timedelta(seconds=UNCOMMITTED_S)}
+    return manifests_first([*_checkpoints(job, attempts, found, long_over), *_rows(attempts, found, long_over)])
+
+
+def _checkpoints(job: Job, attempts: Sequence[Attempt], every: Sequence[str], long_over: set[AttemptId]) -> list[str]:
+    """What the current attempt has passed."""
+    if not attempts or not attempts[-1].live:
+        return []
+    found = [(key, _manifest(key)) for key in every]
     committed = furthest_first([key for key, manifest in found if key == manifest])
     own = [manifest for manifest in committed if _attempt(manifest) == attempts[-1].id]
     if len(own) < job.spec.checkpoint.keep:
-        return ()
+        return []
     floor = step_of(own[job.spec.checkpoint.keep - 1])
     over = {one.id for one in attempts if not one.live}
-    long_over = {one.id for one in attempts if one.ended_at and now - one.ended_at > timedelta(seconds=UNCOMMITTED_S)}
 
     def is_doomed(manifest: str) -> bool:
         owners = over if manifest in known else long_over
@@ -44,17 +54,16 @@ def superseded(job: Job, attempts: Sequence[Attempt], checkpoints: Iterable[str]
 
     known = set(committed)
     doomed = set(filter(is_doomed, furthest_first([*{manifest for _, manifest in found}])))
-    doomed -= milestones(committed, job.spec.checkpoint.keep_every) | _behind(job, committed, floor)
-    return manifests_first(key for key, manifest in found if manifest in doomed)
-
-
-def _behind(job: Job, committed: Sequence[str], floor: int) -> set[str]:
-    """What a training that goes back from behind `floor` begins with: `guard.back_steps` before its first bad step."""
     guard = job.spec.train.guard if job.spec.train else None
-    if guard is None or not guard.rollbacks:
-        return set()
-    reach = floor - guard.skip - guard.back_steps
-    return set([manifest for manifest in committed if step_of(manifest) <= reach][:1])
+    doomed -= milestones(committed, job.spec.checkpoint.keep_every) | way_back(committed, floor, guard)
+    return [key for key, manifest in found if manifest in doomed]
+
+
+def _rows(attempts: Sequence[Attempt], found: Sequence[str], long_over: set[AttemptId]) -> list[str]:
+    """Torn ones, and whole ones that another attempt has put again since: however far the current attempt has come."""
+    stay = tuple(manifest.removesuffix(keys.MANIFEST) for manifest in newest_rows(attempts, found))
+    rows = filter(keys.is_of_rows, found)
+    return [key for key in rows if _attempt(key) in long_over and not key.startswith(stay)]
 
 
 def _manifest(key: str) -> str:
@@ -62,5 +71,5 @@ def _manifest(key: str) -> str:
     return "/".join([*key.split("/")[:4], keys.MANIFEST])
 
 
-def _attempt(manifest: str) -> str:
-    return manifest.split("/")[2]
+def _attempt(key: str) -> AttemptId:
+    return AttemptId(key.split("/")[2])

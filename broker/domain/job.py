@@ -111,8 +111,9 @@ class Remedy:
     gradient_checkpointing: bool = False
     memory_scale: float = 1.0
     memory_above: int = 0
+    memory_shards: int = 1
     ram_above: int = 0
-    """These three as in `Workload`."""
+    """These four as in `Workload`."""
 
 
 StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from broker.domain.ids import AttemptId, JobId
@@ -26,6 +27,10 @@ class Blobs(Protocol):
 
     async def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Writes and returns the e_tag. Raises AlreadyExists with `if_absent`."""
+        ...
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """Writes a file's bytes, a few of them in memory at a time; the object is there once all of them are."""
         ...
 
     async def get(self, key: str) -> bytes | None:

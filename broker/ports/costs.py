@@ -59,6 +59,10 @@ class HouseCosts(TenantCosts, Protocol):
         """Jobs whose objects are due to be looked at, longest waiting first, hidden from others for `lease_s`."""
         ...
 
+    async def heir(self, job_id: JobId) -> JobId | None:
+        """A job, of whichever team, that starts from this one's checkpoints and has not come to its end."""
+        ...
+
     async def charge_storage(self, charge: StorageCharge) -> bool:
         """Written to the ledger in the category storage, beside the job's cap. False: another broker was first."""
         ...

@@ -1,6 +1,6 @@
 """The door to the database: rows, leases and the ledger."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -29,8 +29,13 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """
         ...
 
-    async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
-        """Due attempts of a lane, likewise; those with a signal are due at once."""
+    async def claim_attempts(
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, providers: Collection[str] | None = None
+    ) -> Sequence[Leased]:
+        """Due attempts of a lane, likewise; those with a signal are due at once.
+
+        `providers`: the clouds of whoever claims, who has nothing to ask about machines of others; None: any.
+        """
         ...
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:

@@ -4,7 +4,7 @@ No method awaits between reading and writing, so each is a transaction. Nothing 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -50,9 +50,13 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         due = sorted((row for row in rows if row.claimable(now)), key=lambda row: fences.place_in_queue(row.value))
         return [row.lease(now + timedelta(seconds=lease_s)) for row in due[:limit]]
 
-    async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
+    async def claim_attempts(
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, providers: Collection[str] | None = None
+    ) -> Sequence[Leased]:
         now = self._state.clock.now()
-        rows = _due((self._state.attempts[i] for i in self._state.by_lane[lane]), now, limit)
+        lined = (self._state.attempts[i] for i in self._state.by_lane[lane])
+        own = (row for row in lined if providers is None or row.value.line.offer.provider in providers)
+        rows = _due(own, now, limit)
         leased = [row.lease(now + timedelta(seconds=lease_s)) for row in rows]
         return [Leased(attempt=attempt, job=self._state.jobs[attempt.job_id].value) for attempt in leased]
 

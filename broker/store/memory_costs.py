@@ -9,7 +9,7 @@ from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job, StoredKind
 from broker.ports import Note, StorageCharge
 from broker.store import cost_rules
-from broker.store.memory_state import Part, shown, with_columns
+from broker.store.memory_state import Part, State, shown, with_columns
 
 
 class TenantCosts(Part):
@@ -18,7 +18,7 @@ class TenantCosts(Part):
         if row is None:
             return None
         cost_rules.check_rest(row.value)
-        if RESUMED_FROM & set(kinds) and (by := self._starts_from(job_id)):
+        if RESUMED_FROM & set(kinds) and (by := _starts_from(state, job_id)):
             raise cost_rules.still_needed(row.value, by.id, by.team)
         new = set(kinds) - row.value.deleted.keys()
         if not new:
@@ -29,10 +29,6 @@ class TenantCosts(Part):
         row.stored_due_at = now
         state.write_events([event])
         return shown(row)
-
-    def _starts_from(self, origin: JobId) -> Job | None:
-        jobs = (row.value for row in self._state.jobs.values())
-        return next((j for j in jobs if j.spec.origin == origin and j.state not in TERMINAL_JOB_STATES), None)
 
 
 class HouseCosts(Part):
@@ -61,6 +57,10 @@ class HouseCosts(Part):
             row.stored_due_at = now + timedelta(seconds=lease_s)
         return [shown(row) for row in found]
 
+    async def heir(self, job_id: JobId) -> JobId | None:
+        by = _starts_from(self._state, job_id)
+        return by.id if by else None
+
     async def charge_storage(self, charge: StorageCharge) -> bool:
         row = self._state.jobs.get(charge.job_id)
         if row is None or row.value.stored != charge.read:
@@ -87,3 +87,8 @@ class HouseCosts(Part):
 
     async def known_uploads(self, hashes: Collection[str]) -> Collection[str]:
         return {one.sha256 for one in self._state.uploads.values() if one.sha256 in hashes and one.gone_at is None}
+
+
+def _starts_from(state: State, origin: JobId) -> Job | None:
+    jobs = (row.value for row in state.jobs.values())
+    return next((j for j in jobs if j.spec.origin == origin and j.state not in TERMINAL_JOB_STATES), None)

@@ -3,7 +3,7 @@
 The statements are in queries.sql, the rules in migrations/; this file only says which statement serves which method.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from broker.domain.errors import StoreError
@@ -65,8 +65,11 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         found = await self._pool.fetch("claim_jobs", *wanted, limit, owner, lease_s)
         return sorted(map(rows.job, found), key=fences.place_in_queue)
 
-    async def claim_attempts(self, lane: Lane, *, owner: str, lease_s: float, limit: int) -> Sequence[Leased]:
-        return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s))
+    async def claim_attempts(
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, providers: Collection[str] | None = None
+    ) -> Sequence[Leased]:
+        named = None if providers is None else [*providers]
+        return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s, named))
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
         return await self._applier.apply(changes)

@@ -61,6 +61,10 @@ class HouseCosts(Part):
     async def claim_stored(self, *, lease_s: float, limit: int) -> Sequence[Job]:
         return [rows.job(row) for row in await self._pool.fetch("claim_stored", lease_s, limit)]
 
+    async def heir(self, job_id: JobId) -> JobId | None:
+        found = await self._pool.fetch("starts_from", job_id)
+        return JobId(found[0]["id"]) if found else None
+
     async def charge_storage(self, charge: StorageCharge) -> bool:
         async with self._pool.transaction("charge_storage") as connection:
             row = await connection.fetchrow(QUERIES["lock_job"], charge.job_id)

@@ -101,6 +101,24 @@ async def test_a_range_of_nothing(blobs: ObstoreBlobs) -> None:
     assert await blobs.get_range("k/absent", 0, 1) is None
 
 
+@pytest.mark.parametrize("size", [0, 10, 12 << 20])
+async def test_a_file_is_there_with_all_its_bytes_and_takes_the_place_of_another(
+    blobs: ObstoreBlobs, size: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)) * (size // 256) + b"x" * (size % 256))
+    await blobs.put("k/file", b"before")
+    await blobs.put_file("k/file", file)
+    assert await blobs.get("k/file") == file.read_bytes()
+    assert [info.bytes for info in await blobs.list("k/")] == [size]
+
+
+async def test_of_a_file_that_cannot_be_sent_nothing_is_there(blobs: ObstoreBlobs, tmp_path: Path) -> None:
+    with pytest.raises((BlobsUnavailable, OSError)):
+        await blobs.put_file("k/file", tmp_path / "absent")
+    assert await blobs.list("k/") == []
+
+
 async def test_a_prefix_that_is_no_folder_is_refused(blobs: ObstoreBlobs) -> None:
     with pytest.raises(ValueError, match="end in '/'"):
         await blobs.list("beats")

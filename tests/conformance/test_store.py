@@ -110,6 +110,18 @@ async def test_two_owners_never_hold_one_attempt(store: Store) -> None:
     assert {*held, *(leased.attempt.id for leased in rest)} == ids
 
 
+async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> None:
+    """Brokers on one database may have different clouds; whoever cannot ask must not keep the others from it."""
+    attempt, _ = await running(store)
+    own = attempt.line.offer.provider
+    for providers in ([], ["elsewhere"]):
+        assert not await store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, providers=providers)
+    (leased,) = await store.claim_attempts(
+        Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, providers=["elsewhere", own]
+    )
+    assert leased.attempt.id == attempt.id
+
+
 async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> None:
     store = house.store
     await submitted(store)

@@ -189,6 +189,6 @@ async def test_no_event_is_lost_between_writers_and_settlements(store: Store) ->
                 assert await settle(store, stream, done=numbers(stream)) == 1
             await asyncio.sleep(0)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await asyncio.gather(write(), read(), read())
     assert got == {job.id: list(range(1, 17)) for job in jobs}

@@ -128,7 +128,7 @@ async def test_a_hint_before_the_listener_hears_is_made_up_for(
             await submitted(store)
             assert not wait.done()
             may_connect.set()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 assert await wait
             may_connect.clear()
             ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

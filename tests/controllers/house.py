@@ -55,6 +55,7 @@ class House:
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=lambda: Limits(drain_s=2))
     costs: Costs = field(default_factory=Costs)
+    forbidden: Callable[[JobSpec], str] = lambda spec: ""
     cloud: type[SimulatedProvider] = SimulatedProvider
     notifiers: Sequence[Notifier] = ()
     for_sale: Sequence[Offer] | None = None
@@ -73,7 +74,7 @@ class House:
         context = Context(
             installation=INSTALLATION, owner=owner, store=self.store, blobs=self.blobs,
             providers={"simulated": self.provider}, clock=self.clock, rhythm=self.rhythm, limits=self.limits,
-            patience=self.patience, costs=self.costs,
+            patience=self.patience, costs=self.costs, forbidden=self.forbidden,
         )  # fmt: skip
         return Fleet.build(context, BOX, self._offers, self.notifiers)
 

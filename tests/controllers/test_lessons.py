@@ -14,8 +14,9 @@ from broker.domain.observation import Observation, SpotHours
 from broker.domain.workload import ModelShape, Plan
 from tests.conformance.samples import make_job
 from tests.controllers.house import House
+from tests.controllers.rented import Rented, cloud_of
 from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Final, Outcome
+from trainer.contract.rendezvous import AttemptSpec, Final, Outcome, Parallelism
 
 SHAPE = ModelShape(
     name="", family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
@@ -130,6 +131,34 @@ async def test_memory_that_runs_out_changes_the_plan_twice_and_then_fails_the_jo
     told = [event.message for event in events if event.kind == "job.replanned"]
     assert len(told) == 2
     assert all(line.endswith("; global batch 24 as before") for line in told)
+
+
+async def test_a_model_that_no_gpu_holds_is_divided_between_the_machines_and_tried_first(
+    house: Callable[..., House],
+) -> None:
+    """Eight billion weights in full take 120 GiB; H100s have 80."""
+    large = replace(
+        SHAPE, layers=32, hidden=4096, intermediate=14336, kv_heads=8, head_dim=128, tied_embeddings=False,
+        parameters=8_030_261_248,
+    )  # fmt: skip
+    work = replace(
+        WORK, shape=large, method="full", lora_r=0, micro_batch=1, global_batch=8, gradient_checkpointing=True
+    )
+    broker = house(Rented)
+    cloud_of(broker).set_up.set()
+    async with broker.running():
+        resources = {"nodes": 2, "accelerators": ["h100"]}
+        job = await broker.submit(work, script=None, train=TRAIN, resources=resources, cap_usd="10000")
+        await broker.state_of(job, JobState.SUCCEEDED)
+        attempts = await broker.attempts(job)
+        wanted = await broker.blobs.get(keys.spec(attempts[0].id))
+    assert wanted is not None
+    spec = AttemptSpec.model_validate_json(wanted)
+    assert attempts[0].line.plan == Plan(
+        parallelism="fsdp", devices=2, micro_batch=1, accumulation=4, gradient_checkpointing=True
+    )
+    assert (spec.world.nodes, spec.world.parallelism) == (2, Parallelism(kind="fsdp"))
+    assert spec.probe
 
 
 async def test_what_an_attempt_showed_is_kept_with_its_end(house: Callable[..., House]) -> None:

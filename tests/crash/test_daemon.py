@@ -5,12 +5,16 @@ import json
 import random
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 
 from broker.api.models import JobDetail
+from broker.api.spool import WRITE_BYTES
+from broker.app import SPOOL
 from tests.crash.daemon import Daemon, submit
 from tests.crash.waits import Within
 
@@ -47,6 +51,42 @@ async def watch(daemon: Daemon, job: str, until: Callable[[JobDetail], bool], wi
 
 def rests(detail: JobDetail) -> bool:
     return detail.state in RESTING
+
+
+async def test_an_upload_that_a_killed_daemon_left_is_removed_by_the_next_and_by_no_other(
+    daemon: Callable[..., Awaitable[Daemon]],
+) -> None:
+    house = await daemon()
+    at = json.loads((house.home / "client.json").read_text())
+    headers = {"Authorization": f"Bearer {at['token']}", "Content-Type": "application/octet-stream"}
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"q,a\n" + bytes(WRITE_BYTES)
+        await asyncio.Event().wait()
+
+    def spooled() -> list[int]:
+        return [path.stat().st_size for path in (house.home / SPOOL).glob("*")]
+
+    async with aiohttp.ClientSession() as http:
+        sending = asyncio.ensure_future(
+            http.post(f"{at['url']}/v1/uploads?name=a.csv", data=endless(), headers=headers)
+        )
+        async with Within(60, "half an upload lies there", house.log):
+            while spooled() != [WRITE_BYTES + 4]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        argv = [sys.executable, "-m", "broker.cli", "serve", "--home", str(house.home)]
+        second = await asyncio.create_subprocess_exec(
+            *argv, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        async with Within(60, "the end of a second daemon", house.log):
+            _, said = await second.communicate()
+        assert second.returncode, said
+        assert spooled() == [WRITE_BYTES + 4], said
+        await house.kill()
+        await asyncio.gather(sending, return_exceptions=True)
+    assert spooled() == [WRITE_BYTES + 4]
+    await house.start()
+    assert not (house.home / SPOOL).exists()
 
 
 async def test_jobs_outlive_a_daemon_that_is_killed_at_random_moments(

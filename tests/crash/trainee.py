@@ -263,6 +263,7 @@ async def attend(order: Order, run: RunFolder, told: Told, worker: int) -> None:
         state,
         origin,
         config=CheckpointConfig(keep=KEEP),
+        guard=None,
         say=lambda line: told(said=line),
         committed=committed,
     )

@@ -157,7 +157,8 @@ class Body(VirtualBody):
         instance.sent += len(saved)
         instance.saved = await self._commit(mine, saved, step, complete=complete)
         try:
-            await checkpoint.prune(mine.objects, mine.origin, spec.checkpoint)
+            guard = spec.train.guard if spec.train else None
+            await checkpoint.prune(mine.objects, mine.origin, spec.checkpoint, guard)
         except StoreError:
             return  # older ones go next time
 
@@ -165,7 +166,7 @@ class Body(VirtualBody):
         mine.disk.files[WEIGHTS] = saved
         try:
             key, _ = await checkpoint.commit(
-                mine.objects, mine.origin, mine.disk, step=step, complete=complete, started=0.0
+                mine.objects, mine.origin, mine.disk, step=step, complete=complete, taken_s=0.0
             )
         except StoreError as e:
             raise BlobsUnavailable(str(e)) from e

@@ -38,7 +38,7 @@ class Keeping:
     def before_manifest(self, key: str, data: bytes) -> None:
         """By it a checkpoint comes to be: so all of it lies there, and is what training without a break had made."""
         manifest = Manifest.model_validate_json(data)
-        folder, objects = key.removesuffix(keys.MANIFEST), self._world.objects.data
+        folder, objects = keys.files_of(key), self._world.objects.data
         for file in manifest.files:
             found = objects.get(folder + file.path)
             if found is None or hashlib.sha256(found[0]).hexdigest() != file.sha256:
@@ -58,7 +58,7 @@ class Keeping:
                 self._world.fail("torn_never_loaded", f"{key} was loaded, and {file.path} is not what it says")
 
     def before_delete(self, key: str, *, by_broker: bool) -> None:
-        if not key.startswith("checkpoints/") or not key.endswith(keys.MANIFEST):
+        if not keys.is_manifest(key):
             return
         job_id = JobId(key.split("/")[1])
         rests = self._world.state.jobs[job_id].value.state in RESTING_JOB_STATES

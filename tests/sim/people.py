@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
 WAIT_S = 1200.0
 """After the last fault people lose patience with jobs that wait for a reason that they were told: hosts that did them
-wrong are left alone for hours."""
+wrong are left alone for hours. So much later they look again: a job that ran meanwhile may have spent its cap."""
 
 
 class People:
@@ -86,13 +86,15 @@ class People:
 
     async def lose_patience(self) -> None:
         world = self._world
-        await asyncio.sleep(CALM_S + TAIL_S + WAIT_S)
-        for own in world.jobs:
-            job = world.state.jobs[own].value
-            if job.state is JobState.QUEUED and job.reason:
-                world.note("people", f"stop {own}, which waits: {job.reason}")
-                stop = Event(job_id=own, kind="job.stop_requested", message="stop")
-                await world.store.as_tenant(PEOPLE).request_stop(own, stop)
+        await asyncio.sleep(CALM_S + TAIL_S)
+        while True:
+            await asyncio.sleep(WAIT_S)
+            for own in world.jobs:
+                job = world.state.jobs[own].value
+                if job.state is JobState.QUEUED and job.reason:
+                    world.note("people", f"stop {own}, which waits: {job.reason}")
+                    stop = Event(job_id=own, kind="job.stop_requested", message="stop")
+                    await world.store.as_tenant(PEOPLE).request_stop(own, stop)
 
 
 def policy_of(seed: int, jobs: int) -> Policy | None:

@@ -326,10 +326,10 @@ async def secret_in_spec(self: boot.Boot, attempt: Any, job: Any) -> None:
 
 
 def nearest_first(found: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted(found))
+    return tuple(sorted(keys.manifests(found)))
 
 
-def all_objects(job: Any, kept: Any) -> list[str]:
+def all_objects(job: Any, attempts: Any, kept: Any) -> list[str]:
     return [key for objects in kept.by_kind.values() for key in objects]
 
 
@@ -347,15 +347,15 @@ async def anybodys(self: placement.Placement, job: Any) -> tuple[str, ...]:
 # --- the trainer
 
 
-async def manifest_first(objects: Any, origin: Any, folder: Any, *, step: int, **more: Any) -> Any:
+async def manifest_first(objects: Any, origin: Any, folder: Any, *, step: int, complete: bool, **more: Any) -> Any:
     target = keys.checkpoint(origin.job, origin.attempt, step, "sealed-first")
     files = [
         ManifestFile(path=path.relative_to(folder).as_posix(), bytes=path.stat().st_size, sha256=sha256)
         for path in sorted(folder.rglob("*"))
         for sha256 in (checkpoint.sha256_of(path),)
     ]
-    sealed = await checkpoint._seal(objects, origin, target, files, step=step, **more)
-    await checkpoint._send(objects, target, folder)
+    sealed = await checkpoint._seal(objects, origin, target, files, step=step, complete=complete, began=0.0)
+    await checkpoint._send(objects, target, folder, lambda count: None)
     return sealed
 
 
@@ -373,6 +373,6 @@ async def first_listed(objects: Any, candidates: Sequence[str], folder: Any, **m
 _RESTORE = checkpoint.restore
 
 
-async def prune_newest(objects: Any, origin: Any, config: Any) -> None:
+async def prune_newest(objects: Any, origin: Any, config: Any, _: Any) -> None:
     for key in (await checkpoint.own(objects, origin))[: -config.keep]:
         await objects.delete(key)

@@ -192,14 +192,15 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
     times: int, quantum: int, tick: float, random: Random, cap: Decimal
 ) -> None:
     """The cloud's own bill, with a price that it changes whenever billing has just looked, up to on-demand, and a
-    trainer that uses all of its drain, sends a checkpoint as often as it may and its last one at the end."""
+    trainer that uses all of its drain, sends a checkpoint as often as it may and its last one at the end, and its
+    tokenised rows when nobody looks any more."""
     first, top = Decimal(5), Decimal(5) * times
     size = random.choice([0, GIB, 20 * GIB])
     facts = HostFacts(egress_usd_per_gib=Decimal("0.01"))
     line = build.line(
         usd_per_hour=first, on_demand_usd_per_hour=top, price_moves=True, billing_quantum_s=quantum, facts=facts
     )
-    line = replace(line, memory=_need(size))
+    line = replace(line, memory=_need(size), rows_bytes=random.choice([0, 50 * GIB]))
     every_s = random.choice([30.0, 300.0])
     if least_usd(line, CAPS, every_s, tempo(tick_s=tick)) >= cap:
         return
@@ -226,7 +227,7 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
         )  # fmt: skip
     ends = build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)
     bill.append(PriceChange(since=build.at(now), usd_per_hour=top))
-    sent = Traffic(sent=(int((now + 60) / every_s) + 1) * size)
+    sent = Traffic(sent=(int((now + 60) / every_s) + 1) * size + line.rows_bytes)
     paid = accrued(replace(attempt, prices=tuple(bill)), ends) + traffic_cost(line.offer, sent)
     assert paid <= cap
     assert job.spent_usd <= cap

@@ -17,13 +17,15 @@ from broker.decide.recovery import (
     as_planned,
     furthest_first,
     given_up,
+    lasting,
     planned,
     remedy,
     shortfall,
     told,
     workload_left,
 )
-from broker.domain.job import Job, Remedy
+from broker.domain.ids import attempt_id
+from broker.domain.job import Attempt, AttemptState, Job, Reason, Remedy
 from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
 from tests.unit.decide import build
@@ -70,7 +72,7 @@ PLANS = st.builds(
 
 
 def offer_of(accelerator: str, gpus: int = 1) -> Offer:
-    return build.offer(accelerator=accelerator, gpu_memory_bytes=TABLE[accelerator].memory_bytes, gpus=gpus, vcpus=64)
+    return build.offer(accelerator=accelerator, gpu_memory_bytes=TABLE[accelerator].memory_bytes, gpus=gpus)
 
 
 def line_of(offer: Offer, plan: Plan | None = None) -> QuoteLine:
@@ -271,6 +273,31 @@ def test_what_the_plan_may_choose_it_may_choose_after_memory_ran_out(recomputes:
     assert planned(replace(free, remedy=changed)).free_checkpointing is not recomputes
 
 
+def test_what_one_gpu_had_no_room_for_is_divided_between_more_of_them() -> None:
+    """Else only larger ones are looked at, of which there are none beyond the largest."""
+    work = replace(WORK, method="full", lora_r=0, micro_batch=1, global_batch=8)
+    h200 = offer_of("h200-sxm")
+    job = train_job(work)
+    alone = line_of(h200, Plan(micro_batch=1, accumulation=8, gradient_checkpointing=True))
+    changed = remedy(job, alone, host=False)
+    assert (changed.memory_above, changed.memory_shards) == (h200.gpu_memory_bytes, 1)
+    assert told(job, alone, changed).endswith(
+        "a device, or the model divided between more than 1; global batch 8 as before"
+    )
+    left = planned(replace(job, remedy=changed))
+    assert fit(left, h200).drop is Drop.MEMORY
+    two = fit(left, offer_of("h200-sxm", gpus=2))
+    assert two.plan is not None
+    assert (two.drop, two.plan.parallelism) == (None, "fsdp")
+    again = remedy(replace(job, remedy=changed), line_of(offer_of("h200-sxm", gpus=2), two.plan), host=False)
+    assert again.memory_shards in (1, 2)
+    after = planned(replace(job, remedy=replace(again, memory_above=h200.gpu_memory_bytes, memory_shards=2)))
+    assert fit(after, offer_of("h200-sxm", gpus=2)).reason.startswith("it ran out of ")
+    assert fit(after, offer_of("h200-sxm", gpus=8)).drop is None
+    lora = planned(replace(train_job(replace(WORK, method="qlora")), remedy=changed))
+    assert fit(lora, offer_of("h200-sxm", gpus=8)).reason.startswith("it ran out of "), "four bits are not divided"
+
+
 def test_the_next_quote_knows_what_did_not_do() -> None:
     """Else the machine whose memory ran out is bought again."""
     changed = Remedy(tried=("once",), memory_scale=1.5, memory_above=24 * GIB, ram_above=64 * GIB)
@@ -284,3 +311,17 @@ def test_a_job_that_is_given_up_hears_whose_memory_it_was_and_what_to_change() -
         "memory ran out once: micro-batch 8 on l40s (64.0 GiB of the machine); "
         "ask for a shorter max_length, method lora, or larger GPUs"
     )
+
+
+def test_another_job_starts_from_what_stays_meanwhile() -> None:
+    """A live attempt removes its own as it goes on."""
+    ended = build.attempt(AttemptState.ENDED, id=attempt_id(build.JOB_ID, 1), number=1, reason=Reason.PREEMPTED)
+    live = build.attempt(AttemptState.TRAINING, id=attempt_id(build.JOB_ID, 2), number=2)
+
+    def manifest(step: int, of: Attempt) -> str:
+        return keys.checkpoint(build.JOB_ID, of.id, step, "n") + keys.MANIFEST
+
+    found = (manifest(30, live), manifest(20, ended), manifest(10, ended))
+    assert lasting(found, (ended, live)) == found[1:]
+    assert lasting(found, (ended, replace(live, state=AttemptState.ENDED))) == found
+    assert lasting(found[:1], (live,)) == found[:1], "there is no other"

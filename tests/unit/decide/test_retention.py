@@ -26,6 +26,7 @@ from broker.decide.retention import (
     origin_deleted,
     sort_out,
 )
+from broker.domain.ids import attempt_id
 from broker.domain.job import RESTING_JOB_STATES, AttemptState, Job, JobState, Reason, Stored
 from broker.domain.money import MICRO, ZERO, usd
 from broker.domain.offer import GIB
@@ -67,6 +68,32 @@ EVERYTHING = [*files(10), *files(20), *files(30), (DATA, 7), (LOG, 5), (SPEC, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------ sorting
+
+
+@pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
+def test_tokenised_rows_stay_with_the_checkpoints_of_a_job_that_may_go_on(state: JobState) -> None:
+    whole = [keys.rows(build.JOB_ID, ATTEMPT.id, "e" * 64, "n") + name for name in ("files/rows.bin/0", keys.MANIFEST)]
+    torn = keys.rows(build.JOB_ID, ATTEMPT.id, "e" * 64, "m") + "files/rows.bin/0"
+    found = [*files(10), *((key, 7) for key in (*whole, torn))]
+    job = build.job(state=state, finished_at=build.at(0))
+    kept = sort_out(job, [ATTEMPT], found)
+    assert kept.by_kind["checkpoints"].keys() >= {*whole, torn}, "what is paid for"
+    doomed = {*leftovers(job, [ATTEMPT], kept)}
+    assert doomed == ({*whole, torn} if state is JobState.SUCCEEDED else {torn})
+    gone = build.job(state=state, finished_at=build.at(0), deleted={"checkpoints": build.at(1)})
+    assert doomed | {*whole} <= {*leftovers(gone, [ATTEMPT], kept)}
+
+
+def test_at_rest_the_last_attempt_s_tokenised_rows_stay_alone() -> None:
+    """Ids of attempts have no order, and neither has what is listed."""
+    tries = [replace(ATTEMPT, id=attempt_id(build.JOB_ID, number), number=number) for number in range(1, 6)]
+    made = {one.id: keys.rows(build.JOB_ID, one.id, "e" * 64, "n") + keys.MANIFEST for one in tries}
+    other = keys.rows(build.JOB_ID, tries[0].id, "f" * 64, "n") + keys.MANIFEST
+    job = rested(JobState.CAPPED)
+    for last in range(1, 6):
+        there = [made[one.id] for one in tries[:last]]
+        kept = sort_out(job, tries, [(key, 7) for key in sorted([*there, other])])
+        assert {*leftovers(job, tries, kept)} == {*there[:-1]}
 
 
 def test_a_finished_job_s_last_checkpoint_is_its_results() -> None:
@@ -133,36 +160,47 @@ def test_the_job_s_own_days_count_before_the_daemon_s() -> None:
 def test_nothing_of_a_job_that_is_not_at_rest_is_deleted(state: JobState) -> None:
     job = rested(state, deleted=dict.fromkeys(KINDS, build.at(0)))
     assert expired(replace(job, deleted={}), SHORT, build.at(1e9)) == ()
-    assert leftovers(job, sort_out(job, [done(30)], EVERYTHING)) == ()
+    assert leftovers(job, [done(30)], sort_out(job, [done(30)], EVERYTHING)) == ()
 
 
 def test_what_is_marked_goes_manifests_first() -> None:
     job = rested(deleted={"artifacts": build.at(0), "logs": build.at(0)})
-    doomed = leftovers(job, sort_out(job, [done(30)], EVERYTHING))
+    doomed = leftovers(job, [done(30)], sort_out(job, [done(30)], EVERYTHING))
     assert doomed[0] == folder(30) + keys.MANIFEST
     assert set(doomed) == {key for key, _ in files(30)} | {LOG, SPEC}
+
+
+def test_a_file_named_like_a_manifest_is_none() -> None:
+    """Or a checkpoint without one would count as committed, and a listing would offer what is being deleted."""
+    named = [
+        (folder(step) + keys.FILES + name, 1) for step in (40, 50) for name in ("manifest.json", "a/manifest.json")
+    ]
+    job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2}))
+    doomed = leftovers(job, [], sort_out(job, [], [*files(10), *files(20), *files(30), *named]))
+    assert set(doomed) == {key for key, _ in (*files(10), *named)}
+    assert doomed[0] == folder(10) + keys.MANIFEST
 
 
 def test_at_rest_the_furthest_checkpoints_stay_whichever_attempts_made_them() -> None:
     objects = [*files(10), *files(20), *files(30, "b" * 13), *files(40, "b" * 13, committed=False)]
     job = rested(JobState.CAPPED)
-    doomed = leftovers(job, sort_out(job, [done(30)], objects))
+    doomed = leftovers(job, [done(30)], sort_out(job, [done(30)], objects))
     assert set(doomed) == {key for key, _ in (*files(10), *files(40, "b" * 13, committed=False))}
     torn = files(40, committed=False)
-    assert leftovers(job, sort_out(job, [], torn)) == (torn[0][0],)
-    assert leftovers(job, Kept()) == ()
+    assert leftovers(job, [], sort_out(job, [], torn)) == (torn[0][0],)
+    assert leftovers(job, [], Kept()) == ()
 
 
 def test_milestones_stay_beside_the_furthest_whichever_attempts_made_them() -> None:
     steps = [3, 8, 12, 19, 33, 35, 37]
     objects = [key for step in steps for key in files(step, "b" * 13 if step % 2 else ATTEMPT.id)]
     job = rested(JobState.CAPPED, spec=build.spec(checkpoint={"keep": 2, "keep_every": 10}))
-    doomed = set(leftovers(job, sort_out(job, [], objects)))
+    doomed = set(leftovers(job, [], sort_out(job, [], objects)))
     stay = {key for key, _ in objects} - doomed
     assert {keys.step_of(key) for key in keys.manifests(stay)} == {12, 33, 35, 37}, "none at or after 0, one for 30"
     assert {keys.step_of(key) for key in keys.manifests(doomed)} == {3, 8, 19}
     forged = [(f"checkpoints/{build.JOB_ID}/x/10/{keys.MANIFEST}", 1)]
-    assert leftovers(job, sort_out(job, [], forged)) == (forged[0][0],), "no step, so no milestone"
+    assert leftovers(job, [], sort_out(job, [], forged)) == (forged[0][0],), "no step, so no milestone"
 
 
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 25), st.integers(2, 4))
@@ -179,7 +217,7 @@ def test_what_has_gone_since_does_not_change_what_a_milestone_is(steps: set[int]
 
 def test_marked_checkpoints_all_go() -> None:
     job = rested(JobState.FAILED, deleted={"checkpoints": build.at(0)})
-    assert len(leftovers(job, sort_out(job, [done(30)], EVERYTHING))) == 6
+    assert len(leftovers(job, [done(30)], sort_out(job, [done(30)], EVERYTHING))) == 6
 
 
 # ------------------------------------------------------------------------------------------------------------- money

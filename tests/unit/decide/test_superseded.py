@@ -37,6 +37,11 @@ def files(step: int, of: Attempt, *, committed: bool = True) -> list[str]:
     return [folder + "a.safetensors", folder + "tree/b.json", *([folder + keys.MANIFEST] if committed else [])]
 
 
+def rows(of: Attempt, *, committed: bool = True, identity: str = "e" * 64, nonce: str = "n") -> list[str]:
+    folder = keys.rows(build.JOB_ID, of.id, identity, nonce)
+    return [folder + "files/rows.bin/000000", *([folder + keys.MANIFEST] if committed else [])]
+
+
 def gone(
     found: list[str],
     *,
@@ -59,12 +64,12 @@ def test_dead_attempts_checkpoints_go_after_two_commits_of_the_current_one() -> 
 
 def test_the_furthest_one_that_the_guard_could_go_back_to_stays() -> None:
     """Three bad steps are left out, then it goes back 100: from behind 1060 to 957 or later."""
-    older, furthest, near = files(900, DEAD), files(957, DEAD), files(958, DEAD_TOO)
-    found = [*older, *furthest, *near, *files(1060, LIVE), *files(1120, LIVE)]
+    older, furthest, near, nearer = files(900, DEAD), files(957, DEAD), files(958, DEAD_TOO), files(1000, DEAD_TOO)
+    found = [*older, *furthest, *near, *nearer, *files(1060, LIVE), *files(1120, LIVE)]
     train = {"model": "m", "data": {"path": "upload:00", "completion": "{a}"}}
-    assert gone(found, script=None, train=train) == {*older, *near}
+    assert gone(found, script=None, train=train) == {*older, *nearer}, "the one behind it is the next"
     never = {**train, "guard": {"rollbacks": 0}}
-    assert gone(found, script=None, train=never) == {*older, *furthest, *near}
+    assert gone(found, script=None, train=never) == {*older, *furthest, *near, *nearer}
 
 
 def test_within_each_the_manifest_goes_first() -> None:
@@ -103,6 +108,25 @@ def test_uncommitted_folders_go_once_nobody_can_commit_them() -> None:
     assert gone(found, now=LATER) == set(old), "the current attempt's own are its own business"
 
 
+def test_tokenised_rows_stay_and_torn_ones_go_once_nobody_can_commit_them() -> None:
+    whole, torn = rows(DEAD), rows(DEAD_TOO, committed=False)
+    found = [*whole, *torn, *rows(LIVE, committed=False), *files(30, LIVE), *files(40, LIVE)]
+    assert gone(found, now=build.at(UNCOMMITTED_S)) == set()
+    assert gone(found, now=LATER) == set(torn)
+
+
+def test_of_the_same_tokenised_rows_the_last_attempt_s_alone_stay() -> None:
+    """Each attempt that could not fetch them has put a whole copy."""
+    old, newer, other, torn = rows(DEAD), rows(DEAD_TOO), rows(DEAD, identity="f" * 64), rows(DEAD, nonce="m")[:1]
+    found = [*old, *newer, *other, *torn]
+    assert gone(found, now=build.at(UNCOMMITTED_S)) == set(), "who outlived its attempt may still put them"
+    assert gone(found, now=LATER) == {*old, *torn}, "though the current attempt has saved nothing"
+    assert gone([*found, *rows(LIVE)], now=LATER) == {*old, *newer, *torn}
+    assert gone(found, of=(DEAD, DEAD_TOO), now=LATER) == {*old, *torn}, "between two attempts, too"
+    assert gone([*rows(DEAD), *rows(LIVE, committed=False)], now=LATER) == set(), "it is not whole yet"
+    assert gone([*rows(LIVE), *rows(LIVE, nonce="m")], now=LATER) == set(), "a live one removes its own"
+
+
 @pytest.mark.parametrize("state", sorted(RESTING_JOB_STATES))
 def test_a_job_at_rest_is_not_looked_at_here(state: JobState) -> None:
     job = build.job(state=state, finished_at=LATER, attempts=2)
@@ -122,6 +146,8 @@ def test_what_is_no_checkpoint_of_an_attempt_of_this_job_is_left_alone() -> None
         f"checkpoints/{build.JOB_ID}/{DEAD.id}/stray",
         f"checkpoints/{build.JOB_ID}/{DEAD.id}/x-n/{keys.MANIFEST}",
         *files(10, build.attempt(AttemptState.ENDED, id=attempt_id(build.JOB_ID, 9))),
+        *rows(build.attempt(AttemptState.ENDED, id=attempt_id(build.JOB_ID, 9))),
+        *rows(DEAD),
     ]
     assert gone([*stray, *files(30, LIVE), *files(40, LIVE)], now=LATER) == set()
 
