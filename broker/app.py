@@ -21,11 +21,12 @@ from aiohttp import web
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.service import Service, Settings
+from broker.api.spool import sweep
 from broker.api.streams import StreamLimits
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.connect import folder_of, options_of
 from broker.blobs.price import storage_usd_per_gib_month
-from broker.checks import Checks
+from broker.checks import Checks, forbidden
 from broker.clock import SystemClock
 from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
 from broker.controllers.context import Context, Costs, Rhythm
@@ -64,6 +65,7 @@ LOCAL_OWNER = "local"
 """Whose token client.json holds: the operator of this machine."""
 INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
+SPOOL = "uploads"
 FIRST_MIGRATION = "0001_first.sql"
 CHECK_S = 30.0
 FIRST_PRICES_S = 10.0
@@ -159,6 +161,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
     image = image_of(config.trainer, os.environ)
     async with AsyncExitStack() as stack:
         stack.enter_context(holding(config.home))
+        sweep(config.home / SPOOL)
         context, clock, report_only = await _context(stack, config)
         box = SecretBox(master_key(config.home / "master.key", os.environ))
         market = await _market(context, config)
@@ -218,6 +221,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
         rhythm=rhythm_of(config),
         limits=Limits(**config.limits.model_dump()),
         costs=costs_of(config),
+        forbidden=partial(forbidden, config.trainer.remote_code),
     )
     return context, clock, report_only
 
@@ -325,6 +329,7 @@ def _service(
         check_providers=partial(_check_providers, context.providers),
         reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
         settings=Settings(
+            spool=config.home / SPOOL,
             upload_bytes=config.upload_max_bytes,
             lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
             storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,

@@ -6,9 +6,11 @@ model's folder or its licence may change.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from broker.api.needs import Checked
+from broker.domain.errors import InvalidInput
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape
 from broker.ports import Clock
@@ -30,6 +32,15 @@ class _Found:
     until: float
 
 
+def forbidden(remote_code: Sequence[str], spec: JobSpec) -> str:
+    """Why the installation does not let this job run, in one line; empty: it does."""
+    try:
+        code.check(spec.train, remote_code)
+    except InvalidInput as error:
+        return "; ".join(f"{problem.field}: {problem.message}" for problem in error.problems)
+    return ""
+
+
 class Checks:
     """`api.needs.Preflight`. `hub` None: no network is asked. `remote_code`: as the daemon's configuration has it."""
 
@@ -39,14 +50,13 @@ class Checks:
         self._remote_code = remote_code
         self._found: dict[object, _Found] = {}
 
-    def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
+    def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
         return summarise(data, fmt).model_dump(mode="json")
 
-    def permit(self, spec: JobSpec) -> None:
-        code.check(spec.train, self._remote_code)
+    def permit(self, spec: JobSpec) -> JobSpec:
+        return spec.model_copy(update={"train": code.check(spec.train, self._remote_code)})
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:
-        self.permit(spec)
         key = (spec.train, spec.checkpoint, id(summary))
         now = self._clock.monotonic()
         held = self._found.get(key)

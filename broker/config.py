@@ -257,7 +257,7 @@ class DaemonConfig(Config):
     trainer: TrainerConfig = TrainerConfig()
     """What rented machines run; see docs/images.md."""
     upload_max_bytes: Annotated[int, Field(ge=1)] = 512 * 1024**2
-    """Of a data set or code archive."""
+    """Of a data set or code archive. Up to four at once lie in the home until the blob store has them."""
     rate_limit: RateLimitConfig = RateLimitConfig()
     """More is answered with 429 and the time to wait."""
     streams: StreamsConfig = StreamsConfig()

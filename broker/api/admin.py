@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from broker.api import models
+from broker.api import models, models_tenancy
 from broker.api.context import AUTH, METRICS, READINESS, SERVICE
 from broker.api.metrics import CONTENT_TYPE
 from broker.api.openapi import Api, Call
@@ -15,10 +15,12 @@ api = Api()
 
 
 @api.op("GET", "/v1/me", scope="read")
-async def who_am_i(call: Call) -> models.Identity:
+async def who_am_i(call: Call) -> models_tenancy.Identity:
     """Whom this token belongs to and what it may do."""
     caller = call.caller
-    return models.Identity.model_validate({"team": caller.team, "owner": caller.owner, "scopes": sorted(caller.scopes)})
+    return models_tenancy.Identity.model_validate(
+        {"team": caller.team, "owner": caller.owner, "scopes": sorted(caller.scopes)}
+    )
 
 
 @api.op("GET", "/v1/secrets", scope="read")

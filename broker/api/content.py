@@ -9,14 +9,15 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from broker.api.auth import Caller
-from broker.api.problems import Corrupt, NotFound, TooLarge
+from broker.api.problems import Corrupt, NotFound
 from broker.api.service import Service
+from broker.api.spool import spooled
 from broker.api.usecases.costs import check_kept
 from broker.decide.retention import last_checkpoint
 from broker.domain.errors import InvalidInput, Problem
@@ -31,7 +32,7 @@ from trainer.contract.tables import format_of
 log = logging.getLogger(__name__)
 
 UPLOADS_AT_ONCE, UPLOADS_OF_TEAM = 4, 3
-"""Each is held in memory; more wait. No team takes the others' turn."""
+"""Each takes up to `Settings.upload_bytes` of the disk; more wait. No team takes the others' turn."""
 RANGE_BYTES = 4 << 20
 """Of a file that is sent; so much of it is in memory."""
 STALLED_S = 30.0
@@ -55,35 +56,27 @@ class Content:
     async def upload(
         self, caller: Caller, name: str, declared: Format | None, body: AsyncIterable[bytes], *, sha256: str | None
     ) -> Upload:
-        """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, InvalidInput."""
+        """Reads, checks and keeps a data set or a .tar of code, of this hash if any. Raises TooLarge, NoRoom,
+        InvalidInput; then nothing of it is kept."""
         fmt = _format(name, declared)
         async with self._of_team[caller.team], self._uploading:
-            data, found = await self._read(body)
-            if sha256 not in (None, found):
-                message = f"these {len(data)} bytes have {found}; they were changed on the way, send them again"
-                raise InvalidInput(Problem(field="sha256", message=message))
-            summary = await asyncio.to_thread(self._examine, data, fmt)
-            await self._blobs.put(keys.upload(found), data)
-        upload = Upload(sha256=found, bytes=len(data), name=name, summary=summary)
+            settings = self._service.settings
+            async with spooled(settings.spool, _in_time(body), most=settings.upload_bytes) as file:
+                if sha256 not in (None, file.sha256):
+                    message = (
+                        f"these {file.bytes} bytes have {file.sha256}; they were changed on the way, send them again"
+                    )
+                    raise InvalidInput(Problem(field="sha256", message=message))
+                summary = await asyncio.to_thread(self._examine, file.path, fmt)
+                await self._blobs.put_file(keys.upload(file.sha256), file.path)
+        upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
         await self._service.rows(caller).put_upload(caller.owner, upload)
         return upload
 
-    async def _read(self, body: AsyncIterable[bytes]) -> tuple[bytes, str]:
-        limit = self._service.settings.upload_bytes
-        data, digest = bytearray(), hashlib.sha256()
-        async for chunk in _in_time(body):
-            data += chunk
-            digest.update(chunk)
-            if len(data) > limit:
-                raise TooLarge(
-                    f"the file has more than {limit} bytes; send less, or raise upload_max_bytes of the daemon"
-                )
-        return bytes(data), digest.hexdigest()
-
-    def _examine(self, data: bytes, fmt: Format) -> Mapping[str, Any] | None:
+    def _examine(self, data: Path, fmt: Format) -> Mapping[str, Any] | None:
         """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
         trained on. Runs in a thread."""
-        if fmt == "tar" and not tarfile.is_tarfile(BytesIO(data)):
+        if fmt == "tar" and not tarfile.is_tarfile(data):
             raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
         try:
             return {**self._service.preflight.summarise(data, fmt), "format": fmt}
@@ -95,14 +88,14 @@ class Content:
     # ------------------------------------------------------------------------------------------------------- artifacts
 
     async def manifest(self, caller: Caller, wanted: JobId) -> tuple[str, Manifest] | None:
-        """(folder key, manifest) of the job's last committed checkpoint; None while there is none."""
+        """(prefix of its files' keys, manifest) of the job's last committed checkpoint; None while there is none."""
         job = await self._service.job(caller, wanted)
         check_kept(job, last_checkpoint(job))
         for key in await self._manifests(caller, job):
             raw = await self._blobs.get(key)
             manifest = None if raw is None else _parse(raw)
             if manifest is not None and manifest.job == job.id:
-                return key.removesuffix(keys.MANIFEST), manifest
+                return keys.files_of(key), manifest
         return None
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
@@ -112,7 +105,7 @@ class Content:
         found: list[tuple[int, str, str]] = []
         for info in await self._blobs.list(prefix):
             attempt, _, rest = info.key.removeprefix(prefix).partition("/")
-            if rest.count("/") == 1 and rest.endswith("/" + keys.MANIFEST) and AttemptId(attempt) in numbers:
+            if keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
                 found.append((numbers[AttemptId(attempt)], rest, info.key))
         return [key for _, _, key in sorted(found, reverse=True)]
 

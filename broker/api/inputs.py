@@ -12,6 +12,7 @@ from broker.domain.offer import Offer
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import Tenant
 from broker.ports import TenantStore, Upload
+from trainer.contract import batches
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
 CACHED = 1024
@@ -101,6 +102,14 @@ def _unknown(kind: str, name: str, choices: list[str], are: str) -> str:
     near = difflib.get_close_matches(name, choices, n=1)
     fix = f"did you mean {near[0]}?" if near else f"{are} are {', '.join(choices) or 'none'}"
     return f"unknown {kind} {name!r}; {fix}"
+
+
+def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
+    """(with a number for `global_batch: auto`, what to tell of it), by the rows of the upload."""
+    if spec.train is None or upload.summary is None:
+        return spec, ""
+    train, told = batches.settled(spec.train, upload.summary["rows"])
+    return spec.model_copy(update={"train": train}), told
 
 
 def _settled(spec: JobSpec, upload: Upload) -> JobSpec:

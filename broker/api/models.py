@@ -14,8 +14,8 @@ from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
 from broker.domain.offer import Drop, Verdict
-from broker.domain.spec import EnvName, JobSpec, Moment, Name, Usd
-from broker.domain.tenancy import Scope
+from broker.domain.spec import EnvName, JobSpec, Usd
+from broker.domain.workload import SpeedTier
 from trainer.contract.base import Config, Text
 from trainer.contract.rendezvous import Beat, Final
 
@@ -147,6 +147,8 @@ class LineView(Wire):
     step_s: float | None = None
     evidence: str = ""
     """What the speed rests on."""
+    tier: SpeedTier | None = None
+    """The same for programs; null: dropped, or nothing is known of the speed."""
     runs: int = 0
     """Own runs on such a GPU that it rests on."""
     nodes: int = 1
@@ -350,45 +352,6 @@ class SecretValue(Config):
 
 class SecretList(Wire):
     names: tuple[EnvName, ...]
-
-
-class TokenRequest(Config):
-    owner: Name
-    """As whom it acts: whose secrets and uploads it uses."""
-    team: Name | None = None
-    """Whose jobs it sees; yours when absent. Another one: operators only."""
-    scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=5)] = ("read", "submit")
-    """read, submit, manage (the team's tokens, policies and channels), metrics, admin (every team)."""
-    expires_at: Moment | None = None
-    """Refused from then on; never, when absent."""
-    note: Annotated[Text, Field(max_length=200)] = ""
-
-
-class TokenView(Wire):
-    id: str
-    team: str
-    owner: str
-    scopes: tuple[Scope, ...]
-    created_at: datetime
-    expires_at: datetime | None
-    note: str
-
-
-class TokenCreated(TokenView):
-    token: str
-    """The bearer token: shown once, stored as a hash only."""
-
-
-class TokenList(Wire):
-    items: tuple[TokenView, ...]
-
-
-class Identity(Wire):
-    """Whom a token belongs to."""
-
-    team: str
-    owner: str
-    scopes: tuple[Scope, ...]
 
 
 class Health(Wire):

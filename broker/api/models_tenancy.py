@@ -1,4 +1,4 @@
-"""Teams and the audit over the wire."""
+"""Teams, tokens and the audit over the wire."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from broker.api.wire import Wire
-from broker.domain.spec import Name
+from broker.domain.spec import Moment, Name
+from broker.domain.tenancy import Scope
 from trainer.contract.base import Config, Text
 
 
@@ -24,6 +25,45 @@ class TeamView(Wire):
 
 class TeamList(Wire):
     items: tuple[TeamView, ...]
+
+
+class TokenRequest(Config):
+    owner: Name
+    """As whom it acts: whose secrets and uploads it uses."""
+    team: Name | None = None
+    """Whose jobs it sees; yours when absent. Another one: operators only."""
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1, max_length=5)] = ("read", "submit")
+    """read, submit, manage (the team's tokens, policies and channels), metrics, admin (every team)."""
+    expires_at: Moment | None = None
+    """Refused from then on; never, when absent."""
+    note: Annotated[Text, Field(max_length=200)] = ""
+
+
+class TokenView(Wire):
+    id: str
+    team: str
+    owner: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    expires_at: datetime | None
+    note: str
+
+
+class TokenCreated(TokenView):
+    token: str
+    """The bearer token: shown once, stored as a hash only."""
+
+
+class TokenList(Wire):
+    items: tuple[TokenView, ...]
+
+
+class Identity(Wire):
+    """Whom a token belongs to."""
+
+    team: str
+    owner: str
+    scopes: tuple[Scope, ...]
 
 
 class AuditView(Wire):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from broker.domain.instance import Caps
@@ -41,12 +42,13 @@ class Checked:
 class Preflight(Protocol):
     """The checks before a cent is spent."""
 
-    def summarise(self, data: bytes, fmt: DataFormat) -> Mapping[str, Any]:
-        """One pass over a data set, as JSON. Raises InvalidInput."""
+    def summarise(self, data: Path, fmt: DataFormat) -> Mapping[str, Any]:
+        """One pass over a data set's file, as JSON. Raises InvalidInput."""
         ...
 
-    def permit(self, spec: JobSpec) -> None:
-        """What the installation does not allow, whatever was allowed before. Raises InvalidInput."""
+    def permit(self, spec: JobSpec) -> JobSpec:
+        """The spec with what was looked at in the place of names for it. Raises InvalidInput for what the installation
+        does not allow, whatever was allowed before."""
         ...
 
     async def check(self, spec: JobSpec, summary: Mapping[str, Any] | None) -> Checked:

@@ -40,6 +40,7 @@ TEXT: dict[int, str] = {
     429: "Too many calls, or too much at once; `Retry-After` says when to ask again.",
     502: "The blob store holds other bytes than the manifest says.",
     503: "The database or the blob store cannot be reached, or there is too much to answer; `Retry-After` says when.",
+    507: "The daemon's disk has no room for it.",
 }
 
 
@@ -319,6 +320,8 @@ def _errors(o: Operation) -> set[int]:
         found |= {401, 403, 429}
     if o.body is not None or o.upload is not None:
         found |= {413, 415, 422}
+    if o.upload is not None:
+        found.add(507)
     if o.params or o.query is not None or o.headers:
         found.add(422)
     return found

@@ -6,10 +6,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 
 from broker.api.auth import Caller
 from broker.api.cursor import JobsPage, cursor_of, read_cursor
-from broker.api.inputs import Inputs
+from broker.api.inputs import Inputs, batched
 from broker.api.needs import Checked, Market, Preflight
 from broker.api.problems import Conflict, Deleted, NotFound
 from broker.api.usecases.channels import Channels
@@ -20,6 +21,7 @@ from broker.api.usecases.tenancy import Tenancy
 from broker.decide.billing import Tempo
 from broker.decide.budgets import Refusal
 from broker.decide.experience import NOTHING, Learned
+from broker.decide.origins import unlike
 from broker.decide.quote import quote
 from broker.decide.retention import last_checkpoint, origin_deleted
 from broker.domain.errors import BlobError, BlobsUnavailable, InvalidInput, OriginDeleted, Problem, Rejected
@@ -53,6 +55,8 @@ UNLESS_TOLD = Tempo(tick_s=0.0, drain_s=0.0, hands_s=0.0)
 class Settings:
     """Sizes in bytes, times in seconds."""
 
+    spool: Path
+    """Folder of uploads under way; made when the first one comes."""
     upload_bytes: int = 256 * 1024**2
     poll_s: float = 2.0
     """Followers look again at least so often."""
@@ -143,24 +147,25 @@ class Service:
         return checked, made, await self.policies.foresee(job, made, self.market.caps(), settings.tempo)
 
     async def _check(self, caller: Caller, spec: JobSpec) -> tuple[JobSpec, Upload, Checked]:
-        """The spec with its data format settled, its upload, and the findings. Raises InvalidInput."""
+        """The spec with its data format and its batch settled, its upload, and the findings. Raises InvalidInput."""
         faults = [
             *self._inputs.providers(spec, self.market.caps()),
             *self._inputs.accelerators(spec, self.market.offers()),
             *await self._inputs.secrets(self.rows(caller), caller.owner, spec),
         ]
         if spec.origin is not None:
-            faults += await self._origin(caller, spec.origin)
+            faults += await self._origin(caller, spec.origin, spec)
         try:
-            settled, upload = await self._inputs.upload(self.rows(caller), caller.tenant, spec)
+            found, upload = await self._inputs.upload(self.rows(caller), caller.tenant, spec)
+            settled, told = batched(self.preflight.permit(found), upload)
             checked = await self.preflight.check(settled, upload.summary)
         except InvalidInput as error:
             raise InvalidInput(*faults, *error.problems) from None
         if faults:
             raise InvalidInput(*faults)
-        return settled, upload, checked
+        return settled, upload, replace(checked, report={**checked.report, "settled": told}) if told else checked
 
-    async def _origin(self, caller: Caller, origin: JobId) -> list[Problem]:
+    async def _origin(self, caller: Caller, origin: JobId, spec: JobSpec) -> list[Problem]:
         job = await self.rows(caller).job(origin)
         if job is None:
             return [Problem(field="init_from", message=f"no job {origin}; gpubroker ls lists yours")]
@@ -168,13 +173,15 @@ class Service:
             return [Problem(field="init_from", message=f"{origin_deleted(origin, when)}; leave it out")]
         if not await self._committed(job):
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
+        if (wrong := unlike(job.spec, spec)) is not None:
+            return [Problem(field=wrong[0], message=wrong[1])]
         return []
 
     async def _committed(self, job: Job) -> bool:
         if last_checkpoint(job) in job.deleted:
             return False
         found = await self.blobs.list(keys.checkpoints(job.id))
-        return any(info.key.endswith("/" + keys.MANIFEST) for info in found)
+        return any(keys.is_manifest(info.key) for info in found)
 
     def _quote(self, spec: JobSpec, checked: Checked, excluded: Mapping[str, str], cap: Decimal) -> Quote:
         return quote(
@@ -223,8 +230,10 @@ class Service:
                 )
             )
         job = self._job(caller.team, caller.owner, spec, checked.workload)
+        told = checked.report.get("settled", "")
         try:
-            return await self._create(caller, job, keys.upload(upload.sha256), upload.sha256, key=key, body=asked)
+            source = keys.upload(upload.sha256)
+            return await self._create(caller, job, source, upload.sha256, key=key, body=asked, told=told)
         except OriginDeleted as error:  # since it was looked at
             raise InvalidInput(Problem(field="init_from", message=f"{error}; leave it out")) from None
 
@@ -241,7 +250,7 @@ class Service:
         )
 
     async def _create(
-        self, caller: Caller, job: Job, source: str, sha256: str, *, key: str | None, body: str
+        self, caller: Caller, job: Job, source: str, sha256: str, *, key: str | None, body: str, told: str = ""
     ) -> tuple[Job, bool]:
         """The data first, then the row: an orphan blob harms nobody, a job without its data does."""
         target = keys.job_data(job.id, sha256)
@@ -252,9 +261,8 @@ class Service:
         except BlobError:
             message = "its content was deleted, since nobody had sent it for long; upload it again"
             raise InvalidInput(Problem(field="upload", message=message)) from None
-        event = Event(
-            job_id=job.id, kind="job.submitted", message=f"{job.spec.name} submitted, cap {show(job.cap_usd)}"
-        )
+        message = "; ".join(filter(None, [f"{job.spec.name} submitted, cap {show(job.cap_usd)}", told]))
+        event = Event(job_id=job.id, kind="job.submitted", message=message)
         sha256 = hashlib.sha256(body.encode()).hexdigest()
         try:
             stored, created = await self.rows(caller).submit(job, key=key, body_sha256=sha256, events=(event,))
@@ -271,8 +279,7 @@ class Service:
         if origin.state not in RESTING_JOB_STATES:
             raise Conflict(f"job {origin_id} is {origin.state}; cancel it first, or wait for its end")
         check_data(origin)
-        self.preflight.permit(origin.spec)
-        spec = origin.spec.model_copy(update={"cap_usd": origin.cap_usd})
+        spec = self.preflight.permit(origin.spec).model_copy(update={"cap_usd": origin.cap_usd})
         if spec.deadline is not None and spec.deadline <= self.clock.now():
             spec = spec.model_copy(update={"deadline": None})
         resumed = spec.model_copy(update={"init_from": f"job/{origin_id}"})

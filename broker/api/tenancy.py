@@ -4,7 +4,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from broker.api import models
 from broker.api import models_tenancy as wire
 from broker.api.context import AUTH, SERVICE
 from broker.api.jobs import Instant
@@ -35,14 +34,14 @@ class AuditQuery(Config):
 
 
 @api.op("GET", "/v1/tokens", scope="manage")
-async def list_tokens(call: Call) -> models.TokenList:
+async def list_tokens(call: Call) -> wire.TokenList:
     """Your team's tokens, without their secrets; for admins those of all."""
     found = await call.request.app[SERVICE].tenancy.tokens(call.caller)
-    return models.TokenList(items=tuple(models.TokenView.model_validate(t) for t in found))
+    return wire.TokenList(items=tuple(wire.TokenView.model_validate(t) for t in found))
 
 
 @api.op("POST", "/v1/tokens", scope="manage", status=201)
-async def create_token(call: Call, body: models.TokenRequest) -> models.TokenCreated:
+async def create_token(call: Call, body: wire.TokenRequest) -> wire.TokenCreated:
     """Make a token for your team, with scopes that you have yourself; it is shown in this answer only."""
     wish = TokenWish(
         team=body.team,
@@ -52,8 +51,8 @@ async def create_token(call: Call, body: models.TokenRequest) -> models.TokenCre
         note=body.note,
     )
     token, text = await call.request.app[SERVICE].tenancy.create_token(call.caller, wish)
-    view = models.TokenView.model_validate(token)
-    return models.TokenCreated(**view.model_dump(), token=text)
+    view = wire.TokenView.model_validate(token)
+    return wire.TokenCreated(**view.model_dump(), token=text)
 
 
 @api.op("DELETE", "/v1/tokens/{token_id}", scope="manage", status=204, errors=(404,))

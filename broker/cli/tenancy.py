@@ -9,8 +9,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from rich.table import Table
 
-from broker.api.models import TokenRequest
-from broker.api.models_tenancy import AuditView, TeamRequest
+from broker.api.models_tenancy import AuditView, TeamRequest, TokenRequest
 from broker.cli import words
 from broker.cli.exits import BadInput
 from broker.cli.output import Output

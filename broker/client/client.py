@@ -12,7 +12,7 @@ from urllib.parse import quote as escape
 
 import aiohttp
 
-from broker.api import models
+from broker.api import models, models_tenancy
 from broker.api.models_costs import StoredKindView
 from broker.api.models_plans import Decision
 from broker.api.wire import Wire
@@ -259,9 +259,9 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
     async def delete_secret(self, name: str) -> None:
         await self._http.read("DELETE", f"/v1/secrets/{escape(name, safe='')}")
 
-    async def me(self) -> models.Identity:
+    async def me(self) -> models_tenancy.Identity:
         """Whom the token belongs to and what it may do."""
-        return await self._call("GET", "/v1/me", models.Identity)
+        return await self._call("GET", "/v1/me", models_tenancy.Identity)
 
     async def ready(self) -> models.Health:
         """What works and what does not, by part; raises only when nothing answers."""

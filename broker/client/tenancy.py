@@ -2,20 +2,19 @@
 
 from urllib.parse import quote as escape
 
-from broker.api import models
 from broker.api import models_tenancy as wire
 from broker.client.calls import Calls
 from broker.client.transport import plain
 
 
 class TenancyCalls(Calls):
-    async def tokens(self) -> models.TokenList:
+    async def tokens(self) -> wire.TokenList:
         """Of the own team; for admins of all."""
-        return await self._call("GET", "/v1/tokens", models.TokenList)
+        return await self._call("GET", "/v1/tokens", wire.TokenList)
 
-    async def create_token(self, request: models.TokenRequest) -> models.TokenCreated:
+    async def create_token(self, request: wire.TokenRequest) -> wire.TokenCreated:
         body = request.model_dump(mode="json")
-        return await self._call("POST", "/v1/tokens", models.TokenCreated, json=body)
+        return await self._call("POST", "/v1/tokens", wire.TokenCreated, json=body)
 
     async def delete_token(self, token_id: str) -> None:
         await self._http.read("DELETE", f"/v1/tokens/{escape(token_id, safe='')}")

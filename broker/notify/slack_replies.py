@@ -58,6 +58,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "training.save_failed": ("💾", "A save failed"),
     "training.skipped": ("⏩", "Skipped a step"),
     "training.spike": ("📈", "The loss jumped"),
+    "training.started_over": ("⏮️", "Started over"),
     "training.upload_waits": ("💾", "A checkpoint waits"),
 }
 

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from broker.decide.estimate import TRACED
+from broker.decide.evidence import TRACED
 from broker.decide.lora_targets import EMBEDDINGS, choose, nearest
 from broker.decide.memory_builds import build_of
 from broker.decide.workload import workload

@@ -9,10 +9,13 @@ from broker.preflight.models import is_folder
 from trainer.contract.train import PINNED, TrainConfig
 
 
-def check(train: TrainConfig | None, allowed: Sequence[str]) -> None:
-    """`allowed`: patterns of Hub ids and folders. Raises InvalidInput naming the setting that would allow it."""
+def check(train: TrainConfig | None, allowed: Sequence[str]) -> TrainConfig | None:
+    """The same, with the folder that was looked at in the place of a link to it, which may lead elsewhere later.
+
+    `allowed`: patterns of Hub ids and folders. Raises InvalidInput naming the setting that would allow it.
+    """
     if train is None or not train.trust_remote_code:
-        return
+        return train
     folder = is_folder(train.model)
     # A pattern of a folder must not be left by `..` or a link.
     model = os.path.realpath(os.path.expanduser(train.model)) if folder else train.model
@@ -25,3 +28,4 @@ def check(train: TrainConfig | None, allowed: Sequence[str]) -> None:
     if not folder and not PINNED.fullmatch(train.revision or ""):
         message = f"{model!r} brings code, which may change; give the commit (40 hex digits) that was read"
         raise InvalidInput(Problem(field="train.revision", message=message))
+    return train.model_copy(update={"model": model})

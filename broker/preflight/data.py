@@ -3,15 +3,16 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from broker.decide.workload import Rows, held_out
+from broker.decide.workload import Rows
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import cells
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, fill, identity, lacking, source, template_columns
+from trainer.contract.data import DataError, fill, held_out, identity, lacking, source, template_columns
 from trainer.contract.tables import read_rows
 from trainer.contract.train import DataFormat, TrainConfig
 
@@ -146,8 +147,8 @@ def _percentiles(lengths: Counter[int], rows: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
-    """One pass over a whole file. Raises InvalidInput naming the line that cannot be read."""
+def summarise(data: bytes | Path, fmt: DataFormat) -> DataSummary:
+    """One pass over a whole file, by its bytes or its path. Raises InvalidInput naming the line that cannot be read."""
     columns: dict[str, _Column] = {}
     seen: set[int] = set()
     rows = 0
@@ -165,7 +166,7 @@ def summarise(data: bytes, fmt: DataFormat) -> DataSummary:
         raise _at("data", "data: the file has a header or an empty list but no row; give at least one row")
     return DataSummary(
         rows=rows,
-        bytes=len(data),
+        bytes=len(data) if isinstance(data, bytes) else data.stat().st_size,
         duplicates=rows - len(seen),
         columns={name: column.summary(rows) for name, column in columns.items()},
     )
@@ -189,11 +190,11 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
 def _split(train: TrainConfig, rows: int) -> tuple[int, int]:
     """(training, held-out) rows. Raises InvalidInput when one optimizer step would see rows twice."""
     held = held_out(rows, train.data.eval_share)
-    if rows - held < train.global_batch:
+    if rows - held < train.rows_a_step:
         raise _at(
             "global_batch",
             f"{rows - held} rows to train on ({rows} less {held} held out) are fewer than global_batch "
-            f"{train.global_batch}; lower it, or give more rows",
+            f"{train.rows_a_step}; lower it, or give more rows",
         )
     return rows - held, held
 
@@ -361,6 +362,8 @@ def _warnings(train: TrainConfig, summary: DataSummary, truncated: float, held: 
     for name in (n for field, template in _learned(train) for n in template_columns(template, field)):
         if summary.columns[name].empty:
             found.append(f"column {name!r} is empty in {summary.columns[name].empty} rows")
+    if LABEL.get(train.task) == "label" and (values := summary.columns[train.data.label].values):
+        found += filter(None, [cells.hardly_classes(len(values), summary.rows, train.data.label)])
     if not held:
         found.append("no row is held out, so the end cannot say whether the model got better")
     return tuple(found)

@@ -1,10 +1,12 @@
 """The real application on a real socket, over any store; the benchmarks start it the same way."""
 
 import os
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -35,7 +37,9 @@ from trainer.contract.rendezvous import Lease
 CSV = "word,definition\n" + "".join(f"word{i},what word {i} means to a cynic\n" for i in range(40))
 MODEL = "HuggingFaceTB/SmolLM2-135M"
 SEEN = datetime(2026, 1, 1, 12, tzinfo=UTC)
-SETTINGS = Settings(upload_bytes=200_000, poll_s=0.02)
+SETTINGS = Settings(
+    spool=Path(tempfile.gettempdir()) / f"gpubroker-spool-{os.getpid()}", upload_bytes=200_000, poll_s=0.02
+)
 LIMITS = StreamLimits(recheck_s=0.02)
 
 
@@ -167,3 +171,5 @@ async def serving(
     finally:
         await runner.cleanup()
         await posts.close()
+        with suppress(OSError):  # none was sent, or another one is used yet
+            settings.spool.rmdir()

@@ -117,7 +117,7 @@ UPLOADS = [
     ("header only", "words.csv", "a,b\n", "give at least one row"),
     ("ragged", "words.csv", "a,b\n1,2,3\n", "more cells than the header's 2"),
     ("not UTF-8", "words.csv", b"a,b\n\xff\xfe,1\n", "save the file as UTF-8"),
-    ("not JSON", "words.json", "{", "not JSON"),
+    ("not JSON", "words.json", "[{", "not JSON"),
     ("no list", "words.json", '{"a": 1}', "must be a list of objects"),
     ("broken line", "words.jsonl", '{"a": 1}\n{"a"\n', "line 2: not JSON"),
     ("no archive", "code.tar", "hello", "is not a tar archive"),

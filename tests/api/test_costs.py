@@ -84,6 +84,10 @@ async def test_checkpoints_that_are_deleted_after_they_were_looked_at(
     again = await api.call("POST", f"/v1/jobs/{origin}/retry", me, 202)
     assert (await api.call("GET", f"/v1/jobs/{again['id']}", me, 200))["spec"]["init_from"] is None
     kept = await api.service.blobs.list("data/")
+    body = spec((await api.upload(me))["ref"], init_from=f"job/{heir}")
+    body["train"]["method"] = {"kind": "full"}
+    refused = await api.call("POST", "/v1/jobs", me, 422, json=body)
+    assert refused["errors"][0]["field"] == "train.method.kind"
     monkeypatch.setattr(api.service, "_origin", lambda *_: _nothing())
     body = spec((await api.upload(me))["ref"], init_from=f"job/{origin}")
     refused = await api.call("POST", "/v1/jobs", me, 422, json=body)

@@ -24,7 +24,7 @@ class Stream:
     async def next(self) -> dict[str, str]:
         """The next message; empty at the end."""
         fields: dict[str, str] = {}
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             async for raw in self.response.content:
                 line = raw.decode().rstrip("\n")
                 if line and not line.startswith(":"):

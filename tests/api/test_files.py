@@ -3,8 +3,15 @@
 import asyncio
 import hashlib
 import io
+import os
+import shlex
+import subprocess
+import sys
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +52,7 @@ async def put_checkpoint(
 ) -> str:
     folder = keys.checkpoint(job, attempt, step, "n0")
     for path, data in files.items():
-        await api.service.blobs.put(folder + path, data)
+        await api.service.blobs.put(folder + keys.FILES + path, data)
     listed = tuple(ManifestFile(path=p, bytes=len(d), sha256=hashlib.sha256(d).hexdigest()) for p, d in files.items())
     manifest = Manifest(job=job, attempt=attempt, step=step, kind="train", files=listed, complete=complete)
     await api.service.blobs.put(folder + keys.MANIFEST, manifest.model_dump_json().encode())
@@ -78,7 +85,7 @@ async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
     until = asyncio.Event()
     slow = [asyncio.create_task(dripping(api, red, until)) for _ in range(2 * UPLOADS_AT_ONCE)]
     busy = api.app[CONTENT]._uploading
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while busy._value > UPLOADS_AT_ONCE - UPLOADS_OF_TEAM:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert (await api.upload(blue))["summary"]["rows"] == 40
@@ -88,10 +95,97 @@ async def test_no_team_s_uploads_keep_another_s_waiting(api: Running) -> None:
 
 async def test_an_upload_of_which_nothing_comes_is_given_up(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.api.content.STALLED_S", 0.05)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         status, text = await dripping(api, await api.token("ada"), asyncio.Event())
     assert status == 422
     assert "nothing came for 0.05 s" in text
+
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+def spool(api: Running) -> list[Path]:
+    folder = api.service.settings.spool
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(300):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_an_upload_lies_on_the_disk_until_the_store_has_it_and_never_half(api: Running, tmp_path: Path) -> None:
+    api.service.settings = replace(api.service.settings, spool=tmp_path / "spool", upload_bytes=8 << 20)
+    me, rest = await api.token("ada"), asyncio.Event()
+    whole = CSV.encode() + b"word,x\n" * 400_000
+
+    async def body() -> AsyncIterator[bytes]:
+        yield whole
+        await rest.wait()
+
+    async def send() -> tuple[int, dict[str, Any]]:
+        async with api.http.post(f"{api.url}/v1/uploads?name=a.csv", data=body(), headers=me | OCTETS) as answer:
+            return answer.status, await answer.json()
+
+    def lies() -> bool:
+        return sum(p.stat().st_size for p in spool(api)) >= (2 << 20)
+
+    broken = asyncio.create_task(send())
+    await until(lies)
+    assert {p.stat().st_mode & 0o777 for p in spool(api)} == {0o600}
+    broken.cancel()
+    await until(lambda: not spool(api))
+    assert not await api.service.blobs.list("uploads/")
+    sent = asyncio.create_task(send())
+    await until(lies)
+    rest.set()
+    status, upload = await sent
+    assert (status, upload["bytes"], upload["sha256"]) == (201, len(whole), hashlib.sha256(whole).hexdigest())
+    assert await api.service.blobs.get(keys.upload(upload["sha256"])) == whole
+    assert not spool(api)
+
+
+async def test_without_room_an_upload_is_refused_in_one_line(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = await api.token("ada")
+    monkeypatch.setattr("broker.api.spool.KEPT_FREE_BYTES", 1 << 62)
+    url = f"{api.url}/v1/uploads?name=a.csv"
+    async with api.http.post(url, data=CSV.encode(), headers=me | OCTETS) as answer:
+        assert answer.status == 507
+        detail = (await answer.json())["detail"]
+    assert detail.startswith("the daemon's disk has ")
+    assert "\n" not in detail
+    assert (spool(api), await api.service.blobs.list("uploads/")) == ([], [])
+
+
+FILLS = """
+import asyncio, sys
+from pathlib import Path
+from broker.api import spool
+spool.KEPT_FREE_BYTES = 0
+spool.shutil.disk_usage = lambda path, usage=spool.shutil.disk_usage: usage(path)._replace(free=1 << 40)
+async def body():
+    for _ in range(8):
+        yield bytes(1 << 20)
+async def main(folder):
+    try:
+        async with spool.spooled(folder / "in", body(), most=1 << 30):
+            print("it was taken")
+    except Exception as e:
+        print(type(e).__name__, "left", list((folder / "in").iterdir()))
+asyncio.run(main(Path(sys.argv[1])))
+"""
+"""On a disk of 4 MiB that says it has room, as one does that others fill meanwhile."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_a_disk_that_fills_while_an_upload_comes_keeps_nothing_of_it(tmp_path: Path) -> None:
+    script = f"mount -t tmpfs -o size=4m none {tmp_path} && exec {sys.executable} -c {shlex.quote(FILLS)} {tmp_path}"
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    found = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    if "permitted" in found.stderr or "denied" in found.stderr:
+        pytest.skip("no file system may be mounted here")
+    assert found.stdout == "NoRoom left []\n", found.stderr
 
 
 async def test_a_script_runs_from_an_uploaded_archive(api: Running) -> None:
@@ -144,7 +238,7 @@ async def test_changed_or_escaping_artifacts_are_not_served(api: Running) -> Non
     job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]
     attempt = await admitted(api, job)
     folder = await put_checkpoint(api, job, attempt, 5, {"adapter.safetensors": b"good"})
-    await api.service.blobs.put(folder + "adapter.safetensors", b"evil")
+    await api.service.blobs.put(folder + keys.FILES + "adapter.safetensors", b"evil")
     await api.call("GET", f"/v1/jobs/{job}/artifacts/adapter.safetensors", me, 502)
     escaping = Manifest(
         job=job,

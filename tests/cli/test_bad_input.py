@@ -91,7 +91,7 @@ async def test_bad_data_names_the_file(shell: Shell, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("words.json", "{", "not JSON"),
+        ("words.json", "[{", "not JSON"),
         ("words.json", '{"a": 1}', "must be a list"),
         ("words.jsonl", '{"word": "a"}\n{', "line 2: not JSON"),
     ],

@@ -35,6 +35,8 @@ def _write(message: Any, name: str, value: Any) -> None:
         _write(getattr(message, name), "items", value)
     elif isinstance(value, list | tuple):
         getattr(message, name).extend(_scalar(field, v) for v in value)
+    elif name == "global_batch" and value == "auto":
+        message.global_batch = 0
     elif value != "auto" or field.type == FieldDescriptor.TYPE_STRING or field.enum_type is not None:
         setattr(message, name, _scalar(field, value))
 

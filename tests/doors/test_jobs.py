@@ -58,6 +58,21 @@ async def test_a_key_makes_one_job_through_both_doors(house: House) -> None:
     assert len((await ada.jobs()).items) == 1
 
 
+async def test_a_batch_that_was_left_open_is_a_number_of_the_job_for_good(house: House) -> None:
+    ada = await house.door()
+    given = await good(ada)
+    given["train"] |= {"global_batch": "auto", "micro_batch": 4, "max_steps": 3}
+    told = "global_batch auto: 8 (Dettmers et al. 2023, QLoRA, table 9, of OASST1; fewer in proportion to the rows"
+    assert (await ada.quote(given)).check["settled"].startswith(told)
+    job, _ = await ada.submit(given, key="k-1")
+    assert (await ada.submit(given, key="k-1"))[1], "the same as was asked for"
+    seen = await ada.job(job.id)
+    assert seen.spec.train is not None
+    assert seen.spec.train.global_batch == 8
+    (event,) = [e async for e in ada.events(job.id, follow=False)]
+    assert told in getattr(event, "message", "")
+
+
 BAD: list[tuple[dict[str, Any], set[str]]] = [
     ({"name": "Not A Name"}, {"name"}),
     ({"name": None}, {"name"}),

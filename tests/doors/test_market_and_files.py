@@ -10,6 +10,7 @@ from tests.api.test_files import admitted, put_checkpoint
 from tests.doors.door import Refused
 from tests.doors.house import KINDS, House
 from tests.doors.test_jobs import good
+from trainer.contract import keys
 
 
 async def test_a_quote_is_the_same_by_both_doors(both: House) -> None:
@@ -97,7 +98,7 @@ async def test_results_are_those_of_the_manifest_and_damage_is_told(house: House
         await ada.artifact(job.id, "other")
     assert refused.value.kind == "not_found"
     for damaged in (b"damaged", big[:-1] + b"x", big[:-1], big + b"x"):
-        await house.api.service.blobs.put(folder + "a/b c.bin", damaged)
+        await house.api.service.blobs.put(folder + keys.FILES + "a/b c.bin", damaged)
         with pytest.raises(Refused) as refused:
             await ada.artifact(job.id, "a/b c.bin")
         assert refused.value.kind == "damaged"
@@ -112,7 +113,7 @@ async def test_what_is_sent_of_a_large_file_that_was_changed_is_never_all(house:
     assert (await ada.artifact(job.id, "shard"))[0] == large
     assert (await ada.artifact(job.id, "even"))[0] == large[: 8 << 20]
     for damaged in (large[:-1] + b"x", b"x" + large[1:], large[: 5 << 20], large + b"x"):
-        await house.api.service.blobs.put(folder + "shard", damaged)
+        await house.api.service.blobs.put(folder + keys.FILES + "shard", damaged)
         with pytest.raises((Refused, aiohttp.ClientPayloadError)) as refused:  # HTTP has sent its status by then
             await ada.artifact(job.id, "shard")
         assert getattr(refused.value, "kind", "damaged") == "damaged"

@@ -144,7 +144,7 @@ class Soak:
             key = final.checkpoint.manifest
             manifest = Manifest.model_validate_json(await self.blobs.get(key) or b"")
             assert {file.path for file in manifest.files} == {"count", "weights"}
-            count = int(await self.blobs.get(key.removesuffix(keys.MANIFEST) + "count") or b"0")
+            count = int(await self.blobs.get(keys.files_of(key) + "count") or b"0")
         seen = {int(line.split()[1]) for line in log.splitlines() if line.startswith("tick ")}
         beats = sorted(t for key, times in self.gate.writes.items() if f"/{keys.BEATS}" in key for t in times)
         return Outcome(

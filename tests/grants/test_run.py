@@ -33,7 +33,7 @@ async def test_credentials_that_ended_are_renewed_all_the_same_once_there_are_ne
     await gate.fresh(life_s=4.0)
 
     async def sts_is_away(soak: Soak) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not any("checkpoints" in key for key in gate.writes):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             gate.issues = False

@@ -92,21 +92,22 @@ async def test_checkpoints_are_saved_in_parts_restored_from_others_and_pruned(
     (folder / "weights").write_bytes(bytes(12 * 2**20))
     saved = []
     for step in (1, 2, 3):
-        saved.append((await checkpoint.commit(granted, origin, folder, step=step, complete=False, started=0.0))[0])
-    await checkpoint.prune(granted, origin, CheckpointConfig(keep=2))
+        saved.append((await checkpoint.commit(granted, origin, folder, step=step, complete=False, taken_s=0.0))[0])
+    await checkpoint.prune(granted, origin, CheckpointConfig(keep=2), None)
     assert await checkpoint.own(granted, origin) == saved[:0:-1]
     earlier = []
     for job in (JOB, ORIGIN_JOB):
         daemon = Objects.open(gate.place, gate.options(), HERE)
         old = Origin(job=job, attempt=EARLIER, kind="script")
-        earlier.append((await checkpoint.commit(daemon, old, folder, step=9, complete=False, started=0.0))[0])
-    torn = earlier[0].replace("manifest.json", "weights")
+        earlier.append((await checkpoint.commit(daemon, old, folder, step=9, complete=False, taken_s=0.0))[0])
+    torn = keys.files_of(earlier[0]) + "weights"
     await blobs.delete(torn)
     told: list[str] = []
     found = await checkpoint.restore(granted, earlier, tmp_path / "restored", kind="script", tell=told.append)
     assert found is not None
     assert found[0] == earlier[1]
     assert "absent" in told[0]
+    assert earlier[1] in await granted.keys(keys.checkpoints(ORIGIN_JOB)), "a job that runs on has others by then"
     assert gate.denied == []
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from broker.clock import SystemClock
 from broker.domain.job import JobState
 from broker.ports import JobFilter
 from broker.store.memory import MemoryStore
+from tests.api.harness import SETTINGS
 from tests.api.test_feeds import happens
 from tests.doors.house import House, standing
 
@@ -26,7 +28,9 @@ GUARD_S = 300
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     """With room for the example's data set."""
-    async with standing(MemoryStore(SystemClock()), "grpc", settings=Settings(poll_s=0.02)) as made:
+    async with standing(
+        MemoryStore(SystemClock()), "grpc", settings=replace(SETTINGS, upload_bytes=Settings.upload_bytes)
+    ) as made:
         yield made
 
 

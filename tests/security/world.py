@@ -19,7 +19,6 @@ from typing import Any
 
 import aiohttp
 
-from broker.api.service import Settings
 from broker.decide.decision import packed
 from broker.domain.ids import AttemptId, JobId, base32, job_id
 from broker.domain.job import AttemptState, Job, JobState
@@ -27,6 +26,7 @@ from broker.domain.policy import Policy
 from broker.domain.slack import SlackUser
 from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Change, Charge, Lane, Store
+from tests.api import harness
 from tests.api.harness import Running, memory_blobs, serving, spec
 from tests.conformance.samples import HOUR, admission, in_state, make_event
 from tests.unit.decide.machines import offer, quoted
@@ -37,7 +37,7 @@ RED, BLUE = "red", "blue"
 PERSON = "ann"
 """There is one in each team."""
 RIGHTS: tuple[Scope, ...] = ("read", "submit", "manage")
-SETTINGS = Settings(upload_bytes=200_000, poll_s=0.02, heartbeat_s=0.05)
+SETTINGS = replace(harness.SETTINGS, heartbeat_s=0.05)
 Headers = Mapping[str, str]
 
 
@@ -190,7 +190,7 @@ async def _checkpoint(api: Running, job: JobId, attempt: AttemptId, data: bytes)
     folder = keys.checkpoint(job, attempt, 5, "n0")
     file = ManifestFile(path="plan.txt", bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     manifest = Manifest(job=job, attempt=attempt, step=5, kind="train", files=(file,), complete=False)
-    await api.service.blobs.put(folder + file.path, data)
+    await api.service.blobs.put(folder + keys.FILES + file.path, data)
     await api.service.blobs.put(folder + keys.MANIFEST, manifest.model_dump_json().encode())
 
 

@@ -93,7 +93,7 @@ async def test_a_lost_connection_is_opened_again(desk: Desk) -> None:
     desk.there.refuse = {"apps.connections.open": "internal_error"}
     await sockets.open[-1].close()
     await sockets.until(lambda: not sockets.open)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while desk.there.count("apps.connections.open") < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     desk.there.refuse = {}

@@ -57,7 +57,7 @@ async def dsn_of(process: asyncio.subprocess.Process, uid: int | None = None) ->
     """The daemon's address, once it is up; `uid` is the user it should run as (this one)."""
     assert process.stdout is not None
     assert process.stderr is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 60)
+    line = await asyncio.wait_for(process.stdout.readline(), 300)
     assert line, (await process.stderr.read()).decode()
     dsn, seen = line.decode().split()
     assert int(seen) == (os.geteuid() if uid is None else uid)
@@ -101,7 +101,7 @@ async def execute(dsn: str, *statements: str) -> object:
 
 async def answer(dsn: str) -> None:
     """Returns when the database answers with what KEEP wrote."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 assert await execute(dsn, READ) == 7

@@ -107,7 +107,7 @@ async def test_it_waits_for_the_one_that_is_migrating(dsn: str, folder: Path) ->
     other = await asyncpg.connect(dsn)
     await other.execute("SELECT pg_advisory_lock($1)", LOCK_KEY)
     waiting = asyncio.create_task(migrate(dsn, folder))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             if await fetch(dsn, "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
                 break

@@ -47,7 +47,7 @@ async def test_it_ends_with_a_status_of_its_own_and_is_refused_at_the_next_start
 ) -> None:
     assert daemon.process is not None
     await migrated(postgres_dsn)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         assert await daemon.process.wait() == 9
     told = [line for line in daemon.log().splitlines() if "newer (9999_later.sql)" in line]
     assert sum("; stopping, the machines go on" in line for line in told) == 1

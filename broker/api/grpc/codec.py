@@ -9,7 +9,7 @@
 | datetime; a mapping of anything | Timestamp; Struct |
 | a tuple that is not empty by default | a message with `items`, so that an empty one can be told from none |
 | a word or a tuple of texts in its place | an enum for the words, and a repeated string, `<name>_named` |
-| a number or a word that stands for it | an optional number; the word, which is the default, is "not set" |
+| a number or a word that stands for it | an optional number; the word is "not set" where it is the default, else 0 |
 """
 
 import enum
@@ -88,7 +88,7 @@ def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> R
     absent = None if required and type(None) in parts(info.annotation) else _ABSENT
     if is_map(field):
         return lambda message: dict(getattr(message, name)) or ({} if required else _ABSENT)
-    convert = _convert(field, info.annotation)
+    convert = _or_word(field, info, _convert(field, info.annotation))
     if field.is_repeated:
         return lambda message: [convert(v) for v in getattr(message, name)] or ([] if required else _ABSENT)
     if field.has_presence:
@@ -100,6 +100,18 @@ def _field(field: FieldDescriptor, info: FieldInfo, model: type[BaseModel]) -> R
         return _ABSENT if value == missing else convert(value)
 
     return read
+
+
+def _or_word(field: FieldDescriptor, info: FieldInfo, convert: Read) -> Read:
+    """0 is the word that stands for a number, where the default is a number."""
+    words = choices(info.annotation)
+    if not _number(field) or len(words) != 1 or info.default == words[0]:
+        return convert
+    return lambda value: convert(value) if value else words[0]
+
+
+def _number(field: FieldDescriptor) -> bool:
+    return field.enum_type is None and field.message_type is None and field.type != FieldDescriptor.TYPE_STRING
 
 
 def _convert(field: FieldDescriptor, annotation: Any) -> Read:
@@ -147,9 +159,18 @@ def fill(message: Made, source: BaseModel) -> Made:
     """Sets every field of the message that the source has; returns the message."""
     for name, write in _writers(message.DESCRIPTOR):
         value = getattr(source, name, None)
-        if value is not None:
+        if value is not None and not (name in _numbers(message.DESCRIPTOR) and _is_default_word(source, name, value)):
             write(message, value)
     return message
+
+
+@cache
+def _numbers(descriptor: Descriptor) -> frozenset[str]:
+    return frozenset(field.name for field in descriptor.fields if _number(field))
+
+
+def _is_default_word(source: BaseModel, name: str, value: Any) -> bool:
+    return isinstance(value, str) and bool(type(source).model_fields[name].default == value)
 
 
 Write = Callable[[Any, Any], None]
@@ -208,9 +229,8 @@ def _set(message: Any, field: FieldDescriptor, value: Any) -> None:
     if isinstance(value, tuple):
         getattr(message, field.name + NAMED).extend(value)
         return
-    if isinstance(value, str) and field.enum_type is None and field.type != FieldDescriptor.TYPE_STRING:
-        return  # a word in place of a number is its default
-    setattr(message, field.name, _scalar(field, value))
+    word = isinstance(value, str) and _number(field)
+    setattr(message, field.name, 0 if word else _scalar(field, value))
 
 
 def _scalar(field: FieldDescriptor, value: Any) -> Any:

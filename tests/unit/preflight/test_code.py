@@ -35,7 +35,11 @@ def test_a_listed_folder_cannot_be_left(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "allowed/link").symlink_to(tmp_path / "other")
     allowed = (f"{tmp_path}/allowed/*",)
-    code.check(train(tmp_path / "allowed/one"), allowed)
+    one = train(tmp_path / "allowed/one")
+    assert code.check(one, allowed) == one
+    (tmp_path / "short").symlink_to(tmp_path / "allowed/one")
+    assert code.check(train(tmp_path / "short"), allowed) == one, "the link may lead elsewhere later"
+    assert code.check(train(tmp_path / "short", trust_remote_code=False), ()) != one
     for path in ("allowed/../other", "allowed/link"):
         with pytest.raises(InvalidInput, match="other' may not be run here"):
             code.check(train(f"{tmp_path}/{path}"), allowed)

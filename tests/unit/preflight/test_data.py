@@ -219,6 +219,13 @@ def test_the_labels_are_found_before_anything_is_bought() -> None:
     )
 
 
+def test_a_column_of_another_label_in_each_row_is_doubtful() -> None:
+    strange = "column 'mood' has another label in each of 3 rows; is it classes?"
+    moods = [("a", "good"), ("b", "bad"), ("c", "none")]
+    assert strange in check(classes(), rows(*({"t": t, "mood": mood} for t, mood in moods))).warnings
+    assert strange not in check(classes(), rows(*({"t": t, "mood": mood} for t, mood in [*moods, moods[0]]))).warnings
+
+
 @pytest.mark.parametrize(
     ("cells", "message"),
     [

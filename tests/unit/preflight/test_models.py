@@ -233,6 +233,7 @@ async def test_the_task_decides_what_stands_on_the_model(
         ("seq2seq", {"prompt": "{x}", "completion": "{y}"}, {"model_type": "pegasus", "is_encoder_decoder": True}),
         ("text_classification", WORDS, {"model_type": "deberta-v2", "hidden_size": 768}),
         ("causal_lm", {"completion": "{x}"}, {"model_type": "deepseek_v3", "n_routed_experts": 256}),
+        ("causal_lm", {"completion": "{x}"}, {"model_type": "bert", "is_decoder": True}),
     ],
 )
 async def test_what_nobody_estimates_is_not_refused(
@@ -248,8 +249,9 @@ async def test_what_nobody_estimates_is_not_refused(
         ("text_regression", WORDS, BART, "is of the kind bart; task text_regression takes no encoder-decoder"),
         ("text_regression", WORDS, {"hidden_size": 4}, "has no model_type"),
         ("causal_lm", {"completion": "{x}"}, {"model_type": "vit"}, "vit; task causal_lm takes a model of texts"),
-        ("causal_lm", {"completion": "{x}"}, {"model_type": "bert"}, "is an encoder"),
-        ("dpo", PAIR, {"model_type": "bert", "hidden_size": 7}, "is an encoder"),
+        ("causal_lm", {"completion": "{x}"}, {"model_type": "bert"}, "kind bert and sees what it is to predict"),
+        ("dpo", PAIR, {"model_type": "electra", "hidden_size": 7}, "electra and sees .*; task dpo takes a decoder"),
+        ("causal_lm", {"completion": "{x}"}, BART, "bart; task causal_lm takes no encoder-decoder, seq2seq does"),
         ("text_classification", WORDS, {"model_type": "bert", "hidden_size": 7}, "12 heads do not divide"),
         ("text_classification", WORDS, LLAMA | {"hidden_size": -1}, "no positive hidden_size"),
     ],

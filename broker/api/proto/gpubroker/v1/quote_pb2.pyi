@@ -18,6 +18,13 @@ class Hold(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HOLD_APPROVAL: _ClassVar[Hold]
     HOLD_WAIT: _ClassVar[Hold]
 
+class SpeedTier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPEED_TIER_UNSPECIFIED: _ClassVar[SpeedTier]
+    SPEED_TIER_MEASURED: _ClassVar[SpeedTier]
+    SPEED_TIER_TRANSFERRED: _ClassVar[SpeedTier]
+    SPEED_TIER_UNCHECKED: _ClassVar[SpeedTier]
+
 class Parallelism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PARALLELISM_UNSPECIFIED: _ClassVar[Parallelism]
@@ -59,6 +66,10 @@ class Drop(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 HOLD_UNSPECIFIED: Hold
 HOLD_APPROVAL: Hold
 HOLD_WAIT: Hold
+SPEED_TIER_UNSPECIFIED: SpeedTier
+SPEED_TIER_MEASURED: SpeedTier
+SPEED_TIER_TRANSFERRED: SpeedTier
+SPEED_TIER_UNCHECKED: SpeedTier
 PARALLELISM_UNSPECIFIED: Parallelism
 PARALLELISM_SINGLE: Parallelism
 PARALLELISM_DDP: Parallelism
@@ -132,7 +143,7 @@ class QuoteHold(_message.Message):
     def __init__(self, hold: _Optional[_Union[Hold, str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class QuoteLine(_message.Message):
-    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes", "plan", "hours", "costs", "evidence", "runs")
+    __slots__ = ("offer", "verdict", "reason", "drop", "memory", "hours_p50", "hours_p90", "usd_p50", "usd_p90", "step_s", "nodes", "plan", "hours", "costs", "evidence", "runs", "tier")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +160,7 @@ class QuoteLine(_message.Message):
     COSTS_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     offer: _offer_pb2.Offer
     verdict: Verdict
     reason: str
@@ -165,7 +177,8 @@ class QuoteLine(_message.Message):
     costs: Costs
     evidence: str
     runs: int
-    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., hours: _Optional[_Union[Hours, _Mapping]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., evidence: _Optional[str] = ..., runs: _Optional[int] = ...) -> None: ...
+    tier: SpeedTier
+    def __init__(self, offer: _Optional[_Union[_offer_pb2.Offer, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., drop: _Optional[_Union[Drop, str]] = ..., memory: _Optional[_Union[MemoryNeed, _Mapping]] = ..., hours_p50: _Optional[float] = ..., hours_p90: _Optional[float] = ..., usd_p50: _Optional[str] = ..., usd_p90: _Optional[str] = ..., step_s: _Optional[float] = ..., nodes: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., hours: _Optional[_Union[Hours, _Mapping]] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., evidence: _Optional[str] = ..., runs: _Optional[int] = ..., tier: _Optional[_Union[SpeedTier, str]] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("parallelism", "devices", "micro_batch", "accumulation", "gradient_checkpointing")

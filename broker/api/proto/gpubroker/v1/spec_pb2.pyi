@@ -247,7 +247,7 @@ class IdlePolicy(_message.Message):
     def __init__(self, action: _Optional[_Union[IdleAction, str]] = ..., gpu_below: _Optional[float] = ..., window_s: _Optional[int] = ..., no_progress_s: _Optional[int] = ..., download_action: _Optional[_Union[IdleAction, str]] = ..., download_s: _Optional[int] = ...) -> None: ...
 
 class TrainConfig(_message.Message):
-    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "tf32", "compile", "attention", "revision", "trust_remote_code", "guard", "selection", "output", "metrics")
+    __slots__ = ("task", "model", "data", "lora", "full", "qlora", "optim", "epochs", "max_steps", "global_batch", "micro_batch", "max_length", "precision", "gradient_checkpointing", "seed", "eval_every_steps", "samples", "packing", "dpo", "diffusion", "tf32", "compile", "fp8", "attention", "revision", "trust_remote_code", "guard", "selection", "output", "metrics")
     TASK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class TrainConfig(_message.Message):
     DIFFUSION_FIELD_NUMBER: _ClassVar[int]
     TF32_FIELD_NUMBER: _ClassVar[int]
     COMPILE_FIELD_NUMBER: _ClassVar[int]
+    FP8_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     TRUST_REMOTE_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +300,7 @@ class TrainConfig(_message.Message):
     diffusion: DiffusionConfig
     tf32: bool
     compile: bool
+    fp8: bool
     attention: Attention
     revision: str
     trust_remote_code: bool
@@ -306,7 +308,7 @@ class TrainConfig(_message.Message):
     selection: SelectionConfig
     output: OutputConfig
     metrics: MetricsConfig
-    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., revision: _Optional[str] = ..., trust_remote_code: bool = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[Task, str]] = ..., model: _Optional[str] = ..., data: _Optional[_Union[DataConfig, _Mapping]] = ..., lora: _Optional[_Union[LoraConfig, _Mapping]] = ..., full: _Optional[_Union[FullConfig, _Mapping]] = ..., qlora: _Optional[_Union[QloraConfig, _Mapping]] = ..., optim: _Optional[_Union[OptimConfig, _Mapping]] = ..., epochs: _Optional[float] = ..., max_steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., max_length: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., gradient_checkpointing: bool = ..., seed: _Optional[int] = ..., eval_every_steps: _Optional[int] = ..., samples: _Optional[_Union[SamplesConfig, _Mapping]] = ..., packing: bool = ..., dpo: _Optional[_Union[DpoConfig, _Mapping]] = ..., diffusion: _Optional[_Union[DiffusionConfig, _Mapping]] = ..., tf32: bool = ..., compile: bool = ..., fp8: bool = ..., attention: _Optional[_Union[Attention, str]] = ..., revision: _Optional[str] = ..., trust_remote_code: bool = ..., guard: _Optional[_Union[GuardConfig, _Mapping]] = ..., selection: _Optional[_Union[SelectionConfig, _Mapping]] = ..., output: _Optional[_Union[OutputConfig, _Mapping]] = ..., metrics: _Optional[_Union[MetricsConfig, _Mapping]] = ...) -> None: ...
 
 class MetricsConfig(_message.Message):
     __slots__ = ("wandb", "mlflow")
