@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The one recipe that makes a machine or an image able to run `python -m trainer`; the same lines serve both.
 #   deploy/trainer_install.sh [FOLDER]      FOLDER: where the virtual environment goes (default ~/.gpubroker-trainer)
-# GPUBROKER_EXTRAS: more of pyproject.toml's extras, with spaces between them (trackers).
+# GPUBROKER_EXTRAS: more of pyproject.toml's extras, with spaces between them (trackers, fp8).
 # Needs Python 3.11+ with venv, or uv to get one. Run it again to bring an installation up to date. A Python that has
 # the trainer's torch already is built upon, and where nothing is missing nothing is fetched.
 set -euo pipefail

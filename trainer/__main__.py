@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 
-def main() -> int:
-    """Returns the contract's exit code."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     parser.add_argument("--config", type=Path, help="a TrainConfig or a job's spec: train here, without a broker")
     parser.add_argument("--output", type=Path, help="where results and checkpoints go (with --config)")
@@ -23,6 +22,12 @@ def main() -> int:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run the model's own code, where the configuration says so too"
     )
+    return parser
+
+
+def main() -> int:
+    """Returns the contract's exit code."""
+    parser = _parser()
     arguments = parser.parse_args()
     if arguments.config is not None:
         if arguments.output is None:
@@ -39,6 +44,8 @@ def main() -> int:
             trusted=arguments.trust_remote_code,
         )
 
+    if alone := [name for name, value in vars(arguments).items() if value != parser.get_default(name)]:
+        parser.error(f"--{alone[0].replace('_', '-')} needs --config FILE")
     from trainer.agent import environment, run
     from trainer.blobs import StoreError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer import trust
 from trainer.contract.data import digest
 from trainer.contract.train import TrainConfig
-from trainer.faults import Fault
+from trainer.faults import UserFault
 
 PATTERN = "*.safetensors"
 ADAPTERS = "its adapters belong to other weights"
@@ -54,9 +54,9 @@ class Base:
         return self._found.result() if self._found else ""
 
     def check(self, other: str) -> None:
-        """Raises Fault where a checkpoint was made over another base."""
+        """Raises UserFault where a checkpoint was made over another base."""
         if other != self.name():
-            raise Fault(
+            raise UserFault(
                 f"checkpoint: {self._what} ({other}) than {self._name!r} has now "
                 f"({self.name()}); give the model that it began with, or a new job"
             )

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -112,25 +112,26 @@ class Objects:
         self._answered()
         return True
 
-    async def upload(self, key: str, path: Path) -> None:
-        """Puts a file, in parts when it is large. Raises StoreError."""
+    async def upload(self, key: str, path: Path, sent: Callable[[int], None] = lambda count: None) -> None:
+        """Puts a file, in parts when it is large; `sent` is told of more of its bytes. Raises StoreError."""
         try:
             size = path.stat().st_size
             self.sent_bytes += size
             async with asyncio.timeout(LARGE_TIMEOUT_S):
                 if size <= multipart.PART:
                     await obstore.put_async(self._store, self._prefix + key, path)
+                    sent(size)
                 else:
-                    await multipart.upload(self._store, self._prefix + key, path, size)
+                    await multipart.upload(self._store, self._prefix + key, path, size, sent)
         except (BaseError, OSError, TimeoutError) as e:
             raise StoreError(f"cannot upload {key}: {_line(e)}") from None
         self._answered()
 
     async def download(self, key: str, path: Path, *, size: int, sha256: str) -> None:
-        """Streams an object to a file. Raises BadContent (absent, torn, altered; nothing stays), StoreError."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Streams an object to a file. Raises BadContent (absent, torn, altered, no key; nothing stays), StoreError."""
         digest, seen = hashlib.sha256(), 0
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             async with asyncio.timeout(LARGE_TIMEOUT_S):
                 got = await obstore.get_async(self._reader, self._prefix + key)
                 with path.open("wb") as file:
@@ -149,6 +150,8 @@ class Objects:
             raise StoreError(f"cannot download {key}: {_line(e)}") from None
         except (BaseError, OSError, TimeoutError) as e:
             raise StoreError(f"cannot download {key}: {_line(e)}") from None
+        except ValueError:  # of obstore and of the file system: an empty segment, a control character
+            raise BadContent(f"{key!r} can be no object's key") from None
         self._answered()
         if seen != size or digest.hexdigest() != sha256:
             path.unlink()

@@ -2,8 +2,8 @@
 
 Commit: every file first, then `manifest.json` with sizes and sha256, put only if absent: without one there is no
 checkpoint. Restore: the newest candidate whose every byte verifies. Prune: the manifest goes first, the newest
-`keep` stay, so the last good one is never the one deleted, and the milestones. A folder's nonce keeps it from being
-used twice.
+`keep` stay, so the last good one is never the one deleted, the milestones, and what the guard may go back to. A
+folder's nonce keeps it from being used twice.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import hashlib
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,15 +23,17 @@ from trainer.blobs import BadContent, Objects, StoreError
 from trainer.checkpoint_plan import BadFormat, Jump
 from trainer.contract import keys
 from trainer.contract.base import Document
+from trainer.contract.guard import GuardConfig, way_back
 from trainer.contract.milestones import milestones
 from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest, ManifestFile
 from trainer.contract.train import CheckpointConfig
 from trainer.ipc import Part
 
+T = TypeVar("T")
 PARALLEL = 4
 LOOK_S = 0.5
 PART = "part-"
-"""Begins the name of what another machine says of its part; it is no file of the checkpoint."""
+"""Begins the name of what another machine says of its part."""
 
 
 class Offered(Document):
@@ -55,25 +57,41 @@ class Origin:
 
 
 async def commit(
-    objects: Objects, origin: Origin, folder: Path, *, step: int, complete: bool, started: float
+    objects: Objects,
+    origin: Origin,
+    folder: Path,
+    *,
+    step: int,
+    complete: bool,
+    taken_s: float,
+    sent: Callable[[int], None] = lambda count: None,
 ) -> tuple[str, Manifest]:
     """Uploads every file of `folder` and commits it; returns the manifest's key and the manifest.
 
-    `started`: when the snapshot was taken (CLOCK_MONOTONIC, seconds). Raises StoreError; what was uploaded by then
-    stays uncommitted and is never used.
+    `taken_s`: seconds that its snapshot took. `sent`: is told of more bytes. Raises StoreError; what was uploaded by
+    then stays uncommitted and is never used.
     """
+    began = time.monotonic() - taken_s
     target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4))
-    files = await _send(objects, target, folder)
-    return await _seal(objects, origin, target, files, step=step, complete=complete, started=started)
+    files = await _send(objects, target, folder, sent)
+    return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
 
-async def offer(objects: Objects, origin: Origin, folder: Path, *, step: int, part: Part) -> int:
+async def offer(
+    objects: Objects,
+    origin: Origin,
+    folder: Path,
+    *,
+    step: int,
+    part: Part,
+    sent: Callable[[int], None] = lambda count: None,
+) -> int:
     """Uploads another machine's part of a checkpoint, for the first machine to commit; the bytes of it.
 
     Raises StoreError.
     """
     target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
-    offered = Offered(files=tuple(await _send(objects, target, folder)))
+    offered = Offered(files=tuple(await _send(objects, target, folder, sent)))
     await objects.write(f"{target}{PART}{part.node}.json", offered.model_dump_json().encode())
     return sum(f.bytes for f in offered.files)
 
@@ -85,17 +103,19 @@ async def commit_parts(
     *,
     step: int,
     complete: bool,
-    started: float,
+    taken_s: float,
     part: Part,
     hopeless: Callable[[], bool],
+    sent: Callable[[int], None] = lambda count: None,
 ) -> tuple[str, Manifest] | None:
     """Uploads the first machine's part, waits for the others' and commits the whole.
 
     None when that is `hopeless` meanwhile: another machine may have gone on to a later one. Raises StoreError, also
     when what was offered is not there.
     """
+    began = time.monotonic() - taken_s
     target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
-    files = await _send(objects, target, folder)
+    files = await _send(objects, target, folder, sent)
     for node in range(1, part.nodes):
         while (data := await objects.read(f"{target}{PART}{node}.json")) is None:
             if hopeless():
@@ -103,24 +123,35 @@ async def commit_parts(
             await asyncio.sleep(LOOK_S)
         files += Offered.model_validate_json(data).files
     there = set(await objects.keys(target))
-    if gone := [f.path for f in files if target + f.path not in there]:
+    if gone := [f.path for f in files if target + keys.FILES + f.path not in there]:
         raise StoreError(f"{target}{gone[0]} was offered and is absent")
-    return await _seal(objects, origin, target, files, step=step, complete=complete, started=started)
+    return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
 
-async def _send(objects: Objects, target: str, folder: Path) -> list[ManifestFile]:
+async def _send(objects: Objects, target: str, folder: Path, sent: Callable[[int], None]) -> list[ManifestFile]:
     """Uploads every file of the folder."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
-    gate = asyncio.Semaphore(PARALLEL)
+    gate, below = asyncio.Semaphore(PARALLEL), target + keys.FILES
 
     async def send(path: Path) -> ManifestFile:
         name = path.relative_to(folder).as_posix()
         async with gate:
             sha256 = await asyncio.to_thread(sha256_of, path)
-            await objects.upload(target + name, path)
+            await objects.upload(below + name, path, sent)
         return ManifestFile(path=name, bytes=path.stat().st_size, sha256=sha256)
 
-    return await asyncio.gather(*(send(p) for p in paths))
+    return await side_by_side([send(p) for p in paths])
+
+
+async def side_by_side(calls: Sequence[Coroutine[None, None, T]]) -> list[T]:
+    """Side by side; where one fails the others end as well."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _seal(
@@ -131,9 +162,9 @@ async def _seal(
     *,
     step: int,
     complete: bool,
-    started: float,
+    began: float,
 ) -> tuple[str, Manifest]:
-    """The manifest, by which the checkpoint comes to be."""
+    """The manifest, by which the checkpoint comes to be. `began`: monotonic seconds at which its work did."""
     manifest = Manifest(
         job=origin.job,
         attempt=origin.attempt,
@@ -141,18 +172,22 @@ async def _seal(
         kind=origin.kind,
         files=tuple(files),
         complete=complete,
-        save_s=round(time.monotonic() - started, 3),
+        save_s=round(time.monotonic() - began, 3),
     )
     key = target + keys.MANIFEST
-    if not await objects.create(key, manifest.model_dump_json().encode()):
+    if await objects.create(key, manifest.model_dump_json().encode()):
+        return key, manifest
+    # The reply to an earlier try may have been lost, and that one took another time.
+    there = Manifest.model_validate_json(await objects.read(key) or b"{}")
+    if there.model_copy(update={"save_s": manifest.save_s}) != manifest:
         raise BadContent(f"{key} was written by somebody else")
-    return key, manifest
+    return key, there
 
 
 async def own(objects: Objects, origin: Origin) -> list[str]:
     """Manifests that this attempt committed, newest first. Raises StoreError."""
     found = await objects.keys(origin.folder)
-    return [k for k in reversed(found) if k.endswith(f"/{keys.MANIFEST}")]
+    return [*keys.manifests(reversed(found))]
 
 
 async def verified(objects: Objects, key: str) -> bool:
@@ -161,7 +196,7 @@ async def verified(objects: Objects, key: str) -> bool:
     manifest = Manifest.model_validate_json(data) if data is not None else None
     if manifest is None or not manifest.complete:
         return False
-    folder = key.removesuffix(keys.MANIFEST)
+    folder = keys.files_of(key)
     there = set(await objects.keys(folder))
     return all(folder + file.path in there for file in manifest.files)
 
@@ -215,7 +250,7 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
         raise BadContent(f"its version is {manifest.version}, this trainer knows {CONTRACT_VERSION}; take a newer one")
     if manifest.kind != kind:
         raise BadContent(f"it is a {manifest.kind} checkpoint, and this is a {kind} job")
-    source = key.removesuffix(keys.MANIFEST)
+    source = keys.files_of(key)
     gate = asyncio.Semaphore(PARALLEL)
 
     async def get(file: ManifestFile) -> None:
@@ -225,13 +260,7 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
         async with gate:
             await objects.download(source + file.path, folder / path, size=file.bytes, sha256=file.sha256)
 
-    tasks = [asyncio.ensure_future(get(f)) for f in manifest.files]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await side_by_side([get(f) for f in manifest.files])
     if kind == "train":
         try:
             await asyncio.to_thread(checkpoint_plan.verify, folder)
@@ -240,24 +269,29 @@ async def _fetch(objects: Objects, key: str, folder: Path, kind: str) -> Manifes
     return manifest
 
 
-async def prune(objects: Objects, origin: Origin, config: CheckpointConfig) -> None:
-    """Keeps the newest `keep` committed checkpoints of this attempt and the job's milestones, and removes its older
-    ones, torn ones too.
+async def prune(
+    objects: Objects, origin: Origin, config: CheckpointConfig, guard: GuardConfig | None, *, earlier: bool = False
+) -> None:
+    """Keeps the newest `keep` committed checkpoints of this attempt, the job's milestones and what the guard may go
+    back to, and removes its older ones, torn ones too. `guard`: None for a script. `earlier`: those of the attempts
+    before count as this one's; else they are the broker's.
 
     Raises StoreError; whatever is left then goes next time.
     """
     every = await objects.keys(keys.checkpoints(origin.job))
-    mine = [k for k in every if k.startswith(origin.folder)]
-    manifests = [k for k in mine if k.endswith(f"/{keys.MANIFEST}")]
+    mine = [k for k in every if (earlier or k.startswith(origin.folder)) and not keys.is_of_rows(k)]
+    manifests = [*keys.manifests(mine)]
     newest = manifests[-config.keep :]
     kept = {*newest, *milestones(every, config.keep_every)}
+    if newest:
+        kept |= way_back(manifests, min(map(keys.step_of, newest)), guard)
     folders = {k.removesuffix(keys.MANIFEST) for k in kept}
     for key in manifests:
         if key not in kept:
             await objects.delete(key)
     last = max(newest, default="")
     for key in mine:
-        parent = origin.folder + key.removeprefix(origin.folder).split("/", 1)[0] + "/"
+        parent = "/".join(key.split("/")[:4]) + "/"
         if parent not in folders and parent < last and key not in manifests:
             await objects.delete(key)
 

@@ -32,13 +32,13 @@ def sized(train: TrainConfig, *, memory: int, processes: int, trace: Trace = tra
     """(with rows that fit `memory` bytes of a GPU, what to tell); as it was where that is given or cannot be known."""
     if train.micro_batch != "auto":
         return train, ""
-    most = math.ceil(train.global_batch / processes)
+    most = math.ceil(train.rows_a_step / processes)
     try:
-        one, two = (_peak(train, rows, trace) for rows in (1, 2))
+        one, two = (_peak(train, rows, processes, trace) for rows in (1, 2))
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as e:
         why = "is not traced" if isinstance(e, ValueError) else f"cannot be traced ({type(e).__name__})"
         return train, f"micro_batch auto: {train.rows_at_once}, since the memory of such a job {why}"
-    rows = fitting(one, two, memory=memory, most=most, batch=train.global_batch)
+    rows = fitting(one, two, memory=memory, most=most, batch=train.rows_a_step)
     peak = (one + (rows - 1) * (two - one) + CONTEXT) / GIB
     told = f"micro_batch auto: {rows}, by the tracer {peak:.1f} GiB of the GPU's {memory / GIB:.1f}"
     return train.model_copy(update={"micro_batch": rows}), told
@@ -51,15 +51,16 @@ def fitting(one: int, two: int, *, memory: int, most: int, batch: int) -> int:
     return next((rows for rows in sizes if one + (rows - 1) * (two - one) <= room), 1)
 
 
-def _peak(train: TrainConfig, rows: int, trace: Trace) -> int:
-    """Raises ValueError for what the tracer does not take."""
+def _peak(train: TrainConfig, rows: int, processes: int, trace: Trace) -> int:
+    """Of each process, with DDP's buckets beside others. Raises ValueError for what the tracer does not take."""
     method = train.method
     plain = isinstance(method, FullConfig) or (isinstance(method, LoraConfig) and not method.dora)
     if not plain or train.optim.name != "adamw" or train.task not in TASKS or train.precision not in ("auto", "bf16"):
         raise ValueError
     attention = "eager" if train.attention == "eager" else "sdpa"
     argv = ["--task", train.task, "--method", method.kind, "--seq", str(train.max_length)]
-    argv += ["--micro-batch", str(rows), "--global-batch", str(2 * rows), "--attention", attention]
+    argv += ["--micro-batch", str(rows), "--global-batch", str(2 * rows * processes), "--attention", attention]
+    argv += ["--gpus", str(processes), "--sharding", "ddp"] if processes > 1 else []
     argv += ["--gradient-checkpointing"] if train.recomputes else []
     if isinstance(method, LoraConfig):
         names = method.targets if isinstance(method.targets, str) else ",".join(method.targets)

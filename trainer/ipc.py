@@ -8,9 +8,10 @@ import contextlib
 import json
 import os
 import shutil
+import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.checkpoint_plan import Jump
 from trainer.contract.base import Document
@@ -75,12 +76,12 @@ class Part(Document):
 
 
 class SnapshotInfo(Document):
-    """`snapshot.json` of a snapshot folder; it stays on this machine."""
+    """What lies beside a snapshot's folder; it stays on this machine."""
 
     step: int
     complete: bool = False
-    started: float
-    """CLOCK_MONOTONIC seconds, which all processes of a machine share."""
+    taken_s: float
+    """Seconds until it was whole."""
     stall_s: float
     part: Part | None = None
     """None: this machine holds all of it."""
@@ -191,7 +192,28 @@ class Teller:
                 self._pending.pop(0)
 
 
-INFO = "snapshot.json"
+ROWS, INDEX, NOTE = "rows.bin", "rows.index", "rows.json"
+"""What the task made of the rows, where each begins, and what is known of all; the last is written when the others are
+whole."""
+END = struct.Struct("=Q")
+
+
+def rows_note(folder: Path) -> dict[str, Any] | None:
+    """What is known of the rows in a folder; None while they are not whole."""
+    try:
+        found = json.loads((folder / NOTE).read_text())
+        with (folder / INDEX).open("rb") as index:
+            index.seek(-END.size, os.SEEK_END)
+            (end,) = END.unpack(index.read())
+        whole = end == (folder / ROWS).stat().st_size
+    except (OSError, ValueError):
+        return None
+    return found if whole and isinstance(found, dict) else None
+
+
+def info_of(snapshot: Path) -> Path:
+    """Where its `SnapshotInfo` lies: beside it, as all that is in the folder is the checkpoint's."""
+    return snapshot.with_name(f".{snapshot.name}.json")
 
 
 def replace(path: Path, text: str) -> None:

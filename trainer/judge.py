@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
@@ -79,15 +80,24 @@ class Judge:
                 if self.job.train.output.merge:
                     self.task.merge(folder)
 
-        self.insist(lambda: results.attempted(write))
+        self.insist(lambda: results.attempted(write), lambda: self._wanted(whole))
 
-    def insist(self, action: Callable[[], str]) -> None:
-        """Repeats an action of all processes until it has failed for none. Raises Fault."""
+    def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
+        """Bytes of the weights of the results."""
+        output = self.job.train.output
+        trained = whole if whole is not None else self.parameters
+        merged = self.model.parameters() if output.merge else ()
+        return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
+
+    def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
+        """Repeats an action of all processes until it has failed for none. `wanted`: bytes. Raises Unwritten."""
         results.insist(
             action,
             agree=lambda fact: self.arrangement.any_of(fact)[0],
             waiting=lambda: bool(self.run.waiting()),
             tell=self.report.event,
+            folder=self.run.root,
+            wanted=wanted,
         )
 
     def _samples(self, progress: Progress) -> list[dict[str, str]]:

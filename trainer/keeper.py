@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from pydantic import ValidationError
 
-from trainer import optimizers, parallel, snapshot
+from trainer import optimizers, parallel, room, snapshot
 from trainer.base_weights import Base
 from trainer.checkpoint_plan import METRICS, BadFormat, Progress
-from trainer.faults import Fault
+from trainer.faults import Fault, UserFault
 from trainer.ipc import RunFolder, WorkerJob
 from trainer.journal import Journal
 from trainer.report import Reporter
@@ -115,6 +116,13 @@ class Keeper:
         self.snapshots.join()
         return self.snapshots.failure()
 
+    def wanted(self, artifacts: Path) -> int:
+        """Bytes of a complete checkpoint, of this process."""
+        state = optimizers.tensors(self._optimizer.optimizer, self._parameters)
+        tensors = (*self._parameters.values(), *state.values())
+        held: int = sum(t.numel() * t.element_size() for t in tensors)
+        return room.of_tree(artifacts) + held
+
     def restore(self, *, micro_rows: int) -> Progress:
         """Puts back everything that the next step depends on, and says where that is; entered by all. Raises Fault.
 
@@ -128,8 +136,11 @@ class Keeper:
         try:
             progress = self._put_back(Stored(folder), micro_rows)
             self._begin_journal(folder / METRICS)
-        except (OSError, KeyError, ValueError, RuntimeError, BadFormat) as e:
-            raise Fault(f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})") from None
+        except (BadFormat, ValidationError) as e:
+            raise Fault(f"checkpoint: verified, but it cannot be read ({type(e).__name__}: {e})") from None
+        except (KeyError, ValueError) as e:
+            told = f"checkpoint: verified, but it does not fit this job ({type(e).__name__}: {e})"
+            raise UserFault(f"{told}; go on with the model and method that it was made with") from None
         self._parallel.agree(progress)
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainer import order
+from trainer.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
 T = TypeVar("T")
 VERSION = 1
-ROWS, INDEX, NOTE = "rows.bin", "rows.index", "rows.json"
-"""The rows, where each begins, and what is known of all; the last is written when the others are whole."""
 WIDTH = array("i").itemsize
 
 
@@ -147,15 +146,6 @@ def _as_it_is(row: T) -> T:
 def largest(rows: Sequence[T], count: int, size: Callable[[T], int]) -> list[T]:
     """The rows of the largest sizes, the largest first."""
     return heapq.nlargest(count, rows, key=size)
-
-
-def note(folder: Path) -> dict[str, Any] | None:
-    """What is known of the rows in a folder; None while they are not whole."""
-    try:
-        found = json.loads((folder / NOTE).read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 @contextmanager

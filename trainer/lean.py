@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 UNUSED = (
     *("bitsandbytes", "boto3", "botocore", "datasets", "pandas", "scipy", "sklearn", "tensorboard"),
-    *("torchaudio", "torchvision"),
+    *("torchao", "torchaudio", "torchvision"),
 )
 """Of transformers, peft and accelerate, which do without."""
 READ_IN = "2.13."

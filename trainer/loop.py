@@ -4,12 +4,14 @@ import contextlib
 import functools
 import json
 import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from trainer import board, breakdown, guard, model, selection
+from trainer import board, breakdown, guard, model, results, selection
 from trainer.checkpoint_plan import METRICS
 from trainer.faults import Drained
 from trainer.ipc import RunFolder, WorkerJob, replace
@@ -44,7 +46,7 @@ class Loop(Steps):
         self._report.say(
             f"{self._config.model}: {count:,} of {sum(map(model.size, self._bare.parameters())):,} weights are "
             f"trained, {self._precision} on {self._parallel.told()}; {len(self._train)} rows, "
-            f"{len(self._held)} held out, {self._total} steps of {self._config.global_batch}"
+            f"{len(self._held)} held out, {self._total} steps of {self._config.rows_a_step}"
         )
         if self._dropped:
             self._report.say(f"{self._dropped} rows dropped: no target within max_length {self._config.max_length}")
@@ -141,11 +143,11 @@ class Loop(Steps):
 
     def _record(self, row: dict[str, float], tokens: int, seconds: float) -> None:
         step = self._progress.step + 1
-        samples = self._progress.samples + self._config.global_batch
+        samples = self._progress.samples + self._config.rows_a_step
         self._progress = self._progress.model_copy(
             update={"step": step, "samples": samples, "micro": 0, "micro_loss": 0.0}
         )
-        self._recent.append((seconds, tokens, self._config.global_batch))
+        self._recent.append((seconds, tokens, self._config.rows_a_step))
         spent = sum(s for s, _, _ in self._recent)
         if self._accelerator.is_main_process:
             whole = {"step": step, **row, "tokens": tokens, "seconds": round(seconds, 4)}
@@ -196,15 +198,34 @@ class Loop(Steps):
                 replace(self._run.heldout, json.dumps(self._progress.heldout))
 
     def _finish(self) -> None:
-        after, metrics = self._evaluate() if self._held else (None, {})
         folder = self._run.root / "artifacts"
+        try:
+            self._write_results(folder)
+        except results.Unwritten as e:
+            if self._keep(folder):
+                kept = f"the training itself is saved at step {self._progress.step}, the next attempt only writes them"
+                raise results.Unwritten(f"{e}; {kept}") from None
+            raise
+
+    def _keep(self, unfinished: Path) -> bool:
+        """Whether what was trained could be saved, in the room that the results leave; entered by all."""
+        if self._accelerator.is_main_process:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._keeper.save(self._progress, last=True)
+        self._keeper.snapshots.join()
+        (failed,) = self._parallel.any_of(self._keeper.told_of_a_failure())
+        return not failed
+
+    def _write_results(self, folder: Path) -> None:
+        """Entered by all. Raises Unwritten."""
+        after, metrics = self._evaluate() if self._held else (None, {})
         settle = functools.partial(self._parallel.settle, self._bare)
         with self._selection.chosen(self._progress, settle, self._parameters) as at:
             if at is not None:
                 self._report.event("best", f"the result has the weights of step {at}, which were judged best")
                 after, metrics = self._judge.judged(self._progress)
             self._judge.write(folder, self._progress, self._rate, after, metrics)
-        self._judge.insist(lambda: self._keeper.finish(self._progress, folder))
+        self._judge.insist(lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.wanted(folder))
 
     def _set(self, **changes: Any) -> None:
         self._report.set(self._progress.step, **changes)

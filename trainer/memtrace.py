@@ -1,8 +1,8 @@
 """Peak memory of a fine-tune, traced without a GPU or weights: `python -m trainer.memtrace --config CONFIG.json`.
 
 The real model class takes one optimizer step of the trainer's own loop on the meta device, with three layers and with
-four. Every segment of the step is linear in the number of layers, so its peak at full depth follows. What is not
-counted: the device context, the allocator's fragmentation, several devices.
+four. Every segment of the step is linear in the number of layers, so its peak at full depth follows. Of several GPUs it
+is the first one's. What is not counted: the device context, what NCCL takes, the allocator's fragmentation.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer import lean
 
-if __name__ == "__main__" and not any("qlora" in word for word in sys.argv):  # before the libraries
+if __name__ == "__main__" and not any(n in word for word in sys.argv for n in ("qlora", "--gpus")):  # before libraries
     lean.shut_out()
 
 import peft
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 TRACED = 3, 4
 """Layers of the two traces; with three the first, the last and one between differ."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "logits", "temporary", "communication")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +158,18 @@ def _as_if(ask: Ask, *, real: bool) -> Iterator[AsIf | None]:
         yield asif
 
 
+@contextlib.contextmanager
+def _among(ask: Ask, storages: Storages, *, real: bool) -> Iterator[None]:
+    """Other processes, where there are some."""
+    if ask.gpus == 1:
+        yield
+        return
+    from trainer import memtrace_world
+
+    with memtrace_world.joined(ask.gpus), memtrace_world.seen(storages, meta=not real):
+        yield
+
+
 def trace(
     config: Mapping[str, Any], layers: int | Sequence[int], ask: Ask, *, real: bool = False
 ) -> Mapping[str, dict[str, int]]:
@@ -168,12 +180,14 @@ def trace(
     storages = Storages("cpu" if real else "meta", block=1 if real else BLOCK[ask.device])
     storages.answer = not ask.padded
     if ask.train.quantised is not None:
-        storages.in_parts = memtrace_bits.in_parts
-    with _as_if(ask, real=real) as asif:
+        storages.in_parts.append(memtrace_bits.in_parts)
+    with _among(ask, storages, real=real), _as_if(ask, real=real) as asif:
         task, depths = task_of(ask.task, ask.train, config), (layers,) if isinstance(layers, int) else tuple(layers)
-        model = _build(config, depths, ask, task, device="cpu" if real else "meta")
-        probe = Probe(ask, model, storages, task)
+        device = "cpu" if real else "meta"
+        probe = Probe(ask, lambda: _build(config, depths, ask, task, device=device), storages, task, device)
         probe.warm()
+        model = probe._bare
+        storages.peaks.clear()
         if ask.task == "text_to_image":
             memtrace_unet.mark(model, storages)
         else:
@@ -189,8 +203,9 @@ def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, in
     """What the same steps really take of this machine's GPU, with random weights; bytes. `device_used_bytes` is what
     the driver counts of the whole GPU, so nobody else may use it."""
     task = task_of(ask.task, ask.train, config)
-    model = _build(config, depths_of(config), ask, task, device="cuda")
-    probe = Probe(ask, model, Storages("meta"), task)
+    probe = Probe(
+        ask, lambda: _build(config, depths_of(config), ask, task, device="cuda"), Storages("meta"), task, "cuda"
+    )
     probe._bare.train()
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()
@@ -278,13 +293,17 @@ def _ask(args: argparse.Namespace, family: str = "") -> Ask:
     lora = kind(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
     if args.padded and args.micro_batch < 2:
         raise ValueError("a micro-batch of one row has no padding; leave out --padded")
+    if args.seq < 2 and task == "causal_lm":
+        raise ValueError(f"--seq {args.seq}: a row of one token has no next one to learn; give 2 or more")
+    if args.gpus > 1 and task == "text_to_image":
+        raise ValueError("a UNet is traced on one GPU; leave out --gpus")
     train = TrainConfig(
         model="traced",
         task=TRAINED.get(task, task),
         data=BY_TASK[task].columns(),
         method=FullConfig() if args.method == "full" else lora,
         micro_batch=args.micro_batch,
-        global_batch=args.global_batch or args.micro_batch,
+        global_batch=args.global_batch or args.micro_batch * args.gpus,
         max_length=max(8, args.seq),
         precision=args.precision.removesuffix("-pure"),
         gradient_checkpointing=args.gradient_checkpointing,
@@ -300,6 +319,8 @@ def _ask(args: argparse.Namespace, family: str = "") -> Ask:
         pure=args.precision.endswith("-pure"),
         targets=() if chosen else tuple(args.lora_targets.split(",")),
         task=task,
+        gpus=args.gpus,
+        divided=args.gpus > 1 and args.sharding == "fsdp",
     )
 
 
@@ -315,7 +336,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
     parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch")
+    parser.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch of each GPU")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp", help="how several GPUs share the model")
     parser.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--lora-r", type=int, default=16)
     parser.add_argument("--lora-dropout", type=float, default=0.05)

@@ -1,5 +1,6 @@
 """The trainer's own step around a model that is given: what `trainer.memtrace` traces."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,33 +36,52 @@ class Ask:
     """Names of the modules that get adapters, in place of the trainer's choice."""
     task: str = "causal_lm"
     """What is learned, one of `memtrace_kinds.BY_TASK`."""
+    gpus: int = 1
+    """Processes, each with rows of its own."""
+    divided: bool = False
+    """They have a share of the model each (FSDP2), in place of all of it (DDP)."""
 
 
 class Probe(Steps):
-    """The trainer's step around a model that is given, for one step of one micro-batch."""
+    """The trainer's step around a model that `make` makes on a device, for one step of one micro-batch."""
 
-    def __init__(self, ask: Ask, model: Any, storages: Storages, task: Any) -> None:
+    def __init__(self, ask: Ask, make: Callable[[], Any], storages: Storages, task: Any, device: str = "meta") -> None:
         config = ask.train
-        self._config, self._world, self._rank = config, 1, 0
+        self._config = config
         mixed = "no" if config.precision == "fp32" or ask.pure else "bf16"  # fp16 takes the same bytes
-        cuda = next(model.parameters()).device.type == "cuda"
-        self._accelerator = accelerate.Accelerator(cpu=not cuda, mixed_precision=mixed, device_placement=False)
-        self._parameters = models.trainable(model)
+        self._accelerator = accelerate.Accelerator(cpu=device != "cuda", mixed_precision=mixed, device_placement=False)
+        self._parallel = self._arranged(ask, "fp32" if mixed == "no" else mixed, meta=device == "meta")
+        self._parallel.takes(config)
+        self._world, self._rank = self._parallel.world, self._parallel.rank
+        self._bare = make() if self._world == 1 else self._parallel.build(lambda _: make())
+        self._parameters = models.trainable(self._bare)
         self._rate = Rate(lr=1e-4)
-        optimizer = optimizers.of(self._parameters, config.optim)
+        optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
         if ask.foreach:
             for group in optimizer.param_groups:
                 group.update(fused=None, foreach=True)
-        self._bare = model
-        self._device = next(model.parameters()).device
-        self._parallel = parallel.Copies(self._accelerator)
-        self._model, self._optimizer = self._parallel.prepare(model, optimizer)
+        self._device = next(self._bare.parameters()).device
+        self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
         self._storages = storages
         self._progress, self._total, self._task = Progress(), 1, task
         row = BY_TASK[ask.task].row
         self._rows = [row(ask.sequence, ask.target or ask.sequence)] * config.rows_at_once
         if ask.padded:
             self._rows[-1] = row(ask.sequence - 1, ask.target or ask.sequence - 1)
+
+    def _arranged(self, ask: Ask, precision: str, *, meta: bool) -> parallel.Copies:
+        if ask.gpus == 1:
+            return parallel.Copies(self._accelerator)
+        from trainer import memtrace_world  # and all of torch's FSDP2, which one process does without
+
+        return memtrace_world.arrangement(self._accelerator, precision, divided=ask.divided, meta=meta)
+
+    def _gathered(self) -> Iterable[torch.nn.Parameter]:
+        if not self._parallel.divided:
+            return ()
+        from trainer import memtrace_world
+
+        return memtrace_world.gathered(self._bare)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         return [self._rows], sum(self._task.targets(e) for e in self._rows)
@@ -79,7 +99,12 @@ class Probe(Steps):
         pass
 
     def warm(self) -> None:
-        """Makes the optimizer's state, as after the first step."""
+        """Makes what there is after the first step: the optimizer's state, and of several processes their buckets."""
+        if self._world > 1:
+            with self._storages:
+                self._bare.train()
+                self._step()
+            return
         for parameter in self._parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         self._optimizer.step()
@@ -88,15 +113,17 @@ class Probe(Steps):
     def step(self, storages: Storages) -> None:
         """One step in the steady state; before the last of several micro-batches, with gradients accumulated."""
         for tensor in (*self._bare.parameters(), *self._bare.buffers(), *memtrace_bits.scales(self._bare)):
-            storages.hold(tensor, "weights")
+            storages.hold(parallel.local(tensor), "weights")
         for state in self._optimizer.state.values():
             for value in state.values():
-                storages.hold(value, "optimizer")
-        accumulated = self._config.global_batch > self._config.rows_at_once
+                storages.hold(parallel.local(value), "optimizer")
+        accumulated = self._config.rows_a_step > self._config.rows_at_once * self._parallel.groups
+        for gathered in self._gathered():
+            gathered.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "communication"))
         for parameter in self._parameters.values():
-            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(p.grad, "gradients"))
+            parameter.register_post_accumulate_grad_hook(lambda p: storages.hold(parallel.local(p.grad), "gradients"))
             if accumulated:
                 parameter.grad = torch.zeros_like(parameter)
-                storages.hold(parameter.grad, "gradients")
+                storages.hold(parallel.local(parameter.grad), "gradients")
         self._bare.train()
         self._step()

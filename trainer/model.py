@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from trainer import switches, trust
+from trainer import reach, switches, trust
+from trainer.contract.architectures import misuse
 from trainer.contract.train import LowRank, QloraConfig, TrainConfig
-from trainer.faults import UserFault
+from trainer.faults import Fault, UserFault
 
 ATTENTION = frozenset(
     {
@@ -42,17 +43,23 @@ HEADS = "classifier.", "score."
 WITH_TOKENS = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 """What has no other head than its output embeddings."""
 KINDS = {
-    "causal_lm": "causal-LM",
-    "text_classification": "text-model",
-    "text_regression": "text-model",
-    "token_classification": "text-model",
-    "seq2seq": "encoder-decoder",
-    "dpo": "causal-LM",
-    "reward_model": "text-model",
-    "image_classification": "vision-model",
-    "text_to_image": "Stable-Diffusion",
+    "causal_lm": "a causal-LM",
+    "text_classification": "a text-model",
+    "text_regression": "a text-model",
+    "token_classification": "a text-model",
+    "seq2seq": "an encoder-decoder",
+    "dpo": "a causal-LM",
+    "reward_model": "a text-model",
+    "image_classification": "a vision-model",
+    "text_to_image": "a Stable-Diffusion",
 }
 """What the model of each task is called."""
+TAKES = {
+    "AutoModelForCausalLM": "a decoder, such as llama or gpt2",
+    "AutoModelForSeq2SeqLM": "an encoder-decoder, such as t5 or bart",
+    "AutoModelForImageClassification": "a model of images, such as vit",
+}
+"""What the tasks of a class take; all others: a model of texts."""
 
 
 def precision_of(config: TrainConfig, device: torch.device) -> str:
@@ -74,6 +81,35 @@ def _has_bf16(device: torch.device) -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
+def config_of(config: TrainConfig) -> Any:
+    """config.json of a Hub id or a folder. Raises UserFault."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(config.model, **trust.loading(config))
+    except (OSError, ValueError, KeyError) as e:
+        raise unloadable(config, e) from None
+
+
+def brings(config: TrainConfig, found: Any, architecture: str) -> bool:
+    """Whether the model has a class of its own for that of transformers. `found`: its config."""
+    return config.trust_remote_code and architecture in (getattr(found, "auto_map", None) or {})
+
+
+def check_kind(config: TrainConfig, architecture: str) -> None:
+    """Raises UserFault for a model that the task cannot train, before its rows and weights are read."""
+    import transformers
+
+    found = config_of(config)
+    wrong = misuse(config.task, found.to_dict())
+    known = brings(config, found, architecture) or type(found) in getattr(transformers, architecture)._model_mapping
+    if not wrong and not known:
+        takes = TAKES.get(architecture, "a model of texts")
+        wrong = f"is of the kind {found.model_type}; task {config.task} takes {takes}"
+    if wrong:
+        raise UserFault(f"train.model: {config.model!r} {wrong}")
+
+
 def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     """From a Hub id or a folder. Raises UserFault."""
     from transformers import AutoTokenizer
@@ -81,7 +117,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(config.model, **trust.loading(config), **options)
     except (OSError, ValueError, KeyError) as e:
-        raise _unloadable(config, e) from None
+        raise unloadable(config, e) from None
 
 
 def told_apart(tokenizer: Any) -> str:
@@ -106,7 +142,7 @@ def image_processor_of(config: TrainConfig) -> Any:
     try:
         return AutoImageProcessor.from_pretrained(config.model, backend="pil", **trust.loading(config))
     except (OSError, ValueError, KeyError) as e:
-        raise _unloadable(config, e) from None
+        raise unloadable(config, e) from None
 
 
 def load(
@@ -140,7 +176,7 @@ def load(
             **options,
         )
     except (OSError, ValueError, KeyError) as e:
-        raise _unloadable(config, e) from None
+        raise unloadable(config, e) from None
     model.config.use_cache = False
     if config.quantised is not None:
         _prepare(model)
@@ -178,16 +214,19 @@ def _prepare(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def _unloadable(config: TrainConfig, error: Exception) -> UserFault:
+def unloadable(config: TrainConfig, error: Exception) -> Fault:
+    """The line about a model that cannot be had: the user's fault, but for what the machine or the Hub failed at."""
     if not config.trust_remote_code and "custom code" in str(error):
         return UserFault(
             f"train.model: cannot load {config.model!r}: it needs code of its own; read it, and if you trust it set "
             "train.trust_remote_code: true"
         )
+    if (fault := reach.not_read(config, error)) is not None:
+        return fault
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     what = KINDS[config.task]
     return UserFault(
-        f"train.model: cannot load {config.model!r} ({reason}); give a {what} Hub id that this machine may "
+        f"train.model: cannot load {config.model!r} ({reason}); give {what} Hub id that this machine may "
         "read, or a folder with config.json, safetensors and tokenizer files"
     )
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+import math
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,11 @@ def plan(size: int) -> tuple[int, int]:
     return part, max(1, min(MOST_AT_ONCE, size // FOR_EACH_AT_ONCE))
 
 
-async def upload(store: ObjectStore, key: str, path: Path, size: int) -> None:
-    """`size`: of the file, in bytes. Raises BaseError, OSError; the parts are removed then, as when it is cancelled.
+async def upload(
+    store: ObjectStore, key: str, path: Path, size: int, sent: Callable[[int], None] = lambda count: None
+) -> None:
+    """`size`: of the file, in bytes. `sent`: is told of more bytes that were handed over, of which the parts on their
+    way have yet to arrive. Raises BaseError, OSError; the parts are removed then, as when it is cancelled.
 
     A store that does not answer for `ABORT_S` keeps them until the bucket's own rule removes them.
     """
@@ -36,24 +41,34 @@ async def upload(store: ObjectStore, key: str, path: Path, size: int) -> None:
     try:
         with path.open("rb") as file:
             # The upload comes to be with its first part: cancelled in between, nobody would know its id to abort it.
-            await _settled(writer.write(await asyncio.to_thread(file.read, part)))
+            first = await asyncio.to_thread(file.read, part)
+            await _settled(writer.write(first))
+            sent(len(first))
             while piece := await asyncio.to_thread(file.read, PIECE):
                 await writer.write(piece)
+                sent(len(piece))
         await _settled(writer.close())
     except BaseException as e:
         with contextlib.suppress(BaseError, OSError):
-            async with asyncio.timeout(ABORT_S):
-                await writer.__aexit__(type(e), e, e.__traceback__)  # aborts; it has no other name
+            await _settled(writer.__aexit__(type(e), e, e.__traceback__), ABORT_S)  # aborts; it has no other name
         raise
 
 
-async def _settled(call: Awaitable[Any]) -> None:
-    """To its end, also where this task is cancelled meanwhile, unless that takes `ABORT_S`."""
-    future = asyncio.ensure_future(call)
-    try:
-        await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait({future}, timeout=ABORT_S)
-        future.cancel()
-        await asyncio.gather(future, return_exceptions=True)
-        raise
+async def _settled(call: Awaitable[Any], within_s: float = math.inf) -> None:
+    """To its end, also where this task is cancelled meanwhile, however often: given up `ABORT_S` after the first time.
+    Raises TimeoutError after `within_s`."""
+    future, cancelled = asyncio.ensure_future(call), False
+    until = time.monotonic() + within_s
+    while not future.done() and (left := until - time.monotonic()) > 0:
+        try:
+            await asyncio.wait({future}, timeout=None if left == math.inf else left)
+        except asyncio.CancelledError:
+            until, cancelled = min(until, time.monotonic() + ABORT_S), True
+    over = future.done()
+    future.cancel()
+    await asyncio.gather(future, return_exceptions=True)
+    if cancelled:
+        raise asyncio.CancelledError
+    if not over:
+        raise TimeoutError
+    future.result()

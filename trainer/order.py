@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.contract.data import held_out
+
 
 def epoch_order(seed: int, epoch: int, rows: int) -> list[int]:
     """The permutation of `rows` row numbers in this epoch."""
@@ -46,6 +48,6 @@ def draws(seed: int, step: int, row: int) -> int:
 
 def split(seed: int, rows: int, eval_share: float) -> tuple["array[int]", "array[int]"]:
     """(training, held-out) row numbers. A positive share holds out one row at least and leaves one for training."""
-    held = 0 if eval_share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * eval_share)))
+    held = held_out(rows, eval_share)
     order = np.random.Generator(np.random.Philox(key=[seed, 2**32])).permutation(rows).astype(np.uint64)
     return array("Q", np.sort(order[held:]).tobytes()), array("Q", np.sort(order[:held]).tobytes())

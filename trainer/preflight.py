@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer import order, reach, schedule, tasks, trust
-from trainer.contract import cells, places
+from trainer.contract import batches, cells, places
 from trainer.contract.data import DataError, fill, identity
+from trainer.contract.positions import STRETCHED
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig, model_files
 from trainer.faults import Fault, UserFault
@@ -27,8 +28,6 @@ from trainer.tasks.base import Task
 UNCUT = 1_048_576
 SHOWN = 3
 PERCENTILES = (50, 90, 95, 99)
-STRETCHED = ("linear", "dynamic", "yarn")
-"""Kinds of rotary positions that multiply how far a model reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +60,15 @@ class Report:
     """Rows with a blank in what is read or learned."""
     duplicates: int = 0
     """Rows that equal an earlier one."""
+    equal_pairs: int = 0
+    """Rows whose two answers are the same, of which nothing is learned."""
     dropped_rows: int = 0
     """Rows of which nothing is left to learn within `max_length`."""
     train_rows: int = 0
     heldout_rows: int = 0
     steps: int = 0
+    settled: str = ""
+    """What was left to be chosen: the global batch, and from where it is."""
     max_length: int = 0
     lengths: dict[str, float] = field(default_factory=dict)
     """Tokens of a row's longest sequence before it is cut: min, mean, p50 to p99, max."""
@@ -88,12 +91,13 @@ class _Look:
         self._seen: set[int] = set()
         self.lengths: Counter[int] = Counter()
         self.labels: Counter[str] = Counter()
-        self.tokens = self.empty = self.duplicates = 0
+        self.tokens = self.empty = self.duplicates = self.equal = 0
         self.rendered: list[Shown] = []
 
     def __call__(self, number: int, row: dict[str, Any], example: Any) -> None:
         self._measure(number, row, example)
         self.empty += self._blank(row)
+        self.equal += self._equal(row)
         self.labels.update(_labels(self._train, row))
         which = identity(row)
         self.duplicates += which in self._seen
@@ -119,6 +123,10 @@ class _Look:
             return any(m["role"] == "assistant" and not m["content"].strip() for m in row[data.messages])
         templates = (data.prompt, data.completion, data.chosen, data.rejected)
         return any(template and not fill(template, row).strip() for template in templates)
+
+    def _equal(self, row: dict[str, Any]) -> bool:
+        data = self._train.data
+        return bool(data.chosen) and fill(data.chosen, row) == fill(data.rejected, row)
 
 
 def _labels(train: TrainConfig, row: dict[str, Any]) -> list[str]:
@@ -166,11 +174,12 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
         _fill(report, task, look)
     training, held = order.split(train.seed, len(examples), train.data.eval_share)
     report.train_rows, report.heldout_rows = len(training), len(held)
+    train, report.settled = batches.settled(train, report.rows)
     report.steps = schedule.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
-    if train.global_batch > len(training):
+    if train.rows_a_step > len(training):
         raise UserFault(
-            f"train.global_batch: {len(training)} rows to train on are fewer than {train.global_batch}; lower it, or "
+            f"train.global_batch: {len(training)} rows to train on are fewer than {train.rows_a_step}; lower it, or "
             "give more rows"
         )
     if report.lengths and task.cuts:
@@ -183,7 +192,7 @@ def _fill(report: Report, task: Task[Any], look: _Look) -> None:
     if look.lengths:
         report.max_length = task.limit
     report.rows, report.bad_rows, report.bad = task.rows, task.bad, task.faults
-    report.empty_rows, report.duplicates = look.empty, look.duplicates
+    report.empty_rows, report.duplicates, report.equal_pairs = look.empty, look.duplicates, look.equal
     report.lengths = _distribution(look.lengths)
     report.truncated_rows = sum(count for length, count in look.lengths.items() if length > report.max_length)
     report.truncated_share = report.truncated_rows / max(1, look.lengths.total())
@@ -213,6 +222,11 @@ def _warnings(train: TrainConfig, report: Report) -> list[str]:
         found.append(f"{report.empty_rows} rows have a blank in what is read or learned")
     if report.duplicates:
         found.append(f"{report.duplicates} rows repeat an earlier one; they may be in the training and held-out part")
+    if report.equal_pairs:
+        found.append(f"{report.equal_pairs} rows have equal answers, chosen and rejected: nothing is learned of them")
+    strange = cells.hardly_classes(len(report.labels), report.rows - report.bad_rows, train.data.label)
+    if strange and train.task != "token_classification":
+        found.append(strange)
     if not report.heldout_rows:
         found.append("no row is held out, so the end cannot say whether the model got better")
     return found
@@ -220,13 +234,9 @@ def _warnings(train: TrainConfig, report: Report) -> list[str]:
 
 def _fits(train: TrainConfig, longest: int) -> None:
     """Raises UserFault for rows that the model has no positions for."""
-    from transformers import AutoConfig
+    from trainer import model
 
-    try:
-        config = AutoConfig.from_pretrained(train.model, **trust.loading(train))
-        positions = _positions(config)
-    except (OSError, ValueError, KeyError) as e:
-        raise UserFault(f"train.model: cannot read the config of {train.model!r} ({type(e).__name__})") from None
+    positions = _positions(model.config_of(train))
     trained = train.max_length if train.packing else min(longest, train.max_length)
     if positions is not None and trained > positions:
         raise UserFault(
@@ -239,8 +249,10 @@ def _positions(config: Any) -> int | None:
     `longrope` the config's own count is that already."""
     made = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    if not isinstance(made, int) or rope.get("rope_type") not in STRETCHED:
-        return made if isinstance(made, int) else None
+    if not isinstance(made, int) or made < 1:  # XLNet's say -1
+        return None
+    if rope.get("rope_type") not in STRETCHED:
+        return made
     return max(made, int((rope.get("original_max_position_embeddings") or made) * rope.get("factor", 1.0)))
 
 
@@ -265,6 +277,7 @@ def table(report: Report) -> str:
     if report.rows:
         parts = f"{report.train_rows:,} to train on, {report.heldout_rows:,} held out; {report.steps:,} steps"
         lines.append(("rows", f"{report.rows:,}: {parts}"))
+        lines += [("settled", report.settled)] if report.settled else []
         lines.append(("", f"{report.bad_rows:,} bad, {report.empty_rows:,} empty, {report.duplicates:,} duplicates"))
         lines += [("bad", fault) for fault in report.bad]
     if report.lengths:

@@ -10,10 +10,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
 
+from trainer import room
 from trainer.blobs import StoreError, connect
 from trainer.contract.output import CopyConfig, OutputConfig, PushConfig
 
@@ -69,6 +71,9 @@ async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> 
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             await obstore.put_async(store, f"{job}/{path.relative_to(folder).as_posix()}", path)
     except (StoreError, BaseError, OSError) as e:
+        if room.is_full(e) and config.url.startswith("file://"):
+            there = room.told(Path(unquote(urlsplit(config.url).path)), room.of_tree(folder))
+            raise NotPublished(f"output.copy_to: {config.url} is full: {there}") from None
         raise NotPublished(f"output.copy_to: {config.url} ({_line(e)}); check the secret {config.secret}") from None
     return f"{config.url.rstrip('/')}/{job}/"
 

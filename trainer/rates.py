@@ -55,10 +55,10 @@ def published(config: TrainConfig, family: str, width: int) -> Rate:
     if config.adapters is not None:
         lr = lora if lora is not None else full * TIMES
         said += [] if lora is not None else [LORA]
-    if batch is not None and batch != config.global_batch:
+    if batch is not None and batch != config.rows_a_step:
         low, high = BOUNDS
-        lr *= min(high, max(low, math.sqrt(config.global_batch / batch)))
-        said.append(f"{BATCH}, {config.global_batch} rows for {batch}")
+        lr *= min(high, max(low, math.sqrt(config.rows_a_step / batch)))
+        said.append(f"{BATCH}, {config.rows_a_step} rows for {batch}")
     return Rate(lr=float(f"{lr:.3g}"), source="; ".join(said))
 
 

@@ -2,13 +2,19 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from safetensors import SafetensorError
 
+from trainer import room
 from trainer.faults import Fault
 
 PAUSES_S = (0.5, 1.0, 2.0)
 """Before what failed is tried again; while others are uploaded, which gives room on a full disk, it is tried on."""
+
+
+class Unwritten(Fault):
+    """Their disk did not take them."""
 
 
 def insist(
@@ -17,10 +23,13 @@ def insist(
     agree: Callable[[bool], bool],
     waiting: Callable[[], bool],
     tell: Callable[[str, str], None],
+    folder: Path,
+    wanted: Callable[[], int],
 ) -> None:
     """Repeats an action of all processes until it has failed for none; it returns why it failed, or nothing.
 
-    `agree`: true for all where it is for one. `waiting`: whether other checkpoints lie on this disk. Raises Fault.
+    `agree`: true for all where it is for one. `waiting`: whether other checkpoints lie on this disk. `folder`:
+    where they are written. `wanted`: how many bytes. Raises Unwritten for all.
     """
     tries = 0
     while True:
@@ -32,7 +41,8 @@ def insist(
         if not agree(waiting()):
             tries += 1
         if tries > len(PAUSES_S):
-            raise Fault(f"the results could not be written, last: {why or 'by another process'}; is the disk full?")
+            last = why or "by another process"
+            raise Unwritten(f"the results could not be written, last: {last}; {room.told(folder, wanted())}")
         time.sleep(PAUSES_S[max(0, tries - 1)])
 
 

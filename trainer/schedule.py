@@ -9,7 +9,7 @@ def total_steps(config: TrainConfig, rows: int) -> int:
     """Optimizer steps of the whole job over `rows` training rows."""
     if config.max_steps is not None:
         return config.max_steps
-    return max(1, math.ceil(config.epochs * rows / config.global_batch))
+    return max(1, math.ceil(config.epochs * rows / config.rows_a_step))
 
 
 def learning_rate(peak: float, warmup_share: float, step: int, total: int) -> float:

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from trainer import tensor_parallel
+from trainer import switches, tensor_parallel
 from trainer.checkpoint_plan import Plan
 from trainer.context_parallel import Context
 from trainer.contract.rendezvous import Parallelism
@@ -199,8 +199,12 @@ class Shares(Copies):
 
 
 def of(how: Parallelism, accelerator: Accelerator, precision: str) -> Copies:
-    """The arrangement that the plan asks for; a process alone holds everything. Raises UserFault."""
-    if how.kind == "ddp" or accelerator.num_processes == 1:
+    """The arrangement that the plan asks for; a process alone holds everything, and says so. Raises UserFault."""
+    if how.kind == "ddp":
+        return Copies(accelerator)
+    if accelerator.num_processes == 1:
+        asked = [f"{name} {count}" for name in ("tensor", "context") if (count := getattr(how, name)) > 1]
+        switches.notice(f"{' and '.join(asked) or 'fsdp'}: one process trains here alone, so nothing is divided")
         return Copies(accelerator)
     return Shares(accelerator, how, precision)
 

@@ -8,7 +8,6 @@ one of each machine waits for the others of that machine.
 
 import contextlib
 import errno
-import json
 import math
 import shutil
 import threading
@@ -36,7 +35,7 @@ from trainer.checkpoint_plan import (
     overlap,
     read_plan,
 )
-from trainer.ipc import INFO, Part, RunFolder, SnapshotInfo
+from trainer.ipc import Part, RunFolder, SnapshotInfo, info_of
 
 Tensors = dict[str, torch.Tensor]
 PEERS_S = 1800.0
@@ -252,7 +251,7 @@ class Snapshots:
 
     def _write(self, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int, started: float) -> None:
         name = f"{snapshot.progress.step:010d}-{self._count:06d}"
-        folder = self._run.snapshots / f".{name}"
+        folder, whole = self._run.snapshots / f".{name}", self._run.snapshots / name
         try:
             self._fill(folder, copies, snapshot, writer, size)
         except (OSError, SafetensorError):
@@ -268,10 +267,11 @@ class Snapshots:
             return
         try:
             self._await(name, writer.beside[1:])
-            self._seal(folder, snapshot, writer, started)
-            folder.rename(self._run.snapshots / name)
+            self._seal(whole, snapshot, writer, started)
+            folder.rename(whole)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
+            info_of(whole).unlink(missing_ok=True)
             raise
         if snapshot.artifacts is not None:
             shutil.rmtree(snapshot.artifacts)
@@ -292,15 +292,15 @@ class Snapshots:
         if snapshot.artifacts is not None:
             shutil.copytree(snapshot.artifacts, folder, dirs_exist_ok=True)
 
-    def _seal(self, folder: Path, snapshot: Snapshot, writer: Writer, started: float) -> None:
+    def _seal(self, whole: Path, snapshot: Snapshot, writer: Writer, started: float) -> None:
         info = SnapshotInfo(
             step=snapshot.progress.step,
             complete=snapshot.complete,
-            started=started,
+            taken_s=round(time.monotonic() - started, 3),
             stall_s=self.stall_s,
             part=writer.part and writer.part.model_copy(update={"nonce": f"{writer.part.nonce}{self._count:04x}"}),
         )
-        (folder / INFO).write_text(json.dumps(info.model_dump()))
+        info_of(whole).write_text(info.model_dump_json())
 
     def _mark(self, name: str, number: int, *, failed: bool = False) -> Path:
         """The file by which a writer says that its part lies in the folder, or that it does not."""

@@ -1,35 +1,57 @@
 """A fine-tune on this machine alone: the same agent, over a blob store in the output folder."""
 
 import asyncio
+import contextlib
+import json
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from trainer import checkpoint, fit, trust
+from trainer import checkpoint, fit, leftover, room, same_run, trust
 from trainer.agent import gpus as load
 from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
-from trainer.blobs import Objects, connect
+from trainer.blobs import Objects, StoreError, connect
 from trainer.checkpoint import Origin
-from trainer.contract import keys, places, yamlfile
+from trainer.contract import batches, keys, places, yamlfile
 from trainer.contract.base import Config
 from trainer.contract.data import DataError, digest
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
+from trainer.contract.tables import each_row
 from trainer.contract.train import CheckpointConfig, TrainConfig
+from trainer.contract.wording import worded
+from trainer.ipc import RunFolder
+from trainer.output_folder import STORE, BadOutput, holding
 
 C = TypeVar("C", bound=Config)
 ME = "standalone"
+MODEL_MARKS = ("config.json", "model_index.json")
 RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
 
 
 class BadConfig(ValueError):
     """The configuration cannot be used; the message names the place and the fix."""
+
+
+class NoRoom(Exception):
+    """One line: what could not be written, how much was wanted, and the fix."""
+
+
+@contextlib.contextmanager
+def _with_room(what: str, folder: Path, wanted: int) -> Iterator[None]:
+    """Raises NoRoom in place of what says that the disk of `folder` does not take `wanted` bytes."""
+    try:
+        yield
+    except (StoreError, OSError) as e:
+        if not room.is_full(e):
+            raise
+        raise NoRoom(f"{what} could not be written: {room.told(folder, wanted)}; start again then, it goes on") from e
 
 
 def main(
@@ -50,16 +72,24 @@ def main(
     try:
         how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
     except ValidationError as e:
-        print(f"--{e.errors()[0]['loc'][-1]}: {e.errors()[0]['msg']}", file=sys.stderr)
-        return 64
+        place, message = _first(e, Parallelism, several)
+        print(f"--{place}: {message}", file=sys.stderr)
+        return ExitCode.USER_ERROR
     try:
         train, saving = read_config(config), read_saving(config, save_every_s)
         if wrong := trust.unpermitted(train, given=trusted):
             raise BadConfig(wrong)
-        outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how))
+        with holding(output):
+            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how))
+    except BadOutput as e:
+        print(e, file=sys.stderr)
+        return ExitCode.USER_ERROR
     except (BadConfig, OSError) as e:
         print(f"{config}: {e}", file=sys.stderr)
         return ExitCode.USER_ERROR
+    except (NoRoom, StoreError) as e:
+        print(f"{output}: {e}", file=sys.stderr)
+        return ExitCode.INFRASTRUCTURE
     except DataError as e:
         print(f"{config}: {e}", file=sys.stderr)
         return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.DATA
@@ -67,8 +97,17 @@ def main(
 
 
 def read_config(path: Path) -> TrainConfig:
-    """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key."""
-    return _valid(TrainConfig, _read(path)[0])
+    """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key.
+
+    A model that is a folder is one relative to the file, as the data is.
+    """
+    train = _valid(TrainConfig, _read(path)[0])
+    folder = path.parent / os.path.expanduser(train.model)
+    try:
+        found = any((folder / name).is_file() for name in MODEL_MARKS)
+    except OSError:  # such as of a name that is too long for a file
+        found = False
+    return train.model_copy(update={"model": str(folder.resolve())}) if found else train
 
 
 def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
@@ -79,7 +118,11 @@ def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
     saving = _valid(CheckpointConfig, _read(path)[1], "checkpoint")
     if save_every_s is None:
         return saving
-    return _valid(CheckpointConfig, saving.model_dump() | {"every_s": save_every_s}, "--save-every")
+    changed = {**saving.model_dump(), "every_s": save_every_s}
+    try:
+        return CheckpointConfig.model_validate(changed)
+    except ValidationError as e:
+        raise BadConfig(f"--save-every: {_first(e, CheckpointConfig, changed)[1]}") from None
 
 
 def _read(path: Path) -> tuple[Any, Any]:
@@ -98,24 +141,32 @@ def _read(path: Path) -> tuple[Any, Any]:
 
 
 def _valid(kind: type[C], found: Any, *place: str) -> C:
-    """Raises BadConfig naming the key."""
+    """By the API's rules, which converts nothing. Raises BadConfig naming the key."""
     try:
-        return kind.model_validate(found)
+        return kind.model_validate_json(json.dumps(found), strict=True)
     except ValidationError as e:
-        first: Any = e.errors()[0]
-        raise BadConfig(f"{'.'.join([*place, *map(str, first['loc'])])}: {first['msg']}") from None
+        within, message = _first(e, kind, found)
+        raise BadConfig(": ".join(filter(None, (".".join(filter(None, (*place, within))), message)))) from None
+
+
+def _first(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[str, str]:
+    """(place, message) of the first thing that is wrong."""
+    return next(iter(worded(error, kind, found).items()))
 
 
 async def _run(train: TrainConfig, saving: CheckpointConfig, beside: Path, output: Path, how: Parallelism) -> Outcome:
-    store = output / "store"
-    store.mkdir(parents=True, exist_ok=True)
+    store = output / STORE
     objects = Objects(connect(store.as_uri(), {}), ME)
     before = [k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]
     number = len(before) + 1
-    data, candidates = await _put_data(objects, train, beside), await _candidates(objects)
-    if before and candidates:
-        await _same_data(objects, before[-1], data, train.data.path)
+    await _bring_leftover(objects, before, output / "work", store)
+    candidates = await _candidates(objects)
+    began = await _began(objects, before, candidates)
+    data = await _put_data(objects, train, beside, store, began if candidates else None)
     attempt = f"{ME}-{number:04d}"
+    origin = Origin(job=ME, attempt=attempt, kind="train")
+    await _tidy(objects, origin, saving, train, data)  # a start that was killed did not
+    train = await _batched(began, train, store / ME / data.key, data)
     train = await _sized(train, how)
     spec = AttemptSpec(
         installation=ME,
@@ -126,7 +177,7 @@ async def _run(train: TrainConfig, saving: CheckpointConfig, beside: Path, outpu
         train=train,
         data=data,
         checkpoint=saving,
-        resume_from=candidates,
+        resume_from=await _candidates(objects),
         world=World(gpus_per_node=gpus(), parallelism=how),
         limits=Limits(deadman_s=0),
     )
@@ -134,9 +185,43 @@ async def _run(train: TrainConfig, saving: CheckpointConfig, beside: Path, outpu
     env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
     outcome = await Agent(env, echo=print, folder=output).run()
     if outcome is Outcome.COMPLETED:
-        _publish(store / ME, (await checkpoint.own(objects, Origin(job=ME, attempt=attempt, kind="train")))[0], output)
-    shutil.rmtree(output / "work", ignore_errors=True)
+        _publish(store / ME, (await checkpoint.own(objects, origin))[0], output)
+    await _tidy(objects, origin, saving, train, data)
+    if left := leftover.clear(env.workdir, RunFolder(root=env.workdir / "run"), store):
+        print(left, file=sys.stderr)
     return outcome
+
+
+async def _bring_leftover(objects: Objects, before: Sequence[str], work: Path, store: Path) -> None:
+    """Of the run before, which its store could not take. Raises NoRoom, StoreError."""
+    if before and (snapshot := leftover.found(RunFolder(root=work / "run"))) is not None:
+        origin = Origin(job=ME, attempt=before[-1].split("/")[1], kind="train")
+        with _with_room(leftover.named(snapshot), store, room.of_tree(snapshot)):
+            await leftover.bring(objects, origin, snapshot)
+
+
+async def _began(objects: Objects, before: Sequence[str], candidates: Sequence[str]) -> AttemptSpec | None:
+    """The spec of the start that left the newest checkpoint; without one, of the first start. Raises BadOutput."""
+    made = [keys.spec(key.split("/")[2]) for key in candidates[:1]]
+    key = (made or [*before, ""])[0]
+    text = await objects.read(key) if before else None
+    try:
+        return AttemptSpec.model_validate_json(text) if text else None
+    except ValidationError:
+        raise BadOutput(f"{STORE}/{ME}/{key} of --output cannot be read; give another --output") from None
+
+
+async def _batched(began: AttemptSpec | None, train: TrainConfig, path: Path, data: DataFile) -> TrainConfig:
+    """With a number for `global_batch: auto`, that of the run's first start. Raises DataError."""
+    if train.global_batch != "auto":
+        return train
+    if began is not None and began.train is not None and began.data is not None and began.data.sha256 == data.sha256:
+        print(f"global_batch auto: {began.train.global_batch}, as before")
+        return train.model_copy(update={"global_batch": began.train.global_batch})
+    rows = await asyncio.to_thread(lambda: sum(1 for _ in each_row(path, data.format, train.data.path)))
+    found, told = batches.settled(train, rows)
+    print(told)
+    return found
 
 
 async def _sized(train: TrainConfig, how: Parallelism) -> TrainConfig:
@@ -159,33 +244,38 @@ async def _run_name(objects: Objects) -> str:
     return found.decode()
 
 
-async def _put_data(objects: Objects, train: TrainConfig, beside: Path) -> DataFile:
-    """The data set's copy in the store. Raises DataError, OSError."""
+async def _put_data(
+    objects: Objects, train: TrainConfig, beside: Path, store: Path, resumed: AttemptSpec | None
+) -> DataFile:
+    """The data set's copy in the store. `resumed`: the run that is gone on with. Raises BadConfig, DataError, OSError,
+    NoRoom."""
     with places.gathered(train.data, beside) as found:
         sha256 = digest(found.path)
         key = keys.job_data(ME, sha256)
+        data = DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
+        if resumed is not None and (wrong := same_run.changed(resumed, data, train)):
+            raise BadConfig(wrong)
         if key not in await objects.keys(keys.JOB_DATA):
-            await objects.upload(key, found.path)
+            with _with_room("the copy of the data", store, found.path.stat().st_size):
+                await objects.upload(key, found.path)
             if digest(found.path) != sha256:
                 await objects.delete(key)
                 raise DataError(f"data.path: {train.data.path} was changed while it was read; start again")
-        return DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)
+        return data
 
 
-async def _same_data(objects: Objects, before: str, data: DataFile, path: str) -> None:
-    """Raises BadConfig where an earlier attempt had other data: the order of its rows would mean nothing."""
-    text = await objects.read(before)
-    began = AttemptSpec.model_validate_json(text).data if text else None
-    if began is not None and began.sha256 != data.sha256:
-        raise BadConfig(
-            f"data.path: {path} has changed since this run began (sha256 {began.sha256[:12]}..., now "
-            f"{data.sha256[:12]}...); give it back as it was, or another --output"
-        )
+async def _tidy(objects: Objects, origin: Origin, saving: CheckpointConfig, train: TrainConfig, data: DataFile) -> None:
+    """Of all starts, what nothing goes back to any more: checkpoints, and rows that were given up."""
+    with contextlib.suppress(StoreError):  # it goes next time
+        await checkpoint.prune(objects, origin, saving, train.guard, earlier=True)
+        for key in await objects.keys(keys.JOB_DATA):
+            if key != data.key:
+                await objects.delete(key)
 
 
 async def _candidates(objects: Objects) -> tuple[str, ...]:
     found = await objects.keys(keys.checkpoints(ME))
-    return tuple(k for k in reversed(found) if k.endswith(f"/{keys.MANIFEST}"))
+    return tuple(keys.manifests(reversed(found)))
 
 
 def gpus() -> int:
@@ -194,11 +284,13 @@ def gpus() -> int:
 
 
 def _publish(store: Path, manifest: str, output: Path) -> None:
-    """Copies the results out of the complete checkpoint."""
-    folder = (store / manifest).parent
-    for name in RESULTS:
-        source = folder / name
-        if source.is_dir():
-            shutil.copytree(source, output / name, dirs_exist_ok=True)
-        elif source.exists():
-            shutil.copyfile(source, output / name)
+    """Copies the results out of the complete checkpoint, which stays where it is. Raises NoRoom."""
+    folder = store / keys.files_of(manifest)
+    sources = [folder / name for name in RESULTS if (folder / name).exists()]
+    wanted = sum(room.of_tree(p) if p.is_dir() else p.stat().st_size for p in sources)
+    with _with_room("the results", output, wanted):
+        for source in sources:
+            if source.is_dir():
+                shutil.copytree(source, output / source.name, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, output / source.name)

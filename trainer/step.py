@@ -45,13 +45,15 @@ class Steps(ABC):
         )
         self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
         self._total = schedule.total_steps(config, len(self._train))
-        self._micro = min(config.rows_at_once, math.ceil(config.global_batch / self._parallel.groups))
+        self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
         self._parameters = model.trainable(self._bare)
         self._rate = rates.of(config, self._bare)
         optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
         if config.tf32:
             switches.tf32(self._device)
+        if config.fp8:
+            switches.fp8(parallel.layers(self._bare) if config.adapters is None else (), self._device)
         if config.compile:
             switches.compiled(parallel.layers(self._bare), self._device)
         with evaluate.as_trained(config, self._accelerator):
@@ -81,7 +83,7 @@ class Steps(ABC):
         Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
         """
         config = self._config
-        rows = order.window(config.seed, self._progress.samples, config.global_batch, len(self._train))
+        rows = order.window(config.seed, self._progress.samples, config.rows_a_step, len(self._train))
         micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
         targets = sum(self._task.targets(e) for micro in micros for e in micro)
         micros += [[] for _ in range(-len(micros) % self._parallel.groups)]
@@ -139,7 +141,7 @@ class Steps(ABC):
         norm = 0.0 if scaled and not math.isfinite(row["grad_norm"]) else row["grad_norm"]  # the scaler's own business
         verdict, care, told = guard.judge(self._config.guard, self._progress, row["loss"], norm)
         if verdict == "back":
-            jumps = guard.back(self._config.guard, self._progress, self._config.global_batch)
+            jumps = guard.back(self._config.guard, self._progress, self._config.rows_a_step)
         self._progress = self._progress.model_copy(update={"care": care})
         if told:
             self._report.event(

@@ -3,12 +3,14 @@
 Nothing has to be computed for it: on the meta device the same operations make the same storages, without any memory.
 """
 
+import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -38,31 +40,49 @@ class Storages(TorchDispatchMode):
         self.segment, self.category = "", "temporary"
         self.peaks: dict[str, tuple[int, dict[str, int]]] = {}
         self.on_operation: Callable[[], None] = lambda: None
-        self.in_parts: Callable[[Any, Any, Mapping[str, Any]], Any] | None = None
-        """Does some operations by others that take what they take; None for all others."""
+        self.in_parts: list[Callable[[Any, Any, Mapping[str, Any]], Any]] = []
+        """Each does some operations by others that take what they take; None for all others."""
+        self._only: str | None = None
         self.answer = True
         """What the meta device says where Python asks for a boolean, as models do whether any token is padding."""
 
     def hold(self, tensor: torch.Tensor, category: str) -> None:
         """Counts the tensor's storage under this category from now on."""
-        if tensor.device.type != self._device:
-            return
-        storage = tensor.untyped_storage()
+        if tensor.device.type == self._device:
+            self._count(tensor.untyped_storage(), category)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """It was given another size by no operation."""
+        if storage.device.type == self._device:
+            known = self._known.get(id(storage))
+            self._count(storage, self._only or (self._live[known][1] if known else self.category))
+
+    def _count(self, storage: torch.UntypedStorage, category: str) -> None:
+        size = -(-storage.nbytes() // self._block) * self._block
         known = self._known.get(id(storage))
         if known is not None:
-            size, before = self._live[known]
-            self.bytes[before] -= size
-        else:
-            size = -(-storage.nbytes() // self._block) * self._block
-            if not size:
-                return
+            before, was = self._live[known]
+            self.bytes[was] -= before
+            self.total -= before
+        elif size:
             key = id(storage)
             known = weakref.ref(storage, lambda ref: self._freed(ref, key))
             self._known[key] = known
-            self.total += size
+        else:
+            return
         self._live[known] = size, category
         self.bytes[category] += size
+        self.total += size
         self._mark()
+
+    @contextlib.contextmanager
+    def all_as(self, category: str) -> Iterator[None]:
+        """What is made meanwhile is of this category, in every segment."""
+        before, self._only = self._only, category
+        try:
+            yield
+        finally:
+            self._only = before
 
     def _freed(self, ref: "weakref.ref[torch.UntypedStorage]", key: int) -> None:
         size, category = self._live.pop(ref)
@@ -83,20 +103,24 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # which brings the operation again, for this process's parts
         self.on_operation()
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self.answer if args[0].dtype is torch.bool else 1.0
         if func in BY_INDEX:
             args = (args[0], [n for index in args[1] for n in self._numbers(index)], *args[2:])
         out = None
-        if self.in_parts is not None:
+        for part in self.in_parts:
             with self:  # what is done in parts is looked at in parts
-                out = self.in_parts(func, args, kwargs or {})
+                out = part(func, args, kwargs or {})
+            if out is not None:
+                break
         if out is None:
             out = func(*args, **(kwargs or {}))
         for made in (out,) if isinstance(out, torch.Tensor) else out if isinstance(out, (tuple, list)) else ():
             if isinstance(made, torch.Tensor) and id(made.untyped_storage()) not in self._known:
-                self.hold(made, self.category)
+                self.hold(made, self._only or self.category)
         return out
 
     def _numbers(self, index: Any) -> tuple[Any, ...]:
@@ -105,5 +129,5 @@ class Storages(TorchDispatchMode):
             return (index,)
         all_true = index.numel(), index.ndim
         found = index.new_empty(all_true, dtype=torch.long) if index.is_meta else index.nonzero()
-        self.hold(found, self.category)
+        self.hold(found, self._only or self.category)
         return found.unbind(1)

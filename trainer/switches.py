@@ -14,6 +14,10 @@ TF32 = (8, 0)
 """Compute capability of the first GPUs that have it (Ampere)."""
 
 
+FP8 = (8, 9)
+"""Likewise (Ada, Hopper)."""
+
+
 def notice(line: str) -> None:
     """Into the job's log, once for all processes."""
     if os.environ.get("RANK", "0") == "0":
@@ -45,6 +49,47 @@ def tf32(device: torch.device) -> bool:
     return True
 
 
+def fp8(layers: Iterable[torch.nn.Module], device: torch.device, *, emulate: bool = False) -> bool:
+    """Multiplies in 8 bits in the layers, where a linear module is trained and takes it: its scales are made anew from
+    each tensor, so there is no state to save. What lies outside of the layers, head and embeddings, stays as it is.
+
+    `emulate`: on any device, as a GPU with it would.
+    """
+    why = "" if emulate else _lacks_fp8(device)
+    if not why:
+        try:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+            # Of a weight's gradient the tokens are the inner dimension, of which there may be any number.
+            how = Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
+            found = [layer for layer in layers if any(_takes_fp8(m) for m in layer.modules())]
+            for layer in found:
+                convert_to_float8_training(layer, module_filter_fn=lambda module, name: _takes_fp8(module), config=how)
+        except Exception as e:
+            why = f"torchao does not work on this machine ({_first_line(e)})"
+        else:
+            why = "" if found else "no linear module is trained whole that has dimensions in multiples of 16"
+    if why:
+        notice(f"train.fp8: {why}; linear modules compute as without it")
+    return not why
+
+
+def _lacks_fp8(device: torch.device) -> str:
+    """Why this machine cannot; empty: it can."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8:
+        return f"{_named(device)} has no fp8"
+    if importlib.util.find_spec("torchao") is None:
+        return "torchao is not on this machine (pip install 'gpubroker[fp8]')"
+    return ""
+
+
+def _takes_fp8(module: torch.nn.Module) -> bool:
+    """Neither quantised, nor divided by tensor parallelism, nor a frozen one: torchao would compute its gradient."""
+    if type(module) is not torch.nn.Linear or type(module.weight) is not torch.nn.Parameter:
+        return False
+    return module.weight.requires_grad and not module.in_features % 16 and not module.out_features % 16
+
+
 def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **how: Any) -> bool:
     """Compiles each layer in place, for rows of any length from the start: a kernel made for the first length that
     comes would make a resumed run differ. Not where a product cannot be compiled, as without a C compiler."""
@@ -52,8 +97,7 @@ def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **how: Any
         probe = torch.compile(_probe, **how)
         probe(torch.ones(4, 4, device=device, requires_grad=True)).backward()
     except Exception as e:
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        notice(f"train.compile: torch.compile does not work on this machine ({reason[:200]}); layers run as they are")
+        notice(f"train.compile: torch.compile does not work on this machine ({_first_line(e)}); layers run as they are")
         return False
     for layer in layers:
         layer.compile(dynamic=True, **how)
@@ -62,6 +106,10 @@ def compiled(layers: Iterable[torch.nn.Module], device: torch.device, **how: Any
 
 def _probe(x: torch.Tensor) -> torch.Tensor:
     return (x @ x).relu().sum()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _named(device: torch.device) -> str:

@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer import reach
 from trainer.contract.train import PINNED, TrainConfig, model_files
-from trainer.faults import UserFault
+from trainer.faults import Fault, UserFault
 
 FLAG = "--trust-remote-code"
 NAMING = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
@@ -54,14 +55,15 @@ def _references(config: TrainConfig, name: str) -> list[str]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as e:
-        raise UserFault(f"train.model: {name} of {config.model!r} cannot be read ({type(e).__name__})") from None
+        raise _unread(config, name, e) from None
     named = found.get("auto_map", {}) if isinstance(found, dict) else {}
     values = named.values() if isinstance(named, dict) else ()
     return [one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
 
 
 def _file(config: TrainConfig, name: str) -> Path | None:
-    """A file of the model on this machine; None where the model has none. Raises UserFault."""
+    """A file of the model on this machine; None where the model has none. Raises UserFault, and Fault where the Hub or
+    this machine is to blame."""
     if Path(config.model).is_dir():
         path = Path(config.model) / name
         return path if path.exists() else None
@@ -72,7 +74,12 @@ def _file(config: TrainConfig, name: str) -> Path | None:
     except errors.EntryNotFoundError:
         return None
     except Exception as e:  # of huggingface_hub, and of the client under it
-        raise UserFault(f"train.model: cannot read {name} of {config.model!r} ({type(e).__name__})") from None
+        raise _unread(config, name, e) from None
+
+
+def _unread(config: TrainConfig, name: str, error: Exception) -> Fault:
+    fault = reach.not_read(config, error)
+    return fault or UserFault(f"train.model: cannot read {name} of {config.model!r} ({type(error).__name__})")
 
 
 def code(config: TrainConfig) -> str:

@@ -89,6 +89,8 @@ class Bench:
         self.key = Fernet.generate_key().decode()
         self.env: dict[str, str] = {}
         """More variables of agents started from now on."""
+        self.module = "trainer"
+        """What agents are started as."""
         self._agents: list[Agent] = []
         self._number = 0
 
@@ -159,7 +161,7 @@ class Bench:
             "HF_HUB_OFFLINE": "1",
             **self.env,
         }
-        argv = [sys.executable, "-m", "trainer"]
+        argv = [sys.executable, "-m", self.module]
         process = subprocess.Popen(argv, env=env, start_new_session=True, stdin=subprocess.DEVNULL)
         agent = Agent(self, attempt, process)
         self._agents.append(agent)
@@ -167,12 +169,14 @@ class Bench:
 
     def committed(self) -> list[tuple[str, Manifest]]:
         """(key, manifest) of every committed checkpoint, the furthest first."""
-        folder = self.path(keys.checkpoints(JOB))
-        found = [
-            (p.relative_to(self.root / INSTALLATION).as_posix(), Manifest.model_validate_json(p.read_bytes()))
-            for p in folder.glob(f"*/*/{keys.MANIFEST}")
-        ]
+        paths = self.path(keys.checkpoints(JOB)).glob(f"*/*/{keys.MANIFEST}")
+        listed = keys.manifests(p.relative_to(self.root / INSTALLATION).as_posix() for p in paths)
+        found = [(key, Manifest.model_validate_json(self.path(key).read_bytes())) for key in listed]
         return sorted(found, key=lambda f: (f[1].step, f[0]), reverse=True)
+
+    def files(self, manifest: str) -> Path:
+        """The folder of what a checkpoint holds."""
+        return self.path(keys.files_of(manifest))
 
     def torn(self, attempt: str) -> list[Path]:
         """Folders of checkpoints that are being written."""
@@ -182,7 +186,7 @@ class Bench:
         return [p for p in folder.iterdir() if not (p / keys.MANIFEST).exists()]
 
     def metrics(self, manifest: str) -> list[dict[str, Any]]:
-        text = (self.path(manifest).parent / "metrics.jsonl").read_text()
+        text = (self.files(manifest) / "metrics.jsonl").read_text()
         return [json.loads(line) for line in text.splitlines()]
 
     def close(self) -> None:

@@ -224,7 +224,7 @@ def story(bench: WarmBench) -> Story:
     """Of the complete checkpoint of a finished job."""
     key, manifest = bench.committed()[0]
     assert manifest.complete, manifest
-    folder = bench.path(key).parent
+    folder = bench.files(key)
     rows, _ = workers.story(folder)
     hashed = (".safetensors", "samples.json", "eval.json")
     return Story(rows=rows, hashes={f.path: f.sha256 for f in manifest.files if f.path.endswith(hashed)})

@@ -115,7 +115,7 @@ def test_checkpoint_folder_comes_back(bench: Bench) -> None:
     assert final.checkpoint is not None
     key, manifest = bench.committed()[0]
     assert (key, manifest.complete) == (final.checkpoint.manifest, True)
-    assert (bench.path(key).parent / "deep" / "count.txt").read_text() == "102"
+    assert (bench.files(key) / "deep" / "count.txt").read_text() == "102"
 
 
 def test_sigterm_drains(bench: Bench) -> None:
@@ -124,7 +124,7 @@ def test_sigterm_drains(bench: Bench) -> None:
     os.kill(agent.process.pid, signal.SIGTERM)
     assert agent.wait().outcome is Outcome.DRAINED
     key, _ = bench.committed()[0]
-    assert (bench.path(key).parent / "deep" / "count.txt").read_text() == "100"
+    assert (bench.files(key) / "deep" / "count.txt").read_text() == "100"
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(1, Outcome.DRAINED), (65, Outcome.DATA)])

@@ -111,6 +111,7 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
         (tar({"readme.txt": b""}), "tar", "has no picture; pack folders of"),
         (tar({"a/metadata.csv": b"", "metadata.jsonl": b""}), "tar", "keep one of them"),
     ],
+    ids=["no zip", "no tar", "torn tar", "torn zip", "no picture", "two tables"],  # not by the data: a zip has the time
 )
 def test_what_cannot_be_read_is_refused_in_one_line(data: bytes, kind: Any, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:

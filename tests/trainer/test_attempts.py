@@ -47,7 +47,7 @@ def test_the_card_says_which_attempt_did_which_steps_on_which_data(bench: WarmBe
     ended(bench, train)
     key, manifest = bench.committed()[0]
     assert manifest.complete
-    card = (bench.path(key).parent / "README.md").read_text()
+    card = (bench.files(key) / "README.md").read_text()
     attempts = card.split("## Attempts")[1].split("##")[0].strip().splitlines()
     assert attempts[2:] == ["| 1 | 1 to 3 |", "| 2 | 4 to 8 |", f"| 3 | 9 to {STEPS} |"]
     assert f"| data, sha256 | {hashlib.sha256(tiny_jobs.data(KIND)).hexdigest()} |" in card
@@ -68,7 +68,7 @@ def test_another_device_and_version_are_allowed_and_people_hear_of_it(bench: War
     first = ended(bench, train, at=(3, 1))
     assert "moved" not in {one.kind for one in first.told}
     key, manifest = bench.committed()[0]
-    state = bench.path(key).parent / "state.json"
+    state = bench.files(key) / "state.json"
     told = json.loads(state.read_text())
     here, told["made_on"] = told["made_on"], ELSEWHERE
     state.write_text(json.dumps(told))

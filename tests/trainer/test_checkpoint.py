@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from trainer import checkpoint
+from trainer import checkpoint, guard
 from trainer.blobs import BadContent, Objects, StoreError, connect
 from trainer.checkpoint import Origin
+from trainer.checkpoint_plan import STATE, Care, Progress
 from trainer.contract import keys
+from trainer.contract.guard import GuardConfig
 from trainer.contract.rendezvous import CONTRACT_VERSION, Manifest
 from trainer.contract.train import CheckpointConfig
 from trainer.ipc import Part
@@ -31,7 +33,7 @@ async def save(objects: Objects, folder: Path, step: int, text: str = "state") -
     (folder / "sub").mkdir(parents=True)
     (folder / "a.json").write_text(f"{text} {step}")
     (folder / "sub" / "b.bin").write_bytes(b"\0" * 1000 + bytes([step]))
-    key, _ = await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, started=0.0)
+    key, _ = await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, taken_s=0.0)
     return key
 
 
@@ -52,10 +54,35 @@ async def test_commit_and_restore(objects: Objects, tmp_path: Path) -> None:
     assert (tmp_path / "back" / "sub" / "b.bin").read_bytes() == b"\0" * 1000 + b"\7"
 
 
+OWN = ("manifest.json", "snapshot.json", "part-1.json", "deep/manifest.json", "files/a", "files/manifest.json")
+"""Names that the protocol has as well."""
+
+
+async def test_files_named_like_the_protocol_s_own_come_back(objects: Objects, tmp_path: Path) -> None:
+    made = []
+    for step in (1, 2, 3):
+        folder = tmp_path / f"snapshot-{step}"
+        for name in OWN:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{name} of {step}")
+        key, manifest = await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=True, taken_s=0.0)
+        made.append(key)
+        assert {file.path for file in manifest.files} == set(OWN)
+        await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2), None)
+    assert await checkpoint.own(objects, ORIGIN) == [made[2], made[1]]
+    assert not [key for key in await objects.keys(ORIGIN.folder) if key.startswith(keys.files_of(made[0]))]
+    assert await checkpoint.verified(objects, made[2])
+    for key, step in ((made[2], 3), (made[1], 2)):
+        assert await restored(objects, [key], tmp_path / "back") == (step, [])
+        back = {p.relative_to(tmp_path / "back").as_posix() for p in (tmp_path / "back").rglob("*") if p.is_file()}
+        assert back == set(OWN)
+        assert all((tmp_path / "back" / name).read_text() == f"{name} of {step}" for name in OWN)
+
+
 @pytest.mark.parametrize("harm", ["altered", "cut", "missing", "no manifest", "garbage"])
 async def test_falls_back_to_the_one_before(objects: Objects, store: Path, tmp_path: Path, harm: str) -> None:
     good, bad = await save(objects, tmp_path, 1), await save(objects, tmp_path, 2)
-    victim = (store / bad).parent / "sub" / "b.bin"
+    victim = store / keys.files_of(bad) / "sub" / "b.bin"
     match harm:
         case "altered":
             victim.write_bytes(b"\1" * victim.stat().st_size)
@@ -76,7 +103,7 @@ async def test_falls_back_to_the_one_before(objects: Objects, store: Path, tmp_p
 
 async def test_nothing_usable_leaves_nothing(objects: Objects, store: Path, tmp_path: Path) -> None:
     bad = await save(objects, tmp_path, 2)
-    ((store / bad).parent / "a.json").write_text("forged 2")
+    (store / keys.files_of(bad) / "a.json").write_text("forged 2")
     step, _ = await restored(objects, [bad], tmp_path / "back")
     assert step == -1
     assert not (tmp_path / "back").exists()
@@ -92,6 +119,29 @@ async def test_a_manifest_cannot_leave_the_folder(objects: Objects, store: Path,
     assert step == -1
     assert "leaves the folder" in told[0]
     assert not (tmp_path / "escape").exists()
+
+
+@pytest.mark.parametrize("path", ["a//README.md", "a/./b", "sub/b\0.bin", "sub\0/b.bin", "a\n"])
+async def test_a_path_that_no_store_takes_falls_back_to_the_one_before(
+    objects: Objects, store: Path, tmp_path: Path, path: str
+) -> None:
+    good, bad = await save(objects, tmp_path, 1), await save(objects, tmp_path, 2)
+    manifest = Manifest.model_validate_json((store / bad).read_bytes())
+    forged = manifest.model_copy(update={"files": (manifest.files[0].model_copy(update={"path": path}),)})
+    (store / bad).write_text(forged.model_dump_json())
+    step, told = await restored(objects, [bad, good], tmp_path / "back")
+    assert step == 1
+    assert "can be no object's key" in told[0]
+
+
+async def test_a_program_s_files_may_have_any_name_that_a_store_takes(objects: Objects, tmp_path: Path) -> None:
+    names = ("two words", "größe.bin", "back\\slash", "a%2Fb", "...", "x:*<>|?#")
+    (tmp_path / "snapshot").mkdir()
+    for name in names:
+        (tmp_path / "snapshot" / name).write_text(name)
+    key, _ = await checkpoint.commit(objects, ORIGIN, tmp_path / "snapshot", step=1, complete=False, taken_s=0.0)
+    assert await restored(objects, [key], tmp_path / "back") == (1, [])
+    assert {path.name for path in (tmp_path / "back").iterdir()} == set(names)
 
 
 async def test_another_kind_is_refused(objects: Objects, tmp_path: Path) -> None:
@@ -129,7 +179,7 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
     other = store / keys.checkpoint("j", "another", 1, "x") / "manifest.json"
     other.parent.mkdir(parents=True)
     other.write_text("{}")
-    await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2))
+    await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2), None)
     assert await checkpoint.own(objects, ORIGIN) == [made[3], made[2]]
     left = set(await objects.keys(keys.checkpoints("j")))
     assert not any(k.startswith(("checkpoints/j/a/0000000001", "checkpoints/j/a/0000000002")) for k in left)
@@ -143,17 +193,63 @@ async def test_prune_keeps_the_job_s_milestones(objects: Objects, store: Path, t
     """The first at or after 10 is of an earlier attempt, so the first of this one's after 10 is none."""
     earlier = Origin(job="j", attempt="0", kind="script")
     (tmp_path / "file").mkdir()
-    before, _ = await checkpoint.commit(objects, earlier, tmp_path / "file", step=11, complete=False, started=0.0)
+    before, _ = await checkpoint.commit(objects, earlier, tmp_path / "file", step=11, complete=False, taken_s=0.0)
     forged = store / "checkpoints/j/0/20/manifest.json"
     forged.parent.mkdir()
     forged.write_text("{}")
     made = {}
     for step in (14, 18, 23, 27, 31, 36, 38):
         made[step] = await save(objects, tmp_path, step)
-        await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2, keep_every=10))
+        await checkpoint.prune(objects, ORIGIN, CheckpointConfig(keep=2, keep_every=10), None)
     assert await checkpoint.own(objects, ORIGIN) == [made[step] for step in (38, 36, 31, 23)]
     assert (await restored(objects, [made[23]], tmp_path / "back"))[0] == 23
     assert (store / before).exists()
+
+
+async def test_prune_can_count_the_attempts_before_as_its_own(objects: Objects, store: Path, tmp_path: Path) -> None:
+    """Alone there is no broker that removes what they left; the newest ones stay, whoever made them."""
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file/a").touch()
+    made = []
+    for attempt, steps in (("1", (5, 12, 20)), ("2", (23, 28))):
+        origin = Origin(job="j", attempt=attempt, kind="train")
+        for step in steps:
+            key, _ = await checkpoint.commit(objects, origin, tmp_path / "file", step=step, complete=False, taken_s=0.0)
+            made.append(key)
+    torn = store / "checkpoints/j/1/0000000018-torn/files/a"
+    torn.parent.mkdir(parents=True)
+    torn.touch()
+    config, now = CheckpointConfig(keep=3, keep_every=10), Origin(job="j", attempt="3", kind="train")
+    await checkpoint.prune(objects, now, config, None)
+    assert all((store / key).exists() for key in made), "elsewhere they are the broker's"
+    await checkpoint.prune(objects, now, config, None, earlier=True)
+    left = [*keys.manifests(await objects.keys("checkpoints/"))]
+    assert [keys.step_of(key) for key in left] == [12, 20, 23, 28], "the newest three, and the first from 10 on"
+    assert {key.split("/files/")[0] for key in await objects.keys("checkpoints/") if "/files/" in key} == {
+        key.removesuffix("/manifest.json") for key in left
+    }
+
+
+async def test_prune_leaves_a_training_something_to_go_back_to(objects: Objects, tmp_path: Path) -> None:
+    """Whenever it goes wrong it begins not much before the step that it goes back to, and never from the beginning."""
+    wary, config = GuardConfig(skip=2, back_steps=10), CheckpointConfig(keep=2)
+    for step in range(3, 150, 3):
+        folder = tmp_path / f"at-{step}"
+        folder.mkdir()
+        (folder / STATE).write_text(Progress(step=step).model_dump_json())
+        await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, taken_s=0.0)
+        await checkpoint.prune(objects, ORIGIN, config, wary)
+        left = await checkpoint.own(objects, ORIGIN)
+        assert len(left) <= 4
+        for at in (keys.step_of(left[0]), keys.step_of(left[1:2][0] if left[1:] else left[0])):
+            bad = Progress(step=at + 2, care=Care(bad=2))
+            jumps = guard.back(wary, bad, 4)
+            found = await checkpoint.restore(
+                objects, left, tmp_path / "back", kind="script", tell=lambda line: None, jumps=jumps
+            )
+            if jumps[-1].step >= 3:
+                assert found is not None, f"from behind step {at} back to the beginning"
+                assert jumps[-1].step - found[1].step <= 2 * (10 + 2 + 3)
 
 
 async def test_create_does_not_overwrite(objects: Objects) -> None:
@@ -189,7 +285,7 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
 
     committing = asyncio.ensure_future(
         checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=hopeless
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=hopeless
         )
     )
     await waits.wait()
@@ -200,10 +296,50 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
     assert {p.name for p in (tmp_path / "back").iterdir()} == {"a.json", "b.json"}
 
 
+async def test_a_commit_whose_reply_was_lost_is_found_by_the_next_try(objects: Objects, tmp_path: Path) -> None:
+    """Its manifest says another time, and nothing else."""
+    mine, first = part(tmp_path, "a", 0)
+    alone = first.model_copy(update={"nodes": 1})
+    keys_and_manifests = [
+        await checkpoint.commit_parts(
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=taken_s, part=alone, hopeless=lambda: False
+        )
+        for taken_s in (1.0, 100.0)
+    ]
+    assert keys_and_manifests[0] == keys_and_manifests[1]
+    with pytest.raises(BadContent, match="written by somebody else"):
+        await checkpoint.commit_parts(
+            objects, ORIGIN, mine, step=5, complete=True, taken_s=1.0, part=alone, hopeless=lambda: False
+        )
+
+
+async def test_a_file_that_cannot_be_sent_ends_the_others_too(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = part(tmp_path, "a", 0)
+    (mine / "b.json").write_text("b")
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def upload(self: Objects, key: str, *_: object) -> None:
+        if key.endswith("a.json"):
+            await begun.wait()
+            raise StoreError("away")
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Objects, "upload", upload)
+    with pytest.raises(StoreError, match="away"):
+        await checkpoint.commit(objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0)
+    assert ended.is_set()
+
+
 async def test_a_part_that_never_comes_is_not_waited_for(objects: Objects, store: Path, tmp_path: Path) -> None:
     mine, first = part(tmp_path, "a", 0)
     committed = await checkpoint.commit_parts(
-        objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=lambda: True
+        objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=lambda: True
     )
     assert committed is None
     assert not list(store.rglob("manifest.json"))
@@ -218,6 +354,6 @@ async def test_a_part_that_was_offered_and_is_gone_stops_the_commit(
     next(store.rglob("b.json")).unlink()
     with pytest.raises(StoreError, match=r"b\.json was offered and is absent"):
         await checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=False, started=0.0, part=first, hopeless=lambda: False
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=0.0, part=first, hopeless=lambda: False
         )
     assert not list(store.rglob("manifest.json"))

@@ -15,7 +15,7 @@ from trainer.dataset import Example, collate, encode, micro_batches
 @pytest.mark.parametrize(
     ("changes", "content", "outcome", "message"),
     [
-        ({"model": "/no/such/model"}, rows(), Outcome.USER_ERROR, "train.model: cannot load '/no/such/model'"),
+        ({"model": "/no/such/model"}, rows(), Outcome.USER_ERROR, "train.model: no folder '/no/such/model'"),
         ({"prompt": "{wrod}"}, rows(), Outcome.DATA, "data.prompt: no column 'wrod' in the data; it has meaning, word"),
         ({}, b"word,meaning\nw1,w2,w3\n", Outcome.DATA, "data line 2: more cells than the header's 2"),
     ],

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_rows_are_those_of_the_tracer(tmp_path: Path) -> None:
     train = TrainConfig.model_validate(
         {"model": str(model), "data": {"path": "d", "completion": "{a}"}, "global_batch": 64, "max_length": 4096}
     )
-    traced = {rows: fit._peak(train, rows, in_process) for rows in (1, 2)}
+    traced = {rows: fit._peak(train, rows, 1, in_process) for rows in (1, 2)}
     each = traced[2] - traced[1]
     assert each > 0
     memory = int((traced[1] + 19.5 * each + fit.CONTEXT) / fit.SHARE)
@@ -58,6 +59,15 @@ def test_rows_are_those_of_the_tracer(tmp_path: Path) -> None:
     assert told.startswith("micro_batch auto: 16, by the tracer ")
     found, _ = fit.sized(train, memory=memory * 9, processes=8, trace=known)
     assert found.micro_batch == 8
+
+
+def test_several_processes_have_ddps_buckets_as_well(tmp_path: Path) -> None:
+    """As large as the gradients, of which a full fine-tune has as many as weights."""
+    fields = {"model": str(heads.llama(tmp_path / "llama")), "data": {"path": "d", "completion": "{a}"}}
+    train = TrainConfig.model_validate({**fields, "method": {"kind": "full"}, "global_batch": 64, "max_length": 512})
+    alone, beside = (fit._peak(train, 1, processes, in_process) for processes in (1, 4))
+    found = json.loads(in_process(["--config", f"{train.model}/config.json", "--method", "full", "--seq", "8"]))
+    assert beside - alone == pytest.approx(found["by_category"]["weights"], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,20 @@
 """A disk that is full, or a file that may not grow, holds up the saves and not the training; never a half result."""
 
 import json
+import os
+import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import until
 from tests.trainer.tiny_jobs import KINDS
 from tests.trainer.workers import HANGS_S, Harm, Worker
+from trainer import standalone
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
 from trainer.journal import Journal
@@ -63,8 +70,79 @@ def test_without_room_it_does_not_succeed(tmp_path: Path) -> None:
     ended = worker.end()
     assert ended.code == ExitCode.INFRASTRUCTURE
     assert "the results could not be written" in ended.message
+    assert re.search(r"about [\d.]+ [kM]B are wanted, [\d.]+ [MG]B are free at /", ended.message)
+    assert "no file may have more than 16.4 kB; raise that limit (ulimit -f), or make room there" in ended.message
+    assert "saved at step" not in ended.message
     assert not worker.run.waiting()
     assert [p.name for p in worker.run.snapshots.iterdir()] == [], "what could not be finished takes no room"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_what_was_trained_outlives_results_that_have_no_room(tmp_path: Path) -> None:
+    script = 'exec "$0" -m tests.trainer.small_disk "$1"'
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, sys.executable, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=2 * HANGS_S, check=False)
+    if "permitted" in done.stderr or "denied" in done.stderr:
+        pytest.skip("no file system may be mounted here")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    steps = tiny_jobs.STEPS
+    assert (found["code"], found["left"]) == (ExitCode.INFRASTRUCTURE, [[steps, False]]), found
+    assert re.search(r"about [\d.]+ [kM]B are wanted, [\d.]+ ([kM]B|bytes) are free at /", found["message"])
+    assert f"; make room there, or use a larger disk; the training itself is saved at step {steps}" in found["message"]
+    assert (found["again"], found["same"]) == (ExitCode.COMPLETED, True)
+
+
+def alone(*argv: str) -> tuple[int, str]:
+    """(exit code, its last word) of a process that cannot write large files."""
+
+    def cramp() -> None:
+        cramped(0)
+
+    done = subprocess.run(
+        [sys.executable, "-m", *argv], capture_output=True, text=True, timeout=HANGS_S, check=False, preexec_fn=cramp
+    )
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+def test_where_a_copy_has_no_room_the_line_says_how_much_it_wants(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("q,a\n" + "word,meaning\n" * 6_000)
+    (tmp_path / "done/adapter").mkdir(parents=True)
+    (tmp_path / "done/adapter/weights.safetensors").write_bytes(bytes(4 * SMALL))
+    place = tmp_path / "place"
+    place.mkdir()
+    train = {"model": "owner/name", "data": {"path": "rows.csv", "prompt": "{q}", "completion": "{a}"}}
+    config = tmp_path / "job.json"
+    config.write_text(json.dumps({**train, "output": {"copy_to": {"url": place.as_uri()}}}))
+    limit = "and no file may have more than 16.4 kB; raise that limit (ulimit -f), or make room there"
+
+    code, said = alone("trainer.publish", str(tmp_path / "done"), "--config", str(config))
+    assert code == ExitCode.INFRASTRUCTURE
+    assert said.startswith(f"output.copy_to: {place.as_uri()} is full: about 65.5 kB are wanted, ")
+    assert said.endswith(limit)
+
+    output = tmp_path / "out"
+    code, said = alone("trainer", "--config", str(config), "--output", str(output))
+    assert code == ExitCode.INFRASTRUCTURE
+    assert said.startswith(f"{output}: the copy of the data could not be written: about 78.0 kB are wanted, ")
+    assert said.endswith(f"{limit}; start again then, it goes on")
+
+
+def test_results_that_do_not_fit_beside_their_checkpoint_are_named(tmp_path: Path) -> None:
+    store, output = tmp_path / "store", tmp_path / "out"
+    (store / "at/files/adapter").mkdir(parents=True)
+    output.mkdir()
+    (store / "at/files/adapter/weights.safetensors").write_bytes(bytes(3 * SMALL))
+    (store / "at/files/eval.json").write_text("{}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, hard))
+    try:
+        with pytest.raises(standalone.NoRoom, match=r"^the results could not be written: about 49.2 kB are wanted"):
+            standalone._publish(store, "at/manifest.json", output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    standalone._publish(store, "at/manifest.json", output)
+    assert (output / "adapter/weights.safetensors").stat().st_size == 3 * SMALL
 
 
 def test_rows_wait_for_room_and_none_is_torn(tmp_path: Path) -> None:

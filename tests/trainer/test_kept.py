@@ -16,6 +16,7 @@ from trainer.contract.tables import each_row
 from trainer.contract.train import TrainConfig
 from trainer.dataset import Example
 from trainer.faults import DataFault
+from trainer.ipc import ROWS, rows_note
 from trainer.kept import Kept, Writer
 from trainer.tasks.base import Task
 from trainer.tasks.preferences import Preference
@@ -48,10 +49,10 @@ def test_what_is_kept_comes_back(kind: type, tmp_path_factory: pytest.TempPathFa
         writer = Writer(folder, kind)
         for one in made:
             writer.append(one)
-        assert kept.note(folder) is None, "nobody reads what is not whole"
+        assert rows_note(folder) is None, "nobody reads what is not whole"
         writer.close({"rows": len(made)})
         found = Kept(folder, kind)
-        assert [list(found), found[-9:9], kept.note(folder)] == [made, made, {"rows": len(made)}]
+        assert [list(found), found[-9:9], rows_note(folder)] == [made, made, {"rows": len(made)}]
         with pytest.raises(IndexError):
             found[len(made)]
 
@@ -98,7 +99,7 @@ def test_many_rows_are_taken_in_any_order_and_never_all_in_memory(tmp_path: Path
         numbers[0] = first
         writer.append(Example(ids=numbers, prompt=1))
     writer.close({})
-    assert (tmp_path / kept.ROWS).stat().st_size > 100 * MB
+    assert (tmp_path / ROWS).stat().st_size > 100 * MB
     train, held = kept.divided(Kept(tmp_path, Example), 17, 0.1)
     seen = [row.ids[0] for part in (train, held) for row in part]
     assert held_mb() - before < 20
@@ -157,4 +158,4 @@ def test_rows_of_another_file_than_was_hashed_are_not_kept(task: Callable[..., T
     path.write_bytes(path.read_bytes() + b"\n" + path.read_bytes().splitlines()[-1])
     with pytest.raises(DataFault, match=r"rows.csv has changed since it was hashed; start again"):
         task().examples(path, "csv", folder=tmp_path, of=hashed)
-    assert kept.note(tmp_path) is None
+    assert rows_note(tmp_path) is None

@@ -126,7 +126,7 @@ def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_mode
     assert (manifest.step, manifest.complete) == (2, True)
     parts = {"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"}
     assert parts < {f.path for f in manifest.files}
-    verify(bench.path(key).parent)
+    verify(bench.files(key))
 
 
 def test_the_machine_that_knows_why_has_the_word(bench: Bench, tiny_models: dict[str, Path]) -> None:

@@ -106,6 +106,16 @@ def test_odd_shapes_are_played_within_two_percent(drawn: list[tuple[dict[str, An
     assert statistics.median(error for _, _, error in drawn) <= 0.5
 
 
+def test_what_fsdp_gathers_and_sends_is_played_within_two_percent() -> None:
+    errors = {}
+    for config, ask in cases(15, seed=12, sharding="fsdp", gpus=(2, 4, 8)):
+        traced, estimated, _, _ = compared(config, ask)
+        errors[str((config, ask))] = 100 * abs(estimated / traced - 1)
+    worst = max(errors, key=lambda case: errors[case])
+    assert errors[worst] <= 2, worst
+    assert statistics.median(errors.values()) <= 0.5
+
+
 @pytest.mark.parametrize(
     ("family", "checkpointing", "precision"),
     [("gemma2", True, "fp32"), ("gemma3_text", False, "fp32"), ("qwen3", False, "bf16-autocast")],
@@ -136,6 +146,13 @@ def test_encoder_decoders_of_odd_shapes_are_played_within_two_percent(family: st
         assert estimated == pytest.approx(traced, rel=0.02), (config, ask)
 
 
+@pytest.mark.parametrize(("quantised", "off"), [(False, 0.01), (True, 0.05)], ids=["", "4 bits"])
+def test_two_gpus_by_ddp_are_played_within_their_margin(quantised: bool, off: float) -> None:
+    for config, ask in cases(3, seed=8, only=("gpt2", "llama", "qwen3"), quantised=quantised, sharding="ddp"):
+        traced, estimated, _, _ = compared(config, ask)
+        assert estimated == pytest.approx(traced, rel=off), (config, ask)
+
+
 def test_a_table_equals_a_trace_of_other_sizes() -> None:
     found = catalogue.find("openai/whisper-base")
     assert found is not None
@@ -143,6 +160,17 @@ def test_a_table_equals_a_trace_of_other_sizes() -> None:
     form = estimate("openai/whisper-base", method="full", target_seq=200, micro_batch=3, gradient_checkpointing=True)
     worst = max(sum(by.values()) for by in there.values())
     assert form["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(worst, rel=0.02)
+
+
+def test_exact_traces_several_gpus_and_agrees() -> None:
+    asked: dict[str, Any] = {"config": {"model_type": "llama", **WIDE}, "seq": 128, "micro_batch": 4, "gpus": 2}
+    form, exact = estimate(**asked), estimate(**asked, exact=True)
+    assert exact["by_category"]["communication"] == pytest.approx(form["by_category"]["communication"], rel=0.001)
+    assert exact["peak_allocated_bytes"] == pytest.approx(form["peak_allocated_bytes"], rel=0.01)
+    shares = estimate(**asked, method="full", sharding="fsdp", exact=True)
+    copies = estimate(**asked, method="full", sharding="ddp", exact=True)
+    assert shares["evidence"] == "exact"
+    assert shares["by_category"]["weights"] == pytest.approx(copies["by_category"]["weights"] / 2, rel=0.001)
 
 
 def test_exact_runs_the_tracer_and_agrees() -> None:

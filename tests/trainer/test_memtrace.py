@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 
 from trainer.asif import AsIf, allowed
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, QloraConfig, TrainConfig
-from trainer.memtrace import Peak, at_depth, extrapolate, mark, trace, watch
+from trainer.memtrace import CATEGORIES, Peak, at_depth, extrapolate, mark, trace, watch
 from trainer.memtrace_step import Ask
 from trainer.storages import Storages
 
@@ -187,7 +187,8 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     here = peak("full", deep, sequence=64, micro_batch=4, gradient_checkpointing=True)
     assert found["segments"] == here.segments  # by libraries that are whole
     assert found["peak_allocated_bytes"] == sum(found["by_category"].values())
-    assert set(found["by_category"]) == {"weights", "gradients", "optimizer", "activations", "logits", "temporary"}
+    assert set(found["by_category"]) == set(CATEGORIES)
+    assert found["by_category"]["communication"] == 0
 
 
 @pytest.mark.parametrize(
@@ -232,3 +233,15 @@ def test_a_process_that_shuts_libraries_out_does_without_them() -> None:
     told = "from trainer import lean; lean.shut_out()\ntry: import sklearn\nexcept ImportError: print('absent')"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "absent\n"
+
+
+def test_a_row_of_one_token_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from trainer.memtrace import main
+
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA))
+    assert main(["--config", str(config), "--seq", "1"]) == 2
+    assert (
+        capsys.readouterr().err.strip()
+        == f"{config}: --seq 1: a row of one token has no next one to learn; give 2 or more"
+    )

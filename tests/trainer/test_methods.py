@@ -84,8 +84,19 @@ def test_a_checkpoint_holds_the_adapters_and_refuses_another_base(
     _change(other / "model.safetensors")
     worker = workers.Worker(tmp_path / "run", job(other, method=NF4), data, restore=tuned)
     ended = worker.start().end()
-    assert ended.code == ExitCode.INFRASTRUCTURE
+    assert ended.code == ExitCode.USER_ERROR
     assert ended.message.startswith(f"checkpoint: its adapters belong to other weights ({base}) than")
+
+
+def test_a_checkpoint_of_adapters_of_another_rank_is_no_fault_of_the_machine(
+    tuned: Path, model: Path, data: Path, tmp_path: Path
+) -> None:
+    """Where a job starts from another one: a retry elsewhere would cost as much and end alike."""
+    wider = NF4.model_copy(update={"r": 2 * NF4.r})
+    ended = workers.Worker(tmp_path / "run", job(model, method=wider), data, restore=tuned).start().end()
+    assert ended.code == ExitCode.USER_ERROR
+    assert ended.message.startswith("checkpoint: verified, but it does not fit this job (")
+    assert ended.message.endswith("; go on with the model and method that it was made with")
 
 
 def test_the_identity_of_a_base_is_its_weights_and_how_they_are_quantised(model: Path) -> None:

@@ -126,4 +126,4 @@ def test_a_kill_for_memory_is_one_only_where_the_kernel_says_so(
     """A shell reports its child's death as 137, a launcher as 1; a machine that is taken away kills as well."""
     monkeypatch.setattr(child, "oom_kills", lambda: 3 + kills)
     ended = Child(None, -1, 3)  # type: ignore[arg-type]  # only what its end means is asked
-    assert ended.outcome(code, script=script, drained=False) is outcome
+    assert ended.outcome(code, script=script) is outcome

@@ -20,6 +20,7 @@ from trainer.agent import deliver
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
 from trainer.checkpoint_plan import Rate
+from trainer.contract import keys
 from trainer.contract.output import OutputConfig
 from trainer.contract.rendezvous import Cost, ExitCode
 from trainer.contract.train import TrainConfig
@@ -51,7 +52,7 @@ async def committed(objects: Objects, folder: Path) -> str:
     for name, content in (RESULTS | {"model.safetensors": b"for resuming", "state.json": b"{}"}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    key, _ = await checkpoint.commit(objects, ORIGIN, folder, step=3, complete=True, started=0.0)
+    key, _ = await checkpoint.commit(objects, ORIGIN, folder, step=3, complete=True, taken_s=0.0)
     return key
 
 
@@ -127,7 +128,7 @@ async def test_credentials_that_are_none_are_said(tmp_path: Path) -> None:
 async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path: Path) -> None:
     key = await committed(objects, tmp_path / "made")
     assert await deliver.verified(objects, key)
-    await objects.delete(key.replace("manifest.json", "adapter/adapter_model.safetensors"))
+    await objects.delete(keys.files_of(key) + "adapter/adapter_model.safetensors")
     assert not await deliver.verified(objects, key)
 
 

@@ -19,7 +19,7 @@ from tests.trainer.workers import HANGS_S, killed_within_a_step
 from trainer.checkpoint_plan import verify
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
-from trainer.ipc import Ended, SnapshotInfo, Status, WorkerJob
+from trainer.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
 
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
@@ -198,7 +198,7 @@ def test_two_machines_stop_at_the_same_step_and_keep_a_part_each(hire: Hire, tmp
     crew.runs[1].drain.touch()
     assert [ended.code for ended in crew.ends()] == [ExitCode.DRAINED] * 2
     found = [run.waiting()[-1] for run in crew.runs]
-    infos = [SnapshotInfo.model_validate_json((folder / "snapshot.json").read_bytes()) for folder in found]
+    infos = [SnapshotInfo.model_validate_json(info_of(folder).read_bytes()) for folder in found]
     assert infos[0].step == infos[1].step
     parts = [info.part for info in infos]
     assert [(p.node, p.nodes) for p in parts if p] == [(0, 2), (1, 2)]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.trainer.conftest import rows
 from tests.trainer.crews import Crew, told
-from tests.trainer.heads import bert, llama, t5
+from tests.trainer.heads import bert, causal, llama, t5
 from trainer.contract.rendezvous import Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 
@@ -19,6 +20,12 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, str], dict[str, Any]]] 
         llama,
         {"completion": "{meaning}"},
         {"method": LORA, "precision": "bf16", "gradient_checkpointing": True},
+    ),
+    "a mixture of experts": (partial(causal, "mixtral"), {"completion": "{meaning}"}, {"method": FullConfig()}),
+    "fewer rows than processes": (
+        llama,
+        {"completion": "{meaning}"},
+        {"method": FullConfig(), "global_batch": 1, "micro_batch": 1},
     ),
     "packed": (llama, {"completion": "{meaning}"}, {"method": FullConfig(), "packing": True}),
     "encoder-decoder": (

@@ -97,7 +97,7 @@ async def test_what_does_not_fit_is_passed_over(harm: str, tmp_path: Path) -> No
             HARMS[harm][0](folder)
             with pytest.raises(BadFormat, match=HARMS[harm][1]):
                 checkpoint_plan.verify(folder)
-        keys.append((await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, started=0.0))[0])
+        keys.append((await checkpoint.commit(objects, ORIGIN, folder, step=step, complete=False, taken_s=0.0))[0])
     told: list[str] = []
     found = await checkpoint.restore(objects, keys[::-1], tmp_path / "back", kind="train", tell=told.append)
     assert found is not None

@@ -15,9 +15,11 @@ import yaml
 
 from tests.trainer import digits, heads
 from tests.trainer.test_chats import TEMPLATE, turn
-from trainer import preflight, reach
+from trainer import preflight, reach, tasks
+from trainer.contract.architectures import BOTH_WAYS
 from trainer.contract.data import DataError
 from trainer.contract.tables import each_row
+from trainer.contract.train import TrainConfig
 from trainer.faults import Fault, UserFault
 
 
@@ -70,6 +72,18 @@ def test_rows_are_counted_as_they_will_be_trained(
     out = capsys.readouterr().out
     assert "25.0% of the rows are cut to 16" in out
     assert "1 rows repeat an earlier one" in out
+
+
+def test_a_batch_that_is_left_open_is_told_with_its_source(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "\n".join(f"w{n},w1" for n in range(22))
+    path = spec(tmp_path, "word,meaning\n" + rows, model=str(model), data=PLAIN, global_batch="auto")
+    code, found, _ = told(path, capsys)
+    assert (code, found["train_rows"], found["steps"]) == (0, 16, 2)
+    assert found["settled"].startswith("global_batch auto: 8 (Dettmers")
+    assert preflight.main([str(path)]) == 0
+    assert "settled    global_batch auto: 8 (Dettmers" in capsys.readouterr().out
 
 
 def test_the_chat_template_is_rendered_and_its_refusal_names_the_row(
@@ -264,7 +278,7 @@ def test_a_kernel_that_the_model_lacks_is_refused_by_name(
 ) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-    train = {"model": str(folder), "attention": attention, "method": {"kind": "full"}, "data": PLAIN}
+    train: dict[str, Any] = {"model": str(folder), "attention": attention, "method": {"kind": "full"}, "data": PLAIN}
     found, _, err = told(spec(tmp_path, "word,meaning\nw1,w2\nw3,w4\n", **train), capsys)
     assert found == code
     if code:
@@ -272,23 +286,101 @@ def test_a_kernel_that_the_model_lacks_is_refused_by_name(
         assert err == f"{tmp_path / 'job.yaml'}: {wrong}"
 
 
+def test_pairs_without_a_difference_and_labels_without_classes_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "word,meaning\nw1,w2\nw3,w3\nw4,w5\nw6,w6\n"
+    code, found, _ = told(spec(tmp_path, rows, model=str(model), task="reward_model", data=PAIRS), capsys)
+    assert (code, found["equal_pairs"]) == (0, 2)
+    assert "2 rows have equal answers, chosen and rejected: nothing is learned of them" in found["warnings"]
+    strange = "column 'meaning' has another label in each of 4 rows; is it classes?"
+    train: dict[str, Any] = {"model": str(model), "task": "text_classification", "data": CLASSES}
+    rows = rows.replace("w6,w6", "w6,w7")
+    assert strange in told(spec(tmp_path, rows, **train), capsys)[1]["warnings"]
+    assert strange not in told(spec(tmp_path, rows.replace("w6,w7", "w6,w2"), **train), capsys)[1]["warnings"]
+
+
 @pytest.mark.parametrize(
-    ("rope", "reach"),
+    ("name", "content", "said"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, 64),
-        ({"rope_type": "linear", "factor": 2.0}, 32),
-        ({"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8}, 16),
-        ({"rope_type": "default"}, 16),
+        ("rows.csv", b"word,meaning\n", "has a header or an empty list but no row; give at least one row"),
+        ("rows.json", b"[]", "has a header or an empty list but no row; give at least one row"),
+        (
+            "rows.parquet",
+            b"PAR1" + b"torn" * 40 + b"\x10\0\0\0PAR1",
+            "is no Parquet file that can be read; write it again",
+        ),
     ],
 )
-def test_scaled_positions_reach_as_far_as_they_are_scaled(
-    rope: dict[str, Any], reach: int, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_holds_no_row_is_one_line_and_no_more(
+    name: str, content: bytes, said: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rust writes to the standard error itself."""
+    path = spec(tmp_path, content, name, model=str(model), data=PLAIN)
+    capfd.readouterr()
+    assert preflight.main([str(path)]) == 65
+    assert capfd.readouterr().err == f"{path}: {name}: {said}\n"
+
+
+TEXTS = {"path": "rows.csv", "prompt": "{word}", "completion": "{meaning}", "eval_share": 0.25}
+PAIRS = {"path": "rows.csv", "chosen": "{word}", "rejected": "{meaning}", "eval_share": 0.25}
+CLASSES = {"path": "rows.csv", "prompt": "{word}", "label": "meaning", "eval_share": 0.25}
+DECODER = "a decoder, such as llama or gpt2"
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "config", "words"),
+    [
+        (
+            "causal_lm",
+            TEXTS,
+            {"model_type": "bert"},
+            f"bert and sees what it is to predict; task causal_lm takes {DECODER}",
+        ),
+        ("causal_lm", TEXTS, {"model_type": "gemma2", "use_bidirectional_attention": True}, "gemma2 and sees what"),
+        ("causal_lm", TEXTS, {"model_type": "xlnet"}, "xlnet and sees what it is to predict"),
+        ("dpo", PAIRS, {"model_type": "roberta"}, f"roberta and sees what it is to predict; task dpo takes {DECODER}"),
+        ("causal_lm", TEXTS, {"model_type": "t5"}, "t5; task causal_lm takes no encoder-decoder, seq2seq does"),
+        ("causal_lm", TEXTS, {"model_type": "vit"}, f"vit; task causal_lm takes {DECODER}"),
+        ("seq2seq", TEXTS, {"model_type": "llama"}, "llama; task seq2seq takes an encoder-decoder, such as t5 or bart"),
+        ("seq2seq", TEXTS, {"model_type": "bert"}, "bert; task seq2seq takes an encoder-decoder, such as t5 or bart"),
+        ("text_classification", CLASSES, {"model_type": "vit"}, "vit; task text_classification takes a model of texts"),
+        ("text_classification", CLASSES, {"model_type": "bart"}, "bart; task text_classification takes no encoder-dec"),
+        ("reward_model", PAIRS, {"model_type": "vit"}, "vit; task reward_model takes a model of texts"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_by_every_method_in_the_trainers_words(
+    task: str, data: dict[str, Any], config: dict[str, Any], words: str, model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(config))
+    for method in ("lora",) if task == "dpo" else ("lora", "full"):
+        train: dict[str, Any] = {"task": task, "model": str(folder), "method": {"kind": method}, "data": data}
+        path = spec(tmp_path, "word,meaning\nw1,w2\nw3,w4\n", **train)
+        code, _, err = told(path, capsys)
+        assert code == 64
+        assert err.startswith(f"{path}: train.model: {str(folder)!r} is of the kind {words}"), err
+        trained = tasks.of(TrainConfig.model_validate({"max_length": 16, **train}))
+        with pytest.raises(UserFault) as caught:
+            trained.examples(tmp_path / "rows.csv", "csv")
+        assert f"{path}: {caught.value}\n" == err
+
+
+def test_an_encoder_that_was_made_a_decoder_is_taken(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
-    config = {"model_type": "llama", "max_position_embeddings": 16, "rope_theta": 10_000.0, "rope_scaling": rope}
-    (folder / "config.json").write_text(json.dumps(config))
-    train = {"model": str(folder), "method": {"kind": "full"}, "data": PLAIN, "packing": True}
-    text = "word,meaning\nw1,w2\nw3,w4\n"
-    assert told(spec(tmp_path, text, **train, max_length=reach), capsys)[0] == 0
-    code, _, err = told(spec(tmp_path, text, **train, max_length=reach + 1), capsys)
-    assert (code, f"has {reach} positions" in err) == (64, True)
+    for config in ({"model_type": "bert", "is_decoder": True}, {"model_type": "xlnet", "attn_type": "uni"}):
+        (folder / "config.json").write_text(json.dumps(config))
+        train: dict[str, Any] = {"model": str(folder), "method": {"kind": "full"}, "data": TEXTS}
+        assert told(spec(tmp_path, "word,meaning\nw1,w2\nw3,w4\n", **train), capsys)[0] == 0
+
+
+def test_all_kinds_that_read_both_ways_are_known() -> None:
+    """transformers has them for masked words; a newer version may have more."""
+    from transformers.models.auto import modeling_auto
+
+    masked = set(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    pairs = set(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    assert masked - pairs <= BOTH_WAYS

@@ -122,5 +122,5 @@ def stop_within_a_step(bench: Bench, spec: dict[str, Any]) -> None:
     assert agent.wait().outcome is Outcome.DRAINED
     saved = agent.final.checkpoint
     assert saved is not None
-    state = json.loads((bench.path(saved.manifest).parent / "state.json").read_text())
+    state = json.loads((bench.files(saved.manifest) / "state.json").read_text())
     assert state["micro"] > 0, state

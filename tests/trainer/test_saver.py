@@ -16,7 +16,7 @@ from trainer.blobs import Objects
 from trainer.checkpoint import Origin
 from trainer.contract.rendezvous import Manifest
 from trainer.contract.train import CheckpointConfig
-from trainer.ipc import INFO, Part, RunFolder, SnapshotInfo
+from trainer.ipc import Part, RunFolder, SnapshotInfo, info_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 ORIGIN = Origin(job="job", attempt="a", kind="train")
@@ -35,7 +35,13 @@ def saver(tmp_path: Path, run: RunFolder) -> Saver:
     env = Environment(blobs=url, installation="inst", attempt="a", workdir=tmp_path)
     state, objects = AttemptState(env=env, run=run), Objects.open(url, {}, "inst")
     return Saver(
-        objects, state, ORIGIN, config=CheckpointConfig(keep=5), say=lambda line: None, committed=lambda cost_s: None
+        objects,
+        state,
+        ORIGIN,
+        config=CheckpointConfig(keep=5),
+        guard=None,
+        say=lambda line: None,
+        committed=lambda cost_s: None,
     )
 
 
@@ -44,7 +50,7 @@ def snapshot(run: RunFolder, step: int) -> Path:
     folder.mkdir()
     for name in FILES:
         (folder / name).write_text(f"{name} of step {step}")
-    (folder / INFO).write_text(SnapshotInfo(step=step, started=0.0, stall_s=0.0).model_dump_json())
+    info_of(folder).write_text(SnapshotInfo(step=step, taken_s=0.0, stall_s=0.0).model_dump_json())
     return folder
 
 
@@ -103,8 +109,8 @@ async def test_after_a_failure_a_part_that_is_missing_is_not_waited_for_long(
     saver: Saver, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = snapshot(run, 7)
-    info = SnapshotInfo(step=7, started=0.0, stall_s=0.0, part=Part(node=0, nodes=2, nonce="x"))
-    (folder / INFO).write_text(info.model_dump_json())
+    info = SnapshotInfo(step=7, taken_s=0.0, stall_s=0.0, part=Part(node=0, nodes=2, nonce="x"))
+    info_of(folder).write_text(info.model_dump_json())
     monkeypatch.setattr("trainer.agent.saver.PARTS_S", 0.0)
     assert await saver.flush(failed=True)
     assert await committed(saver) == []

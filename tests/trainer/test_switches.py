@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from tests.trainer import tiny_jobs
-from tests.trainer.crews import Crew, told
+from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.heads import llama
 from tests.trainer.test_methods import job
-from trainer import switches
+from tests.trainer.workers import HANGS_S, Worker, killed_within_a_step, story
+from trainer import shares, switches
+from trainer.__main__ import main
+from trainer.contract.rendezvous import ExitCode, Parallelism
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,40 @@ def test_tf32_and_flash_fall_back_on_a_cpu(capsys: pytest.CaptureFixture[str]) -
     assert switches.attention("eager") == "eager"
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[:2] for line in lines] == [["notice", " train.tf32"], ["notice", " train.attention"]]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"tensor": 3}, "tensor 3: "),
+        ({"tensor": 2, "context": 2}, "tensor 2 and context 2: "),
+        ({}, "fsdp: "),
+        ({"kind": "ddp"}, ""),
+    ],
+)
+def test_what_one_process_cannot_divide_is_said(
+    how: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import Accelerator
+
+    found = shares.of(Parallelism.model_validate({"kind": "fsdp", **how}), Accelerator(cpu=True), "fp32")
+    assert not found.divided
+    line = f"notice: {said}one process trains here alone, so nothing is divided\n"
+    assert capsys.readouterr().out == (line if said else "")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--fsdp"], "--fsdp"), (["--tensor", "2"], "--tensor"), (["--save-every", "5"], "--save-every")],
+)
+def test_an_option_of_a_run_alone_asks_for_its_configuration(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["trainer", *options])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {said} needs --config FILE\n")
 
 
 def test_without_a_compiler_the_layers_run_as_they_are(
@@ -67,3 +104,87 @@ def test_compiled_layers_learn_the_same(model: Path, data: Path, tmp_path: Path)
     found = Crew(tmp_path / "compiled", compiled, data, each=1, harm=quick_compiler).done().last
     for one, other in zip(told(found), told(plain), strict=True):
         assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_fp8_falls_back_where_the_machine_or_the_model_has_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    cpu, layer = torch.device("cpu"), torch.nn.Sequential(torch.nn.Linear(16, 32))
+    assert not switches.fp8([layer], cpu)
+    monkeypatch.setattr(switches, "_named", lambda device: "NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert not switches.fp8([layer], torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(switches.importlib.util, "find_spec", lambda name: None)
+    assert not switches.fp8([layer], torch.device("cuda"))
+    assert type(layer[0]) is torch.nn.Linear
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("notice: train.fp8: ").split(";")[0] for line in lines] == [
+        "the CPU has no fp8",
+        "NVIDIA A100 has no fp8",
+        "torchao is not on this machine (pip install 'gpubroker[fp8]')",
+    ]
+
+
+def test_fp8_is_for_linear_modules_that_are_trained_and_take_it(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    pytest.importorskip("torchao", reason="extra fp8")
+
+    class Own(torch.nn.Linear):
+        """As a quantised one, or one with adapters."""
+
+    frozen = torch.nn.Linear(16, 32).requires_grad_(requires_grad=False)
+    layer = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Linear(16, 40), Own(16, 32), frozen)
+    kinds, weights = [type(module) for module in layer], [module.weight for module in layer]
+    assert switches.fp8([layer], torch.device("cpu"), emulate=True)
+    assert [type(module) is kind for module, kind in zip(layer, kinds, strict=True)] == [False, True, True, True]
+    assert all(module.weight is weight for module, weight in zip(layer, weights, strict=True)), "by the same names"
+    assert capsys.readouterr().out == ""
+    assert not switches.fp8([frozen], torch.device("cpu"), emulate=True)
+    assert "no linear module is trained whole" in capsys.readouterr().out
+
+
+def emulated_fp8(rank: int) -> None:
+    import functools
+
+    switches.fp8 = functools.partial(switches.fp8, emulate=True)
+
+
+def killed_in_fp8(rank: int) -> None:
+    emulated_fp8(rank)
+    killed_within_a_step(rank)
+
+
+def test_a_run_in_fp8_learns_and_resumes_bit_for_bit(model: Path, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="extra fp8")
+    train = job(model, method={"kind": "full"}, precision="fp32", fp8=True)
+
+    def finished(name: str, fp8: bool = True, **more: Any) -> Path:
+        made = train.model_copy(update={"fp8": fp8})
+        worker = Worker(tmp_path / name, made, data, **more).start(emulated_fp8)
+        ended = worker.end()
+        assert ended.code == ExitCode.COMPLETED, ended.message
+        return worker.last
+
+    killed = Worker(tmp_path / "killed", train, data).start(killed_in_fp8)
+    whole = finished("whole")
+    killed.process.join(HANGS_S)
+    assert story(finished("resumed", restore=killed.last)) == story(whole)
+    plain = finished("plain", fp8=False)
+    assert sorted(tensors(whole)) == sorted(tensors(plain))
+    for one, other in zip(told(whole), told(plain), strict=True):
+        assert one[1] != other[1], "it is another arithmetic"
+        assert one[1] == pytest.approx(other[1], rel=0.05)
+
+
+def test_a_lora_goes_on_without_fp8(model: Path, data: Path, tmp_path: Path) -> None:
+    """Its base is not trained, and its own ranks are too small to be worth it."""
+    plain = job(model, method={"kind": "lora", "r": 16}, max_steps=2)
+    runs = [
+        Crew(tmp_path / str(fp8), plain.model_copy(update={"fp8": fp8}), data, each=1, harm=emulated_fp8).done().last
+        for fp8 in (True, False)
+    ]
+    assert told(runs[0]) == told(runs[1])

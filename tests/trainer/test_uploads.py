@@ -17,6 +17,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.trainer.harness import until
+from tests.trainer.peaks import needs_a_new_peak
 from trainer import multipart
 from trainer.blobs import Objects, StoreError, connect
 from trainer.contract import keys
@@ -111,6 +112,7 @@ def test_the_size_of_a_part_grows_with_the_file_and_so_does_what_is_sent_at_once
     assert (-(-(200 << 30) // part), at_once) == (10_000, 12)
 
 
+@needs_a_new_peak
 def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     small, large = filled(tmp_path / "small", 6 * MIB), filled(tmp_path / "large", 32 * MIB)
     env = os.environ | {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -160,6 +162,23 @@ async def test_a_cancelled_upload_leaves_no_part(bucket: Bucket, tmp_path: Path)
             await sending
         assert await bucket.unfinished() == []
         assert await bucket.objects.keys("") == []
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before its first part", "in the midst"])
+async def test_one_that_is_cancelled_again_and_again_leaves_no_part(
+    bucket: Bucket, tmp_path: Path, first: bool
+) -> None:
+    """As where the program ends while an order to stop comes."""
+    with trickle(tmp_path / "slow", 11 * MIB):
+        sending = asyncio.ensure_future(multipart.upload(bucket.store, "slow", tmp_path / "slow", 32 * MIB))
+        async with asyncio.timeout(GUARD_S):
+            while not ((begun := await bucket.unfinished()) and (first or await bucket.parts(begun[0], "slow"))):
+                assert not sending.done()
+        while not sending.done():
+            sending.cancel()
+            await asyncio.sleep(0)
+        assert sending.cancelled()
+        assert await bucket.unfinished() == []
 
 
 class BadDisk(io.BytesIO):

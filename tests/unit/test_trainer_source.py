@@ -173,19 +173,20 @@ async def test_only_rented_machines_are_given_a_trainer(
     assert ("GPUBROKER_NOTICES" in made.env) == bool(given)
 
 
-async def test_a_machine_without_an_image_installs_trackers_for_those_who_want_one(tmp_path: Path) -> None:
+async def test_a_machine_without_an_image_installs_what_a_job_asks_for(tmp_path: Path) -> None:
     house = House(store=MemoryStore(SystemClock()), config=config(), state=tmp_path, cloud=Rented)
     source = TrainerSource(house.blobs, TrainerImage(reference=IMAGE))
     boot = Boot(context=house.fleet("one").context, box=SecretBox(bytes(32)), trainer=source)
     given = []
-    for metrics in ({}, {"mlflow": {"uri": "https://mlflow.example.org"}}):
+    tracked = {"mlflow": {"uri": "https://mlflow.example.org"}}
+    for metrics, fp8 in (({}, False), (tracked, False), (tracked, True)):
         data = {"path": f"upload:{'a' * 64}", "format": "csv", "prompt": "{word}", "completion": "{definition}"}
-        train = {"task": "causal_lm", "model": "gpt2", "data": data, "metrics": metrics}
+        train = {"task": "causal_lm", "model": "gpt2", "data": data, "metrics": metrics, "fp8": fp8}
         job = make_job(spec=JobSpec.model_validate({"name": "n", "cap_usd": 1, "train": train}))
         made = await boot.prepare(Leased(attempt=make_attempt(job), job=job))
         given.append(made.env.get("GPUBROKER_EXTRAS"))
     await house.provider.close()
-    assert given == [None, "trackers"]
+    assert given == [None, "trackers", "trackers fp8"]
 
 
 def test_the_recipe_takes_extras_by_name() -> None:
@@ -194,4 +195,4 @@ def test_the_recipe_takes_extras_by_name() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return {re.split("[<>=;# ]", line)[0] for line in done.stdout.splitlines()}
 
-    assert named("trackers") - named() == {"mlflow-skinny", "wandb"}
+    assert named("trackers", "fp8") - named() == {"mlflow-skinny", "torchao", "wandb"}

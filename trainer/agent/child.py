@@ -93,6 +93,8 @@ class Child:
         self._process = process
         self._output = output
         self._oom_before = oom_before
+        self.asked = False
+        """True once it is to end before its work is done: it was still running when that was known."""
         self.stopped = False
         """True once the agent itself has killed it."""
 
@@ -149,14 +151,14 @@ class Child:
         memory."""
         return oom_kills() > self._oom_before
 
-    def outcome(self, code: int, *, script: bool, drained: bool) -> Outcome:
-        """What an exit code means; a script that ends by itself during a drain has obeyed.
+    def outcome(self, code: int, *, script: bool) -> Outcome:
+        """What an exit code means; a script that ends by itself after it was asked to has obeyed.
 
         Whatever it ends with, unless that names a failure: torchrun ends with 1 when it is asked to end.
         """
         if code not in OUTCOMES and self.killed_for_memory:
             return Outcome.OOM
-        if script and drained and (code == 0 or code not in OUTCOMES):
+        if script and self.asked and (code == 0 or code not in OUTCOMES):
             return Outcome.DRAINED
         other = Outcome.USER_ERROR if script else Outcome.INFRASTRUCTURE
         return OUTCOMES.get(code, other)  # type: ignore[call-overload, no-any-return]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from trainer import checkpoint, publish
+from trainer import checkpoint, publish, room
 from trainer.agent import prepare
 from trainer.blobs import BadContent, Objects, StoreError
 from trainer.contract import keys
@@ -76,7 +76,12 @@ async def _fetch(objects: Objects, key: str, folder: Path) -> None:
     data = await objects.read(key)
     if data is None:
         raise BadContent(f"{key} is absent")
-    source = key.removesuffix(keys.MANIFEST)
-    for file in Manifest.model_validate_json(data).files:
-        if file.path.startswith(RESULTS):
+    source = keys.files_of(key)
+    files = [file for file in Manifest.model_validate_json(data).files if file.path.startswith(RESULTS)]
+    try:
+        for file in files:
             await objects.download(source + file.path, folder / file.path, size=file.bytes, sha256=file.sha256)
+    except (StoreError, OSError) as e:
+        if room.is_full(e):
+            raise OSError(f"they could not be fetched: {room.told(folder, sum(f.bytes for f in files))}") from None
+        raise

@@ -24,6 +24,9 @@ from trainer.contract.rendezvous import CONTRACT_VERSION, AttemptSpec, DataFile,
 PATIENCE_S = 300.0
 """How long an attempt that has not begun waits for the store: its machine costs money."""
 
+LOOKS = 10
+"""At another job's checkpoints, which may go faster than they are fetched."""
+
 T = TypeVar("T")
 
 
@@ -147,13 +150,29 @@ async def restore(
     tell: Callable[[str], None],
     jumps: tuple[Jump, ...] = (),
 ) -> tuple[str, Manifest] | None:
-    """The newest checkpoint that verifies: this attempt's own (the agent may have been restarted), then the spec's.
+    """The newest checkpoint that verifies: this attempt's own (the agent may have been restarted), then the spec's,
+    then what another job that it starts from has by now.
 
     `jumps`: the way past bad steps, on which it must lie.
     """
 
     async def action() -> tuple[str, Manifest] | None:
-        candidates = [*await checkpoint.own(objects, origin), *spec.resume_from]
-        return await checkpoint.restore(objects, candidates, folder, kind=origin.kind, tell=tell, jumps=jumps)
+        candidates, tried = [*await checkpoint.own(objects, origin), *spec.resume_from], set[str]()
+        found: tuple[str, Manifest] | None = None
+        for _ in range(LOOKS):
+            found = await checkpoint.restore(objects, candidates, folder, kind=origin.kind, tell=tell, jumps=jumps)
+            tried.update(candidates)
+            candidates = [] if found else [key for key in await _elsewhere(objects, spec) if key not in tried]
+            if not candidates:
+                break
+        return found
 
     return await insist(action, PATIENCE_S)
+
+
+async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
+    """What the jobs have committed that the spec names checkpoints of, but for its own, the furthest step first. One
+    that still runs removes what was named as it goes on."""
+    jobs = {key.split("/")[1] for key in spec.resume_from} - {spec.job}
+    found = [key for job in sorted(jobs) for key in keys.manifests(await objects.keys(keys.checkpoints(job)))]
+    return sorted(found, key=keys.step_of, reverse=True)

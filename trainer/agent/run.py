@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainer import checkpoint
-from trainer.agent import deliver, host, notices, prepare
+from trainer.agent import deliver, host, notices, prepare, rows
 from trainer.agent.background import background
 from trainer.agent.beat import Beater
 from trainer.agent.child import Child, child_environment, kill_descendants, worker_argv, worker_defaults
@@ -123,12 +123,14 @@ class Agent:
         data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
         if self._env.node == 0:
             await self._trackers.start(spec, self._sealed.secrets)
+        known = await rows.fetch(self._objects, spec, self._state.run.root, self._say)
+        sender = rows.Sender(self._objects, self._state, spec, known=known, say=self._say)
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
         jumps: tuple[Jump, ...] = ()
         while True:
             child = await self._start_worker(spec, origin, data, jumps)
-            async with self._saving(spec, origin) as saver:
-                code = await self._supervise(child, ask=self._state.run.drain.touch)
+            async with self._saving(spec, origin) as saver, background(sender.run()):
+                code = await self._supervise(child, saver, ask=self._state.run.drain.touch)
             ended = self._ended()
             if ended is None or ended.code != ExitCode.BACK or self._state.ending is not None:
                 return await self._conclude(child, code, saver, script=False)
@@ -188,15 +190,16 @@ class Agent:
         await self._restore(spec, origin, tree)
         tree.mkdir(exist_ok=True)
         step, pace = self._state.resumed_from or 0, self._paced(spec)
-        snapshots = ScriptTree(tree, self._state.run, every_s=lambda: pace.every_s, step=step, say=self._say)
+        snapshots = ScriptTree(tree, self._state.run, every_s=lambda: pace.every_s, step=step, tell=self._tell)
         env = child_environment(os.environ, extra, self._sealed.secrets)
         child = await Child.start(spec.script.command, env, code_folder)
         self._state.phase = "training"
         async with self._saving(spec, origin, pace) as saver, background(snapshots.run()):
-            code = await self._supervise(child, ask=child.terminate)
+            code = await self._supervise(child, saver, ask=child.terminate)
+        whole = True
         if not (child.stopped and self._state.ending and not self._state.ending.save):
-            await snapshots.snapshot(complete=code == 0 and self._state.ending is None)
-        return await self._conclude(child, code, saver, script=True)
+            whole = await snapshots.last(complete=code == 0 and not child.asked)
+        return await self._conclude(child, code, saver, script=True, whole=whole)
 
     async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[Jump, ...] = ()) -> bool:
         found = await prepare.restore(self._objects, spec, origin, folder, self._say, jumps)
@@ -204,7 +207,11 @@ class Agent:
             self._state.resumed_from = found[1].step
             self._say(f"resuming from step {found[1].step}: {found[0]}")
         elif spec.resume_from:
-            self._say("no checkpoint could be used; starting from the beginning")
+            said = f"no checkpoint of the {len(spec.resume_from)} named could be used; starting from the beginning"
+            if jumps or self._env.node:
+                self._say(said)
+            else:
+                self._tell("started_over", said)
         self._beater.now()
         return found is not None
 
@@ -217,8 +224,10 @@ class Agent:
             pacing.saved(cost_s)
             self._beater.now()
 
-        config = spec.checkpoint
-        saver = Saver(self._objects, self._state, origin, config=config, say=self._say, committed=committed)
+        config, guard = spec.checkpoint, spec.train.guard if spec.train else None
+        saver = Saver(
+            self._objects, self._state, origin, config=config, guard=guard, say=self._say, committed=committed
+        )
         async with background(saver.run()):
             yield saver
 
@@ -231,20 +240,21 @@ class Agent:
         self._say(message)
         self._state.tell(kind, message)
 
-    async def _supervise(self, child: Child, ask: Callable[[], None]) -> int:
+    async def _supervise(self, child: Child, saver: Saver, ask: Callable[[], None]) -> int:
         """Waits for the child's end; when the attempt is to end first, asks it to, and insists after `drain_s`."""
         output = asyncio.ensure_future(child.pump(self._log.feed))
         exited = asyncio.ensure_future(child.wait())
         asked = asyncio.ensure_future(self._state.ending_asked.wait())
         await asyncio.wait({exited, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done() and (ending := self._state.ending):
-            self._state.weigh_save()
+            self._state.weigh_save(saver.save_s, saver.finish_s)
             self._say(f"ending: {ending.reason}")
+            child.asked = True
             self._state.phase = "draining"
             self._beater.now()
             if ending.save:
                 ask()
-            while not exited.done() and self._state.drain_left_s > 0:
+            while not exited.done() and ending.save and self._state.drain_left_s > 0:
                 await asyncio.wait({exited}, timeout=min(ACTIVITY_S, self._state.drain_left_s))
             if not exited.done():
                 self._say(f"the program {'did not end in time; it ' if ending.save else ''}is killed")
@@ -254,53 +264,63 @@ class Agent:
         kill_descendants(self._trackers.pids)
         await output
         self._log.end()
+        if self._state.ending is not None:
+            await saver.settle()
         return code
 
-    async def _conclude(self, child: Child, code: int, saver: Saver, *, script: bool) -> tuple[Outcome, str, int]:
-        ending, ended = self._state.ending, self._ended()
+    async def _conclude(
+        self, child: Child, code: int, saver: Saver, *, script: bool, whole: bool = True
+    ) -> tuple[Outcome, str, int]:
+        """`whole`: what the program left lies in a snapshot."""
+        ended = self._ended()
         if ended is not None and ended.pulled and code == 128 + signal.SIGKILL:
             ended = None  # one of this machine's own processes was killed, and that is the reason
         if ended is not None and not child.stopped:
             back = ended.code == ExitCode.BACK  # while it was asked to end
             self._state.bad_host = ended.bad_host
             code, self._pulled = (ExitCode.DRAINED if back else ended.code), ended.pulled
-        outcome = child.outcome(code, script=script, drained=ending is not None)
+        outcome = child.outcome(code, script=script)
         killed = outcome is Outcome.OOM and ended is None and child.killed_for_memory
         if outcome is Outcome.OOM:
             self._state.ran_out = "host" if killed else ended.ran_out if ended is not None else None
-        if child.stopped and ending is not None:
+        if child.stopped:
             outcome = Outcome.DRAINED
         self._state.phase = "saving"
         self._beater.now()
         failed = outcome not in (Outcome.COMPLETED, Outcome.DRAINED)
-        safe = await saver.flush(failed=failed) if ending is None or ending.save else True
+        safe = await saver.flush(failed=failed) and whole
+        ending = self._state.ending
         if outcome is Outcome.COMPLETED:
-            if not safe:
-                return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
-            return (outcome, "", code) if script else (*await self._completed(), code)
+            if safe:
+                return *(await self._completed(script=script)), code
+            if ending is not None:
+                return ending.outcome, f"{ending.reason}, before the results were in the blob store", code
+            return Outcome.INFRASTRUCTURE, "the results could not be written to the blob store in time", code
         if outcome is Outcome.DRAINED and ending is not None:
             return ending.outcome, ending.reason, code
         if outcome is Outcome.DRAINED:
             return outcome, "another machine of this job is to end, so all of them do", code
-        reason = ended.message if ended is not None else ""
         if killed:
-            reason = "the kernel killed it for memory: the machine's own is too small"
-        if not reason:
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            reason = f"the {'program' if script else 'worker'} ended with {how}" + (
-                f"; its last line: {self._log.last}" if self._log.last else ""
-            )
-        return outcome, reason, code
+            return outcome, "the kernel killed it for memory: the machine's own is too small", code
+        return outcome, (ended.message if ended is not None else "") or self._how_it_ended(code, script=script), code
 
-    async def _completed(self) -> tuple[Outcome, str]:
-        """What a training has come to that ended well: its results are in the store, and go where they are wanted."""
+    def _how_it_ended(self, code: int, *, script: bool) -> str:
+        """Of a child that has not said why."""
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        last = f"; its last line: {self._log.last}" if self._log.last else ""
+        return f"the {'program' if script else 'worker'} ended with {how}{last}"
+
+    async def _completed(self, *, script: bool) -> tuple[Outcome, str]:
+        """What has come to a good end: its results are in the store, and those of a training go where they are wanted.
+        A script that leaves no file has none."""
         spec, key = self._state.spec, self._state.complete
         assert spec is not None
-        assert spec.train is not None
-        if self._env.node > 0:
+        if self._env.node > 0 or (script and key is None):
             return Outcome.COMPLETED, ""
         if key is None or not await deliver.verified(self._objects, key):
             return Outcome.INFRASTRUCTURE, "the results are not in the blob store as their manifest says"
+        if spec.train is None:
+            return Outcome.COMPLETED, ""
         return Outcome.COMPLETED, await deliver.deliver(
             self._objects,
             key,

@@ -34,8 +34,19 @@ class Ending:
     outcome: Outcome
     reason: str
     save: bool
-    """False: end at once, without a last checkpoint."""
+    """A last checkpoint is taken."""
+    finish: bool = False
+    """None is taken, and what is whole on this disk is still sent."""
     asked_at: float
+
+    @property
+    def saves(self) -> bool:
+        """False: end at once."""
+        return self.save or self.finish
+
+    def withdraw(self) -> None:
+        """The last checkpoint, also one that is being sent."""
+        self.save = self.finish = False
 
 
 @dataclass(kw_only=True)
@@ -76,23 +87,30 @@ class AttemptState:
         if self.ending is None:
             self.ending = Ending(outcome=outcome, reason=reason, save=save, asked_at=time.monotonic())
         elif not save:
-            self.ending.save = False
+            self.ending.withdraw()
         self.ending_asked.set()
 
     def notice(self, left_s: float) -> None:
         """The cloud takes this machine away in so many seconds."""
         self.gone_at, self.words_s = time.monotonic() + left_s, min(LAST_WORDS_S, LAST_WORDS * left_s)
 
-    def weigh_save(self) -> None:
-        """Withdraws the last checkpoint where a notice leaves less time than the latest commit took: the latest one is
-        better trusted than a save that is cut off."""
-        ending, latest = self.ending, self.checkpoint
-        if ending is None or not ending.save or self.gone_at is None or latest is None:
+    def weigh_save(self, save_s: float | None, finish_s: float | None) -> None:
+        """Begins no last checkpoint where a notice leaves less time than one takes: what is under way is sent to its
+        end if there is time for that, and else the latest one is better trusted than a save that is cut off.
+
+        `save_s`: seconds that a save takes. `finish_s`: those that what is whole on this disk takes to be sent. None:
+        nobody knows, or nothing is there.
+        """
+        ending, latest, left_s = self.ending, self.checkpoint, max(0.0, self.drain_left_s)
+        if ending is None or not ending.save or self.gone_at is None or save_s is None or save_s <= left_s:
             return
-        if latest.save_s > self.drain_left_s:
-            left_s = max(0.0, self.drain_left_s)
-            why = f"the last save took {latest.save_s:.1f} s and {left_s:.1f} s are left"
-            ending.save, ending.reason = False, f"{ending.reason}; the checkpoint of step {latest.step} counts: {why}"
+        why = f"a save takes {save_s:.1f} s and {left_s:.1f} s are left"
+        if finish_s is not None and finish_s <= left_s:
+            ending.save, ending.finish = False, True
+            ending.reason += f"; what is whole is sent, and no other checkpoint is taken: {why}"
+        elif latest is not None:
+            ending.save = False
+            ending.reason += f"; the checkpoint of step {latest.step} counts: {why}"
 
     @property
     def notice_s(self) -> float | None:
@@ -104,7 +122,7 @@ class AttemptState:
         """Seconds until the end must be over; the store's patience while nobody asked for the end."""
         if self.ending is None:
             return self.limits.outage_s
-        if not self.ending.save:
+        if not self.ending.saves:
             return 0.0
         left_s = self.ending.asked_at + self.limits.drain_s - time.monotonic()
         return left_s if self.notice_s is None else min(left_s, self.notice_s - self.words_s)

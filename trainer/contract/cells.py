@@ -174,6 +174,11 @@ def outside(label: str, labels: Sequence[str]) -> str:
     return f"label {label!r} is not among data.labels ({shown}); mend the row, or add it"
 
 
+def hardly_classes(labels: int, rows: int, column: str) -> str:
+    """A warning about so many different labels of so many rows; empty where nothing is strange."""
+    return f"column {column!r} has another label in each of {rows} rows; is it classes?" if labels == rows > 2 else ""
+
+
 def bad_set(labels: Sequence[str], column: str) -> str | None:
     """What is wrong with the labels of a column, and the fix; None when there is something to tell apart."""
     if len(labels) < 2:

@@ -111,3 +111,8 @@ def _filled(template: str, row: dict[str, Any], where: str) -> str:
         return fill(template, row)
     except KeyError as e:
         raise DataError(f"{where}: no column {e.args[0]!r}; every row needs it") from None
+
+
+def held_out(rows: int, share: float) -> int:
+    """Rows kept for evaluation: none, or at least one, and never all."""
+    return 0 if share == 0 or rows < 2 else min(rows - 1, max(1, round(rows * share)))

@@ -1,9 +1,11 @@
 """What watches over a training: steps that go wrong, when enough is enough, and which weights are the result."""
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field
 
+from trainer.contract import keys
 from trainer.contract.base import Config, Text
 
 LOSS = "loss"
@@ -34,3 +36,21 @@ class SelectionConfig(Config):
     """An evaluation is better when it is better by more than this."""
     best: bool = False
     """The weights of the best evaluation are the result, rather than the last ones. Every checkpoint holds them."""
+
+
+def way_back(committed: Iterable[str], floor: int, guard: GuardConfig | None) -> frozenset[str]:
+    """Of the committed manifests those that stay so that a training may go back, which the trainer obeys in its own
+    attempt and the broker in those before.
+
+    `floor`: the step of the earliest checkpoint that the training may be at, which stays anyway. From behind it a bad
+    passage leads back to `reach` or later, and there the furthest one before begins. The first one after `reach`
+    stays too: it is the next to be the furthest, and were it gone, `reach` would leave the other further and further
+    behind.
+    """
+    if guard is None or not guard.rollbacks:
+        return frozenset()
+    reach = floor - guard.skip - guard.back_steps
+    found = sorted((keys.step_of(key), key) for key in keys.manifests(committed))
+    before = [key for step, key in found if step <= reach]
+    after = [key for step, key in found if reach < step <= floor]
+    return frozenset([*before[-1:], *after[:1]])

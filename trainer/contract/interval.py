@@ -4,7 +4,7 @@
 
 is Daly's estimate (A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22, 2006,
 equation 37) of what loses least time, Young's sqrt(2 C M) (CACM 17, 1974) in the first order: C is what a save costs,
-M the mean time between losses. C is taken as all the time from the snapshot to its commit. Training goes on meanwhile,
+M the mean time between losses. C is taken as all the work of a snapshot and its upload. Training goes on meanwhile,
 so that is too much, and the interval rather too long; but never longer than what the user may lose.
 """
 

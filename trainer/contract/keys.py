@@ -69,14 +69,53 @@ MANIFEST = "manifest.json"
 _MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/\d{{1,18}}-[^/]+/{re.escape(MANIFEST)}", re.ASCII)
 
 
+FILES = "files/"
+"""Below a checkpoint's folder, what is in it: apart, so that a file of any name is not taken for the protocol's own."""
+
+
+def is_manifest(key: str) -> bool:
+    """Whether it is a checkpoint's, and no file of that name within one."""
+    return _MANIFEST.fullmatch(key) is not None
+
+
 def manifests(among: Iterable[str]) -> Iterator[str]:
     """The manifests' keys. A machine may write what it likes below `checkpoints/`: others are left out."""
-    return filter(_MANIFEST.fullmatch, among)
+    return filter(is_manifest, among)
+
+
+def files_of(manifest: str) -> str:
+    """What the keys of a checkpoint's files begin with."""
+    return manifest.removesuffix(MANIFEST) + FILES
 
 
 def step_of(manifest: str) -> int:
     """The step that a manifest's key carries."""
     return int(manifest.split("/")[-2].partition("-")[0])
+
+
+def rows(job: str, attempt: str, identity: str, nonce: str) -> str:
+    """The folder of what an attempt made of the job's rows; `identity`: a hash of all that they depend on. Among its
+    checkpoints, whose rights and retention it shares, and never taken for one."""
+    return f"{checkpoints(job)}{attempt}/rows-{identity}-{nonce}/"
+
+
+_ROWS = re.compile(r"checkpoints/[^/]+/[^/]+/rows-[^/]+/.+", re.DOTALL)
+_ROWS_MANIFEST = re.compile(rf"checkpoints/[^/]+/[^/]+/rows-[^/]+/{re.escape(MANIFEST)}")
+
+
+def is_of_rows(key: str) -> bool:
+    """Whether it is a part of tokenised rows."""
+    return _ROWS.fullmatch(key) is not None
+
+
+def rows_manifests(among: Iterable[str]) -> Iterator[str]:
+    """The manifests of tokenised rows."""
+    return filter(_ROWS_MANIFEST.fullmatch, among)
+
+
+def rows_identity(manifest: str) -> str:
+    """The identity that a manifest's key carries."""
+    return manifest.split("/")[-2].removeprefix("rows-").rpartition("-")[0]
 
 
 BROKER_LEASE = "broker/lease"

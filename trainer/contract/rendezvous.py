@@ -148,6 +148,8 @@ class AttemptSpec(Document):
     """Nobody knows what it takes: its longest rows go through once after its first step, before the long run."""
     resume_from: tuple[str, ...] = ()
     """Keys of committed manifests, newest first; the first that verifies is used."""
+    rows_bytes: Count = 0
+    """Tokenised rows are put into the store for later attempts where they have no more bytes; 0: never."""
     losses_per_hour: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """How often these machines, together, are expected to be taken away or to fail."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -200,7 +202,7 @@ class CheckpointRef(Document):
     """Key of its manifest.json."""
     step: int
     save_s: Seconds = 0.0
-    """Seconds from the snapshot to the committed manifest."""
+    """Seconds of work: the snapshot, and the upload that came to its end; not what it waited for the store."""
     stall_s: Seconds = 0.0
     """Seconds for which the training loop stood still."""
     bytes: Count = 0
@@ -289,7 +291,7 @@ class Final(Document):
 
 class ManifestFile(Document):
     path: str
-    """Below the checkpoint's folder; never absolute, never with `..`."""
+    """Below the checkpoint's `files/`; never absolute, never with `..`."""
     bytes: Annotated[int, Field(ge=0)]
     sha256: str
 
@@ -306,6 +308,21 @@ class Manifest(Document):
     complete: bool = False
     """True for the one that holds the job's final artifacts."""
     save_s: float = 0.0
+    """As of `CheckpointRef`."""
+
+
+class RowsManifest(Document):
+    """`manifest.json` of tokenised rows, put last and only if absent."""
+
+    version: int = CONTRACT_VERSION
+    job: str
+    attempt: str
+    number: int
+    """Of the attempt: what was made last is the likeliest to be of use."""
+    identity: str
+    data_sha256: str
+    pieces: tuple[ManifestFile, ...]
+    """Of each file those in their order, `<file>/<number>`."""
 
 
 class Lease(Document):

@@ -2,18 +2,21 @@
 bought and while it trains."""
 
 import codecs
+import contextlib
 import csv
 import io
 import json
+import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
-from trainer.contract import archives
+from trainer.contract import archives, arrays
 from trainer.contract.archives import BadArchive, Picture
 from trainer.contract.data import DataError
 from trainer.contract.train import DataFormat
@@ -43,7 +46,7 @@ def format_of(path: str, declared: DataFormat | None) -> DataFormat:
     return found
 
 
-def read_rows(data: bytes, fmt: DataFormat) -> Iterator[dict[str, Any]]:
+def read_rows(data: bytes | Path, fmt: DataFormat) -> Iterator[dict[str, Any]]:
     """Rows as dictionaries by column name. Raises DataError naming the line that cannot be read."""
     for row in each_row(data, fmt):
         if isinstance(row, DataError):
@@ -79,7 +82,7 @@ def _table_rows(stream: BinaryIO, fmt: DataFormat, where: str) -> Rows:
             case "csv":
                 yield from _csv_rows(text, where)
             case "json":
-                yield from _json_rows(text.read(), where)
+                yield from _json_rows(text, where)
             case "jsonl":
                 yield from _jsonl_rows(text, where)
     finally:
@@ -141,18 +144,14 @@ def _csv_header(reader: Any, where: str) -> list[str]:
     return names
 
 
-def _json_rows(text: str, where: str) -> Rows:
+def _json_rows(text: TextIO, where: str) -> Rows:
     try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as e:  # ValueError alone: a number of thousands of digits
-        line = getattr(e, "lineno", 1)
-        message = f"not JSON ({type(e).__name__}); for one object a line use jsonl"
-        raise DataError(f"{where} line {line}: {message}") from None
-    if not isinstance(rows, list):
-        raise DataError(f"{where}: the JSON must be a list of objects; for one object a line use jsonl")
-    escapes, torn = SURROGATE.search(text) is not None, NOT_UTF8.search(text) is not None
-    for number, row in enumerate(rows, 1):
-        yield _object(row, f"{where} row {number}", escapes=escapes, torn=torn)
+        for number, row in enumerate(arrays.items(text), 1):
+            yield _object(row.value, row.text, f"{where} row {number}")
+    except arrays.NoArray:
+        raise DataError(f"{where}: the JSON must be a list of objects; for one object a line use jsonl") from None
+    except arrays.BadJson as e:
+        raise DataError(f"{where} line {e.line}: not JSON ({e}); for one object a line use jsonl") from None
 
 
 def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
@@ -164,16 +163,16 @@ def _jsonl_rows(text: Iterable[str], where: str) -> Rows:
         except (ValueError, RecursionError):
             yield DataError(f"{where} line {number}: not JSON; every line must be one object")
             continue
-        escapes, torn = SURROGATE.search(line) is not None, NOT_UTF8.search(line) is not None
-        yield _object(row, f"{where} line {number}", escapes=escapes, torn=torn)
+        yield _object(row, line, f"{where} line {number}")
 
 
-def _object(row: Any, place: str, *, escapes: bool, torn: bool) -> dict[str, Any] | DataError:
-    """The row; an error for what is no object, for a byte that is not UTF-8, and for half a surrogate pair, which no
-    text can hold."""
+def _object(row: Any, written: str, place: str) -> dict[str, Any] | DataError:
+    """The row, which was `written` so; an error for what is no object, for a byte that is not UTF-8, and for half a
+    surrogate pair, which no text can hold."""
     if not isinstance(row, dict):
         return DataError(f"{place}: is not an object; map columns to values")
-    if escapes or torn:
+    torn = NOT_UTF8.search(written) is not None
+    if torn or SURROGATE.search(written):
         text = json.dumps(row, ensure_ascii=False)
         if torn and (undecoded := _undecoded((text,))):
             return DataError(f"{place}: {undecoded}")
@@ -194,7 +193,8 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
     if size < 2 * len(PARQUET) or stream.read() != PARQUET:
         raise DataError(broken)
     try:
-        batches: Any = read_parquet(cast(Any, stream), batch_size=PARQUET_ROWS)
+        with _unheard():
+            batches: Any = read_parquet(cast(Any, stream), batch_size=PARQUET_ROWS)
         for batch in batches:
             columns = [[_plain(cell.as_py()) for cell in batch[name]] for name in batch.column_names]
             for row in zip(*columns, strict=True):
@@ -207,6 +207,22 @@ def _parquet_rows(stream: BinaryIO, where: str) -> Rows:
         if type(e).__name__ != "PanicException":  # how Rust gives up; it is no Exception
             raise
         raise DataError(broken) from None
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what Rust writes to the standard error before it gives up; a daemon's other threads write there too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _plain(value: Any) -> Any:

@@ -25,9 +25,6 @@ Precision = Literal["auto", "bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adamw_8bit", "adafactor", "sgd"]
 Attention = Literal["auto", "sdpa", "flash", "eager"]
 DataFormat = Literal["csv", "json", "jsonl", "parquet", "tar", "zip"]
-Parallelism = Literal["single", "ddp"]
-PARALLELISMS: tuple[Parallelism, ...] = ("single", "ddp")
-"""What the trainer can run; no other plan is bought."""
 UNPLANNED = 4
 """Rows at once where nobody planned."""
 
@@ -256,8 +253,9 @@ class TrainConfig(Config):
     """Ignored when `max_steps` is given."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Optimizer steps."""
-    global_batch: Annotated[int, Field(ge=1, le=65536)] = 8
-    """Rows per optimizer step over all devices; kept constant when the number of devices changes."""
+    global_batch: Annotated[int, Field(ge=1, le=65536)] | Literal["auto"] = 8
+    """Rows per optimizer step over all devices; kept constant when the number of devices changes. `auto`: a published
+    number for the task, the method and the rows, settled when the job is submitted."""
     micro_batch: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] = "auto"
     """Rows per forward pass of a device; must divide `global_batch`. `auto`: as the plan of the machine has it; up to 4
     where there is no plan."""
@@ -270,6 +268,9 @@ class TrainConfig(Config):
     """`auto`: bf16 where the device has it, else fp32."""
     tf32: bool = False
     """Multiply float32 matrices in TF32 where the GPU has it: faster, with ten bits of mantissa."""
+    fp8: bool = False
+    """Method `full`: multiply in 8 bits in the layers where the GPU has it (Ada, Hopper and later), by torchao. Pays
+    with `compile` and large layers."""
     compile: bool = False
     """Compile each layer (torch.compile): faster steps, after a first one that takes minutes."""
     attention: Attention = "auto"
@@ -291,7 +292,14 @@ class TrainConfig(Config):
         """The micro-batch; `auto`: the largest divisor of the global batch up to 4."""
         if self.micro_batch != "auto":
             return self.micro_batch
-        return next(rows for rows in range(UNPLANNED, 0, -1) if self.global_batch % rows == 0)
+        return next(rows for rows in range(UNPLANNED, 0, -1) if self.rows_a_step % rows == 0)
+
+    @property
+    def rows_a_step(self) -> int:
+        """The global batch. Raises ValueError while it is `auto`: `batches.settled` knows the number."""
+        if self.global_batch == "auto":
+            raise ValueError("global_batch: auto is not settled yet")
+        return self.global_batch
 
     @property
     def adapters(self) -> LowRank | None:
@@ -310,7 +318,8 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
-        if self.micro_batch != "auto" and self.global_batch % self.micro_batch:
+        settled = self.micro_batch != "auto" and self.global_batch != "auto"
+        if settled and self.rows_a_step % self.rows_at_once:
             raise ValueError(f"micro_batch {self.micro_batch} does not divide global_batch {self.global_batch}")
         return self
 

@@ -18,6 +18,7 @@ from trainer.contract.tables import Placed, each_row
 from trainer.contract.train import TrainConfig
 from trainer.dataset import by_size
 from trainer.faults import DataFault
+from trainer.ipc import rows_note
 from trainer.kept import Chosen
 
 E = TypeVar("E")
@@ -73,6 +74,8 @@ class Task(ABC, Generic[E]):
             found = self._rows_of(path, data_format, seen, folder, of)
         except DataError as e:
             raise DataFault(str(e)) from None
+        if not self.rows:
+            raise DataFault(f"{self.where}: has a header or an empty list but no row; give at least one row")
         if self.bad and (wrong := too_many(self.bad, self.rows, self.config.data.bad_share, self.faults[0])):
             raise DataFault(wrong)
         if self.bad and os.environ.get("RANK", "0") == "0":
@@ -101,7 +104,7 @@ class Task(ABC, Generic[E]):
     def _on_disk(self, path: Path, data_format: Any, seen: Seen | None, folder: Path, sha256: str) -> Sequence[Any]:
         assert self.made is not None
         identity = self._identity(data_format, sha256)
-        known = kept.note(folder) if sha256 and seen is None else None
+        known = rows_note(folder) if sha256 and seen is None else None
         if known is None or known["identity"] != identity:
             writer = kept.Writer(folder, self.made)
             self._read(path, data_format, seen, writer.append)
@@ -152,6 +155,7 @@ class Task(ABC, Generic[E]):
 
     def _prepare(self) -> None:
         """Before the rows are read. Raises UserFault."""
+        models.check_kind(self.config, self.architecture)
         self.tokenizer = self._tokenizer()
         self.pad = next((t for t in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if t is not None), 0)
 
@@ -170,16 +174,19 @@ class Task(ABC, Generic[E]):
         return models.wrap(model, self.config, self.adapters, fresh if self.headed else ())
 
     def hollow(self) -> Any:
-        """The model by its config alone, without weights, adapters and memory."""
+        """The model by its config alone, without weights, adapters and memory. Raises UserFault."""
         import transformers
 
-        plain = trust.loading(self.config)
-        config = transformers.AutoConfig.from_pretrained(self.config.model, **plain)
+        config = models.config_of(self.config)
         options: dict[str, Any] = {"trust_remote_code": self.config.trust_remote_code}
-        if self.config.trust_remote_code and self.architecture in getattr(config, "auto_map", {}):
-            options["code_revision"] = plain["revision"]  # else the code would be today's, not what was read
-        with torch.device("meta"):
-            return getattr(transformers, self.architecture).from_config(config, **options)
+        if models.brings(self.config, config, self.architecture):
+            # else the code would be today's, not what was read
+            options["code_revision"] = trust.loading(self.config)["revision"]
+        try:
+            with torch.device("meta"):
+                return getattr(transformers, self.architecture).from_config(config, **options)
+        except (OSError, ValueError, KeyError) as e:
+            raise models.unloadable(self.config, e) from None
 
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""

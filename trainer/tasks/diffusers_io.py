@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trainer import reach
 from trainer.contract.train import TrainConfig
 from trainer.faults import UserFault
 from trainer.tasks.frozen import Frozen
@@ -38,10 +39,13 @@ class Kind:
 
 @contextlib.contextmanager
 def refusals(config: TrainConfig) -> Iterator[None]:
-    """Turns what the libraries raise for a model that they cannot read into a UserFault."""
+    """Turns what the libraries raise for a model that they cannot read into a UserFault, or into the Fault of the
+    machine or the Hub."""
     try:
         yield
     except (OSError, ValueError, KeyError) as e:
+        if (fault := reach.not_read(config, e)) is not None:
+            raise fault from None
         reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
         raise UserFault(
             f"train.model: cannot load {config.model!r} ({reason}); give the Hub id of a Stable Diffusion or SDXL "

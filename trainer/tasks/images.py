@@ -39,6 +39,7 @@ class ImageClassification(Task[Shot]):
 
     def _prepare(self) -> None:
         """The model's image processor has the tokenizer's place: it is saved with the model as well."""
+        models.check_kind(self.config, self.architecture)
         self.tokenizer = models.image_processor_of(self.config)
         self._kept = Kept()
 

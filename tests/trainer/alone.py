@@ -1,0 +1,14 @@
+"""`python -m trainer` of somebody in a hurry: `python -m tests.trainer.alone`. What does not get into the store within
+a few seconds of the end is not waited for."""
+
+from functools import partial
+
+from trainer import standalone
+from trainer.__main__ import leave, main
+from trainer.contract.rendezvous import Limits
+
+DRAIN_S = 10.0
+
+if __name__ == "__main__":
+    vars(standalone)["Limits"] = partial(Limits, drain_s=DRAIN_S)
+    leave(main())

@@ -1,0 +1,88 @@
+"""A job that starts from one whose first attempt still runs, and removes its older checkpoints as it goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import checkpoint
+from trainer.agent import prepare
+from trainer.blobs import Objects
+from trainer.checkpoint import Origin
+from trainer.contract import keys
+from trainer.contract.rendezvous import AttemptSpec
+from trainer.contract.train import CheckpointConfig
+
+SOURCE = Origin(job="source", attempt="s1", kind="script")
+HEIR = Origin(job="heir", attempt="h1", kind="script")
+
+
+class Source:
+    """The other job's trainer, which keeps its newest two."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects, self._folder = Objects.open((folder / "store").as_uri(), {}, "inst"), folder
+        self.step = 0
+
+    async def goes_on(self, saves: int) -> list[str]:
+        """Its checkpoints then, the furthest first."""
+        for _ in range(saves):
+            self.step += 1
+            made = self._folder / f"made-{self.step}"
+            made.mkdir()
+            (made / "state").write_text(f"step {self.step}")
+            await checkpoint.commit(self.objects, SOURCE, made, step=self.step, complete=False, taken_s=0.0)
+            await checkpoint.prune(self.objects, SOURCE, CheckpointConfig(keep=2), None)
+        return await checkpoint.own(self.objects, SOURCE)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path)
+
+
+async def started(source: Source, resume_from: list[str], folder: Path) -> tuple[int | None, list[str]]:
+    """(step that the heir starts from, why others were passed over)."""
+    told: list[str] = []
+    spec: Any = AttemptSpec(installation="inst", job="heir", attempt="h1", number=1, resume_from=tuple(resume_from))
+    found = await prepare.restore(source.objects, spec, HEIR, folder / "back", told.append)
+    assert found is None or (folder / "back/state").read_text() == f"step {found[1].step}"
+    return (found[1].step if found else None), told
+
+
+async def test_what_was_named_and_has_gone_is_looked_up_anew(source: Source, tmp_path: Path) -> None:
+    named = await source.goes_on(2)
+    await source.goes_on(3)
+    step, told = await started(source, named, tmp_path)
+    assert step == 5
+    assert len(told) == 2, "both that were named"
+
+
+async def test_what_goes_while_it_is_fetched_as_well(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, download, saves = await source.goes_on(2), source.objects.download, [3, 3]
+
+    async def later(key: str, path: Path, **promised: Any) -> None:
+        if saves:
+            await source.goes_on(saves.pop())
+        await download(key, path, **promised)
+
+    monkeypatch.setattr(source.objects, "download", later)
+    assert (await started(source, named, tmp_path))[0] == 8
+
+
+async def test_what_was_named_comes_first(source: Source, tmp_path: Path) -> None:
+    """The price was made with it."""
+    named = await source.goes_on(2)
+    await source.goes_on(1)
+    assert await started(source, named, tmp_path) == (2, [])
+
+
+async def test_where_nothing_is_sound_it_is_not_looked_for_forever(source: Source, tmp_path: Path) -> None:
+    named = await source.goes_on(2)
+    for key in await source.goes_on(1):
+        await source.objects.delete(keys.files_of(key) + "state")
+    step, told = await started(source, named, tmp_path)
+    assert step is None
+    assert len(told) == 3, "each once"

@@ -1,0 +1,104 @@
+"""A JSON array item by item, so that it may be larger than the memory."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+PIECE = 1 << 16
+"""Characters that are read at a time; more where an item is longer."""
+UNSURE = 32
+"""Where the text that was read breaks off so soon, a number may go on, and what seems wrong may be cut: `1e`, `tru`."""
+SPACE = re.compile(r"[ \t\n\r]*")
+CUT = "Unterminated string"
+"""Begins what the decoder says of a string that breaks off, however long it is."""
+
+
+class NoArray(ValueError):
+    """The text is something else."""
+
+
+class BadJson(ValueError):
+    """Nothing can be read from here on."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    value: Any
+    text: str
+    """As it was written."""
+
+
+def items(text: TextIO) -> Iterator[Item]:
+    """Raises NoArray, and BadJson at the place that is wrong, after the items before it."""
+    window = _Window(text)
+    if window.peek() != "[":
+        raise NoArray
+    window.step()
+    if window.peek() == "]":
+        window.step()
+    else:
+        while True:
+            yield window.item()
+            after = window.peek()
+            if after not in (",", "]"):
+                raise window.bad("a comma or the end of the list is missing")
+            window.step()
+            if after == "]":
+                break
+            window.peek()
+    if window.peek():
+        raise window.bad("there is more after the list")
+
+
+class _Window:
+    """The text from the next item on, as far as it was read."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._text, self._decoder = text, json.JSONDecoder()
+        self._read, self._at, self._line, self._over = "", 0, 1, False
+
+    def _more(self) -> None:
+        """Twice as much as is left, or a long item would be tried anew again and again."""
+        self._line += self._read.count("\n", 0, self._at)
+        left = self._read[self._at :]
+        found = self._text.read(max(PIECE, len(left)))
+        self._over = not found
+        self._read, self._at = left + found, 0
+
+    def peek(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            found = SPACE.match(self._read, self._at)
+            assert found is not None
+            self._at = found.end()
+            if self._at < len(self._read) or self._over:
+                return self._read[self._at : self._at + 1]
+            self._more()
+
+    def step(self) -> None:
+        self._at += 1
+
+    def bad(self, reason: str, at: int | None = None) -> BadJson:
+        return BadJson(self._line + self._read.count("\n", 0, self._at if at is None else at), reason)
+
+    def item(self) -> Item:
+        while True:
+            sure = len(self._read) if self._over else len(self._read) - UNSURE
+            try:
+                value, end = self._decoder.raw_decode(self._read, self._at)
+            except json.JSONDecodeError as e:
+                if self._over or (e.pos <= sure and not e.msg.startswith(CUT)):
+                    raise self.bad(e.msg, e.pos) from None
+            except (ValueError, RecursionError) as e:  # a number of thousands of digits, or too deep
+                raise self.bad(type(e).__name__) from None
+            else:
+                if end <= sure:
+                    text, self._at = self._read[self._at : end], end
+                    return Item(value, text)
+            self._more()

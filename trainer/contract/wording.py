@@ -1,0 +1,118 @@
+"""Validation errors in words that name the place and the fix: of the broker's documents and of the trainer's own."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+MAX_ERRORS = 50
+PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
+LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s?(?: after validation.*)?$")
+TAG = re.compile(r"^Input tag '(.*)' found using '(\w+)' does not match any of the expected tags: (.*)$", re.DOTALL)
+TAGLESS = re.compile(r"^Unable to extract tag using discriminator '(\w+)'$")
+NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
+"""Top-level fields whose values may be confidential: they are not repeated in an error."""
+
+
+def worded(error: ValidationError, model: type[BaseModel], given: Any) -> dict[str, str]:
+    """What is wrong, by place; that of the whole is empty. `given`: the input as plain objects."""
+    merged: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        path = _path(detail, given)
+        place = ".".join(map(str, path))
+        if place not in merged and len(merged) == MAX_ERRORS:
+            continue  # words take time, and a body has room for hundreds of thousands of errors
+        text = _message(detail, path, model)
+        found = merged.setdefault(place, [])
+        if text not in found:
+            found.append(text)
+    return {place: ", or ".join(messages) for place, messages in merged.items()}
+
+
+def _path(detail: ErrorDetails, given: Any) -> tuple[int | str, ...]:
+    """Pydantic's location without the names of union branches, which are no part of the input."""
+    path: list[int | str] = []
+    here = given
+    for i, part in enumerate(detail["loc"]):
+        found = _step(here, part)
+        if found is not None:
+            here = found[0]
+        elif not (detail["type"] == "missing" and i == len(detail["loc"]) - 1):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _step(here: Any, part: int | str) -> tuple[Any] | None:
+    if isinstance(here, Mapping) and part in here:
+        return (here[part],)
+    if isinstance(here, list | tuple) and isinstance(part, int) and part < len(here):
+        return (here[part],)
+    return None
+
+
+def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    match detail["type"]:
+        case "extra_forbidden":
+            return _unknown(str(path[-1]) if path else "", _known_keys(model, path[:-1]))
+        case "missing":
+            return "is missing; add it"
+        case "value_error":
+            return detail["msg"].removeprefix("Value error, ")
+        case "union_tag_not_found":
+            return TAGLESS.sub(r"\1 is missing; add it", detail["msg"])
+        case "union_tag_invalid":
+            return TAG.sub(r"\2 must be one of \3, not '\1'", detail["msg"])
+    text = detail["msg"].replace("Input should be", "must be").replace("Input should", "must")
+    for python, plain in PLAIN.items():
+        text = text.replace(python, plain)
+    text = LENGTH.sub(partial(_length, "character" if isinstance(detail["input"], str) else "item"), text)
+    text = text[:1].lower() + text[1:]
+    value = detail["input"]
+    if isinstance(value, str | int | float | bool) and not (path and path[0] in NEVER_ECHOED):
+        shown = json.dumps(value)
+        text += f", not {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    return text
+
+
+def _length(unit: str, found: re.Match[str]) -> str:
+    return f"must have at {found[1]} {found[2]} {unit}{'' if found[2] == '1' else 's'}"
+
+
+def _unknown(key: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if near:
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; remove it, or use one of {', '.join(known)}" if known else "unknown key; remove it"
+
+
+@cache
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()
+
+
+def _known_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The keys that `model` allows at a path of its input."""
+    top = _schema(model)
+    places = list(_branches(top, top))
+    for part in path:
+        inner = [p.get("items") if isinstance(part, int) else p.get("properties", {}).get(part) for p in places]
+        places = [b for step in inner if step is not None for b in _branches(step, top)]
+    return tuple(dict.fromkeys(k for p in places for k in p.get("properties", {})))
+
+
+def _branches(schema: dict[str, Any], top: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schema with references resolved and unions opened."""
+    if "$ref" in schema:
+        yield from _branches(top["$defs"][schema["$ref"].rsplit("/", 1)[-1]], top)
+        return
+    options = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
+    if not options:
+        yield schema
+    for option in options:
+        yield from _branches(option, top)

@@ -1,0 +1,38 @@
+"""What a full disk is told of in one line: how much is wanted, how much is free, what limits it, and the fix."""
+
+import errno
+import resource
+import shutil
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SAID = tuple(f"{words} {number}{end}" for number in FULL for words, end in (("(os error", ")"), ("[errno", "]")))
+"""The same in the words of a store, and of `shutil`."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether this is why something could not be written."""
+    return getattr(error, "errno", None) in FULL or any(words in str(error).lower() for words in SAID)
+
+
+def told(folder: Path, wanted: int) -> str:
+    """`wanted`: bytes that were to be written in all. `folder`: where; the nearest one that is there."""
+    there = next((p for p in (folder, *folder.parents) if p.exists()), Path("/"))
+    said = f"about {size(wanted)} are wanted, {size(shutil.disk_usage(there).free)} are free at {folder}"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return f"{said}; make room there, or use a larger disk"
+    return f"{said}, and no file may have more than {size(limit)}; raise that limit (ulimit -f), or make room there"
+
+
+def size(count: int) -> str:
+    """Of bytes, for people."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
+
+
+def of_tree(folder: Path) -> int:
+    """Bytes of the files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
