@@ -20,15 +20,15 @@ COVERED := --cov=broker.decide --cov-branch --cov-report=term-missing:skip-cover
 # Tests that need emulated machines, and so root and namespaces: `make clouds-test` runs them.
 MACHINES := tests/clouds/scenarios $(addprefix tests/clouds/test_,isolation.py machines.py aws.py together.py sky_machines.py self_stop.py)
 
-.PHONY: help venv demo clouds clouds-test test reliability soak mutation lint fix proto proto-kept model constraints image clean
+.PHONY: help venv demo clouds clouds-test container-test test reliability soak mutation lint fix proto proto-kept model constraints image clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 venv: $(STAMP) ## make .venv with everything that the tests and benchmarks need
 
 $(STAMP): pyproject.toml constraints.txt .ci/install.py
-	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,trackers,clouds,plots,dev]'
+	$(PYTHON) .ci/install.py -c constraints.txt -e '.[trainer,trackers,fp8,clouds,plots,dev]'
 	@touch $@
 
 $(BIN)/uv:
@@ -94,10 +94,13 @@ COMPILE := env -u PIP_FIND_LINKS -u UV_FIND_LINKS UV_CUSTOM_COMPILE_COMMAND='mak
 	--quiet --universal --python-version 3.11 --no-emit-index-url --no-annotate
 constraints: | $(BIN)/uv ## resolve constraints.txt and constraints-trainer.txt again
 	$(COMPILE) --upgrade pyproject.toml --all-extras -o constraints.txt
-	$(BIN)/python deploy/trainer_requirements.py trackers | $(COMPILE) --upgrade - -o constraints-trainer.txt
+	$(BIN)/python deploy/trainer_requirements.py trackers fp8 | $(COMPILE) --upgrade - -o constraints-trainer.txt
 
 image: ## build the trainer's image; with IMAGE=registry/name push it and print the line for gpubroker.yaml
 	deploy/image.sh $(IMAGE)
+
+container-test: venv ## build the trainer's image on this machine and train in it; root, buildah and debootstrap
+	$(BIN)/python -m tests.container
 
 clean: ## remove .venv, .demo and every cache
 	rm -rf .venv .demo mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis htmlcov .coverage*

@@ -51,7 +51,10 @@ async def serve(dsn: str, folder: Path) -> None:
     """Prints where the API is and a request's parts as one line of JSON, then serves until stdin closes."""
     store = await PostgresStore.connect(dsn)
     blobs = ObstoreBlobs.open(folder.as_uri(), Installation("benc"))
-    async with serving(store, blobs, settings=Settings()) as api, serving_grpc(parts(api), "127.0.0.1", 0) as port:
+    async with (
+        serving(store, blobs, settings=Settings(spool=folder.parent / "spool")) as api,
+        serving_grpc(parts(api), "127.0.0.1", 0) as port,
+    ):
         me = await api.token("benchmark")
         upload = await api.upload(me, DATA.read_bytes(), DATA.name)
         body = spec(upload["ref"])

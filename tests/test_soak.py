@@ -74,7 +74,7 @@ def test_a_soak_that_is_killed_keeps_its_sums_and_takes_its_round_along(tmp_path
     with pytest.raises(SystemExit, match="another soak"):
         main(["--totals", str(file)])
     running.kill()
-    running.communicate(timeout=60)
+    running.communicate(timeout=300)
     endless.wait(60)
     assert json.loads(file.read_text())["quick"]["rounds"] == 1
     with alone(tmp_path):

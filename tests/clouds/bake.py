@@ -107,10 +107,10 @@ def local_indexes(settings: Mapping[str, str]) -> list[Path]:
     return [folder for folder in folders if folder.exists()]
 
 
-def enclosed(root: Path, argv: Sequence[str], env: Mapping[str, str], binds: Mapping[str, tuple[Path, bool]]) -> None:
+def enclosed(root: Path, argv: Sequence[str], env: Mapping[str, str], binds: Mapping[str, tuple[Path, bool]]) -> str:
     """Runs `argv` in `root` with namespaces of its own, this host's network, and `binds` (inside: outside, read-only).
 
-    Raises NoBake.
+    Returns what it printed. Raises NoBake.
     """
     life_r, life_w = os.pipe()
     bound = [[str(outside), inside, read_only] for inside, (outside, read_only) in binds.items()]
@@ -124,12 +124,13 @@ def enclosed(root: Path, argv: Sequence[str], env: Mapping[str, str], binds: Map
         os.close(life_w)
     if done.returncode != 0:
         raise NoBake(f"{argv[0]} failed in the root file system:\n{done.stdout[-3000:]}")
+    return done.stdout
 
 
-def bootstrap(root: Path, debs: Path) -> None:
+def bootstrap(root: Path, debs: Path, packages: Sequence[str] = PACKAGES) -> None:
     debs.mkdir(parents=True, exist_ok=True)
     command = ["debootstrap", "--foreign", "--variant=minbase", f"--cache-dir={debs}",
-               f"--include={','.join(PACKAGES)}", SUITE, str(root), mirror()]  # fmt: skip
+               f"--include={','.join(packages)}", SUITE, str(root), mirror()]  # fmt: skip
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
         raise NoBake(f"debootstrap failed: {(done.stdout + done.stderr)[-2000:]}")

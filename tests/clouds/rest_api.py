@@ -1,6 +1,7 @@
 """What Lambda's and Vast's emulators share: JSON calls, each checked against the schema file on the way in and out."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ class Refusal(Exception):
 Act = Callable[[Ask], Awaitable[Any]]
 
 
-class JsonApi:
+class JsonApi(ABC):
     """A cloud's calls by name; the subclass has the behaviour."""
 
     def __init__(self, cloud: CloudName, world: World, faults: Faults) -> None:
@@ -45,9 +46,9 @@ class JsonApi:
         """Their names."""
         return self.schema.calls.keys()
 
+    @abstractmethod
     def error(self, refusal: Refusal) -> web.Response:
         """An error in the cloud's own shape."""
-        raise NotImplementedError
 
     def handle(self, call: str, act: Act) -> Callable[[web.Request], Awaitable[web.Response]]:
         """The handler of one call."""

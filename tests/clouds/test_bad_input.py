@@ -243,7 +243,7 @@ class Daemon:
     async def waits(self, **resources: Any) -> str:
         """Why a script that may only be bought so does not start."""
         job = await self._submit(resources)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not (found := await self.client.job(job)).reason:  # noqa: ASYNC110 - of another process
                 await asyncio.sleep(0.05)
         events = (await self.client.events_now(job)).items
@@ -253,7 +253,7 @@ class Daemon:
 
     async def succeeds(self, **resources: Any) -> None:
         job = await self._submit(resources)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while (await self.client.job(job)).state is not JobState.SUCCEEDED:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 

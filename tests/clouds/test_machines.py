@@ -303,7 +303,7 @@ async def test_kill_9_of_the_owner_leaves_nothing(fleet: Fleet) -> None:
     owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, marker, stdout=asyncio.subprocess.PIPE)
     assert owner.stdout is not None
     try:
-        folder = Path((await asyncio.wait_for(owner.stdout.readline(), 60)).decode().strip())
+        folder = Path((await asyncio.wait_for(owner.stdout.readline(), 300)).decode().strip())
         assert folder.parent == cache_folder() / "run"
         assert named(marker)
     finally:

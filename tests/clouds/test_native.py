@@ -64,7 +64,7 @@ async def offers(cloud: Any, **ask: Any) -> tuple[list[Offer], dict[str, int]]:
 
 async def seen(cloud: Any, state: InstanceState) -> Observed:
     """Our one machine once it is in that state."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             (machine,) = await cloud.list()
             if machine.state is state:

@@ -81,7 +81,7 @@ async def test_a_launch_runs_the_task_and_brings_no_key(house: tuple[Clouds, Aws
     way = await sky.ssh(mine, tty=False)
     said = await asyncio.to_thread(
         subprocess.run, [*way, "until test -s ran; do sleep 0.1; done; cat ran; sudo -n true && ls -A ~/.ssh"],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert said.stdout.startswith(f"hello {TASK_SECRET}"), said
     assert "sky-cluster-key" not in said.stdout

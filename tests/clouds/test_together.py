@@ -43,7 +43,7 @@ async def ssh(rented: Rented, key: Path, command: str) -> tuple[int, str]:
         f"{rented.spec.user}@{rented.spec.ip}", command,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
-    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    said, _ = await asyncio.wait_for(process.communicate(), 300)
     return process.returncode or 0, said.decode().strip()
 
 

@@ -2,6 +2,7 @@
 machines, a real S3 (moto), and a hub with a real model."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -165,15 +166,17 @@ class Scene:
     async def kill_server(self) -> None:
         """The API server's main process, as the kernel would for memory; its workers go on."""
         for process in self.processes():
-            if "sky.server.server" in " ".join(process.cmdline()):
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that ends while it is looked at
+                if "sky.server.server" in " ".join(process.cmdline()):
+                    process.kill()
 
     async def _end(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def client(self) -> AsyncClient:
         found = json.loads((self.home / "client.json").read_text())

@@ -251,7 +251,7 @@ async def skypilot_launches(moto: str, keys: Mapping[str, str], home: Path) -> s
         sys.executable, "-P", "-c", SKYPILOT, REGION, f"{NAME}-1a2b3c4d", IMAGE,
         env=env, cwd=home, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    out, err = await asyncio.wait_for(process.communicate(), 90)
+    out, err = await asyncio.wait_for(process.communicate(), 300)
     assert process.returncode == 0, err.decode()[-3000:]
     head, (only,) = json.loads(out.decode().splitlines()[-1])
     assert head == only

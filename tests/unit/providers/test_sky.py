@@ -85,7 +85,7 @@ async def test_a_planned_server_of_a_daemon_that_died_is_dead(tmp_path: Path) ->
 
 async def test_what_needs_no_server_starts_none(tmp_path: Path) -> None:
     sky = opened(tmp_path)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await sky.cancel(NAME)
         await sky.forget(NAME)
     await sky.close()
@@ -132,7 +132,7 @@ async def test_a_launch_that_was_sent_and_not_answered_is_not_dead_at_once(
         config = SkyConfig(url=str(server.make_url("")))
         sky = SkyLauncher(config, installation=Installation("abcd"), state=tmp_path)
         launch = asyncio.create_task(sky.launch(NAME, BOUGHT, TASK))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await sent.wait()
         launch.cancel()
         await asyncio.gather(launch, return_exceptions=True)
@@ -157,7 +157,7 @@ async def test_skypilot_is_not_told_to_forget_a_name_again_and_again(
     async def forget(times: int) -> int:
         for _ in range(times):
             await sky.forget(NAME)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await asyncio.gather(*sky._forgetting.values())
         return downs
 

@@ -123,7 +123,7 @@ def test_of_a_task_whose_secrets_are_not_known_only_our_own_words_are_told() -> 
 
 async def test_a_host_that_answers_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what it sends within the time of one look is kept in the daemon's memory."""
-    monkeypatch.setattr(sky_job, "LOOK_S", 20.0)
+    monkeypatch.setattr(sky_job, "LOOK_S", 600.0)
     begun = time.monotonic()
     assert await look(["sh", "-c", "exec yes", "0"]) is None
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 300

@@ -1,7 +1,6 @@
 """Vast by its own API: asks as offers, states mapped whole, listings complete or refused."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
@@ -374,7 +373,7 @@ async def test_a_new_key_is_taken_up(world: World) -> None:
         assert world.api.asked[-1][2] == f"Bearer {key}"
 
 
-async def test_five_thousand_asks_are_read_quickly_and_let_others_in(world: World) -> None:
+async def test_reading_five_thousand_asks_lets_others_in(world: World) -> None:
     rows = [ask(id=n, machine_id=n // 4, dph_base=0.3 + n / 10_000) for n in range(5000)]
     market, sieve = world.cloud()._market, Sieve(GpuAsk())
     turns = 0
@@ -386,10 +385,7 @@ async def test_five_thousand_asks_are_read_quickly_and_let_others_in(world: Worl
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    begun = time.process_time()
     await market.fill(sieve, rows)
-    spent = time.process_time() - begun
     beside.cancel()
     assert len(sieve.offers) == 10_000
     assert turns >= 10
-    assert spent < 1.0  # 0.3 s is the goal; the rest is for a busy machine
