@@ -50,6 +50,11 @@ class Rhythm:
     destroy_alert: int = 30
     """Failed destroys of one machine after which people are told: a minute of them."""
 
+    @property
+    def others_s(self) -> float:
+        """By then a broker that can has claimed a row that is due: two rounds of its controllers."""
+        return 2 * (self.poll_s + self.look_s)
+
     def tempo(self, drain_s: float) -> Tempo:
         """A round is what a controller takes to come to a row. One until a drain begins; four after it: to notice its
         end, to destroy, and to look twice, each at a listing that begins after what it is to show."""

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 LEFT_OUT_S = 3.0
 """Listings that agree for so long."""
+UNHEARD = 3
+"""Listings in a row without an answer after which another broker may know more of that cloud."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,17 @@ class Inventory:
         self._context = context
         self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
         self._locks = {name: asyncio.Lock() for name in context.providers}
+        self._unheard = dict.fromkeys(context.providers, 0)
+        """Listings in a row that had no answer."""
+
+    @property
+    def turns(self) -> Mapping[str, float]:
+        """For each cloud how long rows that are due there are left to other brokers first, in seconds.
+
+        One that is cut off from a cloud would hold the rows of a broker that reaches it, each time that they are due.
+        """
+        later_s = self._context.rhythm.others_s
+        return {name: later_s if unheard >= UNHEARD else 0.0 for name, unheard in self._unheard.items()}
 
     async def refresh(self, provider: str, *, max_age_s: float | None = None) -> None:
         """Lists the cloud unless the latest listing is young enough. Raises ProviderError: nothing new is known."""
@@ -57,7 +70,9 @@ class Inventory:
             begun = clock.monotonic()
             if kept and begun - kept[-1].begun < limit:
                 return
+            self._unheard[provider] += 1
             observed = await self._list(provider)
+            self._unheard[provider] = 0
             by_name: dict[InstanceName, tuple[Observed, ...]] = {}
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)

@@ -71,7 +71,7 @@ class Launch:
             owner=context.owner,
             lease_s=context.rhythm.lease_s,
             limit=context.rhythm.claim if full else min(free, context.rhythm.claim),
-            providers=context.providers,
+            turns=self._inventory.turns,
         )
         if not leased:
             return False

@@ -27,7 +27,7 @@ class LivenessController:
         context = self._context
         leased = await context.store.claim_attempts(
             Lane.LIVENESS, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
-            providers=context.providers,
+            turns=self._looker.turns,
         )  # fmt: skip
         self.every_s = context.rhythm.poll_s
         if not leased:

@@ -1,6 +1,6 @@
 """One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from broker.controllers.beats import Beats, Watch, read_final
@@ -25,6 +25,11 @@ class Looker:
         """These stood already then: they were booting, or beyond."""
         self._again_s: dict[AttemptId, float] = {}
         """Of those that are looked for in haste."""
+
+    @property
+    def turns(self) -> Mapping[str, float]:
+        """As `Inventory.turns`."""
+        return self._inventory.turns
 
     async def refresh(self, leased: Sequence[Leased]) -> set[str]:
         """Fresh beats, and listings of the clouds that these attempts are at: another one that hangs holds nobody up.

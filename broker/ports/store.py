@@ -1,6 +1,6 @@
 """The door to the database: rows, leases and the ledger."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -30,11 +30,12 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         ...
 
     async def claim_attempts(
-        self, lane: Lane, *, owner: str, lease_s: float, limit: int, providers: Collection[str] | None = None
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
     ) -> Sequence[Leased]:
         """Due attempts of a lane, likewise; those with a signal are due at once.
 
-        `providers`: the clouds of whoever claims, who has nothing to ask about machines of others; None: any.
+        `turns`: the clouds of whoever claims, who has nothing to ask about machines of others, and for how many seconds
+        a row that is due there is left to other brokers first; None: any, at once.
         """
         ...
 

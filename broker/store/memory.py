@@ -4,7 +4,7 @@ No method awaits between reading and writing, so each is a transaction. Nothing 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -51,12 +51,11 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         return [row.lease(now + timedelta(seconds=lease_s)) for row in due[:limit]]
 
     async def claim_attempts(
-        self, lane: Lane, *, owner: str, lease_s: float, limit: int, providers: Collection[str] | None = None
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
     ) -> Sequence[Leased]:
         now = self._state.clock.now()
         lined = (self._state.attempts[i] for i in self._state.by_lane[lane])
-        own = (row for row in lined if providers is None or row.value.line.offer.provider in providers)
-        rows = _due(own, now, limit)
+        rows = _due((row for row in lined if turns is None or _has_come(turns, row, now)), now, limit)
         leased = [row.lease(now + timedelta(seconds=lease_s)) for row in rows]
         return [Leased(attempt=attempt, job=self._state.jobs[attempt.job_id].value) for attempt in leased]
 
@@ -281,6 +280,11 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
 
     async def close(self) -> None:
         return None
+
+
+def _has_come(turns: Mapping[str, float], row: Row[Attempt], now: datetime) -> bool:
+    later_s = turns.get(row.value.line.offer.provider)
+    return later_s is not None and row.due_at + timedelta(seconds=later_s) <= now
 
 
 def _due(rows: Iterable[Row[RowT]], now: datetime, limit: int) -> list[Row[RowT]]:

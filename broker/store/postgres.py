@@ -3,7 +3,7 @@
 The statements are in queries.sql, the rules in migrations/; this file only says which statement serves which method.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from broker.domain.errors import StoreError
@@ -66,10 +66,10 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         return sorted(map(rows.job, found), key=fences.place_in_queue)
 
     async def claim_attempts(
-        self, lane: Lane, *, owner: str, lease_s: float, limit: int, providers: Collection[str] | None = None
+        self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
     ) -> Sequence[Leased]:
-        named = None if providers is None else [*providers]
-        return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s, named))
+        own = (None, None) if turns is None else ([*turns], [*turns.values()])
+        return _leased(await self._pool.fetch("claim_attempts", lane.value, limit, owner, lease_s, *own))
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
         return await self._applier.apply(changes)

@@ -114,12 +114,26 @@ async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> No
     """Brokers on one database may have different clouds; whoever cannot ask must not keep the others from it."""
     attempt, _ = await running(store)
     own = attempt.line.offer.provider
-    for providers in ([], ["elsewhere"]):
-        assert not await store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, providers=providers)
+    for turns in ({}, {"elsewhere": 0.0}):
+        assert not await store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns=turns)
     (leased,) = await store.claim_attempts(
-        Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, providers=["elsewhere", own]
+        Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns={"elsewhere": 0.0, own: 0.0}
     )
     assert leased.attempt.id == attempt.id
+
+
+async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(house: House) -> None:
+    attempt, _ = await running(house.store)
+    own = attempt.line.offer.provider
+    await house.pass_time(5)
+
+    async def claims(later_s: float) -> int:
+        found = await house.store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns={own: later_s})
+        return len(found)
+
+    assert await claims(8.0) == 0
+    await house.pass_time(5)
+    assert await claims(8.0) == 1
 
 
 async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> None:

@@ -199,6 +199,7 @@ class CloudDoor:
         weather, world, job = self._world.weather, self._world, self._world.job_of(launch.name)
         try:
             await world.pause(0.2, 40.0 if weather.draw("takes long") < 0.2 else 3.0)
+            await self._connect("create")
             self._refuse("create")
             if weather.hits("cloud.no_capacity", job=job):
                 raise NoCapacity(f"{offer.id} is sold out")
@@ -257,6 +258,7 @@ class CloudDoor:
         """Processes here are killed, not closed."""
 
     async def _ask(self, call: str, effect: Callable[[], Awaitable[T]]) -> T:
+        await self._connect(call)
         slow = self._world.weather.hits("cloud.slow")
         await self._world.pause(0.05, 14.0 if slow else 0.5)
         self._refuse(call)
@@ -264,6 +266,12 @@ class CloudDoor:
         await self._world.pause(0.01, 5.0 if slow else 0.3)
         self._lose(call)
         return answer
+
+    async def _connect(self, call: str) -> None:
+        """Nothing comes through to a broker that is cut off, and nothing tells it so."""
+        if self._world.weather.hits("cloud.cut", self._broker):
+            await self._world.pause(5.0, 20.0)
+            raise OutcomeUnknown(f"{call}: no connection")
 
     def _refuse(self, call: str) -> None:
         weather = self._world.weather

@@ -37,6 +37,7 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.slow_create": (0.3, 1.0),
     "cloud.no_capacity": (0.3, 1.0),
     "cloud.down": (1.0, 1.0),
+    "cloud.cut": (1.0, 1.0),
     "cloud.wrong_machine": (0.4, 0.9),
     "cloud.list_omits": (0.2, 0.8),
     "cloud.prices": (0.5, 3.0),
@@ -60,8 +61,8 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
 }
 """What makes a kind strike that would else seldom meet what it breaks, and with which share."""
 RARE = (
-    "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.short_life", "cloud.wrong_machine", "kill.launching",
-    "launcher.unknown", "machine.torn_save", "store.down", "store.error",
+    "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.short_life", "cloud.wrong_machine",
+    "kill.launching", "launcher.unknown", "machine.torn_save", "store.down", "store.error",
 )  # fmt: skip
 """They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
@@ -84,7 +85,9 @@ BENIGN = frozenset({
     "late_machine", "clock", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
-OF_BROKERS = frozenset({"kill", "freeze", "store.down", "store.error", "store.unknown_commit", "blobs.down"})
+OF_BROKERS = frozenset({
+    "kill", "freeze", "cloud.cut", "store.down", "store.error", "store.unknown_commit", "blobs.down",
+})  # fmt: skip
 KINDS = (*SHARES, "people.stop_launch", *dict.fromkeys(INSTANTS))
 """All that a seed draws."""
 
@@ -161,10 +164,22 @@ def at_work(plan: Sequence[Fault], since: float, until: float) -> int:
     return sum(one.at <= until and one.at + one.for_s >= since for one in house)
 
 
+def excusing(plan: Sequence[Fault], brokers: int) -> tuple[Fault, ...]:
+    """Of a plan what excuses a house of so many brokers. That one of them is cut off from the cloud does not, while
+    another reaches it: whatever keeps that one from its work excuses by itself."""
+    cuts = [one for one in plan if one.kind == "cloud.cut"]
+
+    def alone(cut: Fault) -> bool:
+        others = (o for o in cuts if o.target % brokers != cut.target % brokers)
+        return not any(o.at <= cut.at + cut.for_s + TAIL_S and cut.at <= o.at + o.for_s + TAIL_S for o in others)
+
+    return tuple(f for f in plan if f.kind not in BENIGN and not (f in cuts and brokers > 1 and alone(f)))
+
+
 def disturbed_s(plan: Sequence[Fault], since: float, until: float) -> float:
-    """Seconds of a span in which some fault, or what it leaves behind, was at work."""
+    """Seconds of a span in which some fault of `excusing`, or what it leaves behind, was at work."""
     total, reached = 0.0, since
-    for fault in sorted((one for one in plan if one.kind not in BENIGN), key=lambda one: one.at):
+    for fault in sorted(plan, key=lambda one: one.at):
         begins, ends = max(fault.at, reached), min(fault.at + fault.for_s + TAIL_S, until)
         if ends > begins:
             total, reached = total + ends - begins, ends

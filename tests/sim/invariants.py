@@ -4,14 +4,16 @@ The numbers are those of "Invariants" in docs/architecture.md.
 
 1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
 4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled, budget_holds · 5 no_job_lost, legal_step,
-success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard ·
-9 resume_is_exact · 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept · 11 no_secret ·
-12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database, broker_gone_stops · liveness: drains
+success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard,
+death_is_seen · 9 resume_is_exact · 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept ·
+11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database, broker_gone_stops ·
+liveness: drains
 
 Beside them: foreign_untouched, orphan_grace, no_false_death, who_writes_what, no_internal_error.
 
 What is about how long a thing takes is looked at every ten virtual seconds: no_leak, live_state_ends, signal_is_heard,
-broker_gone_stops, and other_team_unseen, whose answer changes with submissions only. `drains` is the end itself.
+death_is_seen, broker_gone_stops, and other_team_unseen, whose answer changes with submissions only. `drains` is the
+end itself.
 """
 
 from collections.abc import Sequence
@@ -45,7 +47,7 @@ INVARIANTS = frozenset({
     "live_state_ends", "signal_is_heard", "resume_is_exact", "manifest_last", "torn_never_loaded", "own_checkpoint",
     "good_checkpoint_kept", "no_secret", "other_team_unseen", "one_lease_holder", "fenced", "lease_needs_database",
     "broker_gone_stops", "drains", "foreign_untouched", "orphan_grace", "no_false_death", "who_writes_what",
-    "no_internal_error",
+    "no_internal_error", "death_is_seen",
 })  # fmt: skip
 CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
@@ -261,7 +263,7 @@ class Watch:
         for one in attempts:
             since = self._world.time_of(one.create_sent_at or one.created_at)
             until = self._world.time_of(one.ended_at) if one.ended_at else now
-            span = Decimal(str(disturbed_s(self._world.plan, since, until)))
+            span = Decimal(str(disturbed_s(self._world.excuses, since, until)))
             allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
@@ -330,7 +332,8 @@ class Watch:
         """Something has changed of who could see a death or destroy a machine."""
         world, down = self._world, self._world.weather.lasts
         running = [s.number for s in world.slots if not (s.process.dead or s.process.frozen)]
-        act = not down("cloud.down") and not all(down("store.down", number) for number in running)
+        cut = (down("store.down", number) or down("cloud.cut", number) for number in running)
+        act = not down("cloud.down") and not all(cut)
         see = act and not down("blobs.down_for_all")
         self.measures.able(act=act and bool(running), see=see and bool(running), now=world.loop.time())
 
@@ -374,6 +377,10 @@ class Watch:
         for own, since in heard.items():
             if self._calm(since) > 90:
                 self._fail("signal_is_heard", f"{own} was told to end, and goes on for {now - since:.0f} s")
+        for own, at in self.measures.unseen().items():
+            since = max(at, self._entered.get(own, at))
+            if world.state.attempts[own].value.state is AttemptState.TRAINING and self._calm(since) > 3 * lag_s + 120:
+                self._fail("death_is_seen", f"{own} lost a machine {now - since:.0f} s ago, and trains on")
         for one in world.live():
             calm = self._calm(self._entered[one.id])
             if calm > limits.get(one.state, 7200.0):
@@ -385,7 +392,7 @@ class Watch:
 
     def _calm(self, since: float) -> float:
         now = self._world.loop.time()
-        return now - since - disturbed_s(self._world.plan, since, now)
+        return now - since - disturbed_s(self._world.excuses, since, now)
 
     def _fail(self, name: str, message: str) -> None:
         self._world.fail(name, message)

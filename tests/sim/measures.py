@@ -1,6 +1,6 @@
 """How long things took, in virtual seconds: no invariants, but what the last line of a run tells."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.domain.ids import AttemptId
@@ -70,6 +70,10 @@ class Measures:
             raw = max(0.0, at - since)
             self.leak_ages_raw.append(raw)
             self.leak_ages.append(max(0.0, raw - self._idle.within(since, at)))
+
+    def unseen(self) -> Mapping[AttemptId, float]:
+        """Attempts that lost a machine, and since when nobody has noticed."""
+        return self._lost
 
     def lost(self, attempt: AttemptId, at: float) -> None:
         """A machine of this attempt died, and nobody was told."""

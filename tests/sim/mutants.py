@@ -93,6 +93,11 @@ MUTANTS = (
         "give up when destroy fails", "ended_absent", (f"{TERMINATION}._destroy", wrong.give_up),
         aim=(*_always_on("cloud.5xx", share=0.5), *_now_and_then("stop")),
     ),
+    _mutant(
+        "who is cut off claims what others reach", "death_is_seen",
+        (f"{INVENTORY}.turns", property(wrong.always({"simulated": 0.0}))),
+        aim=(Fault(kind="cloud.cut", at=100.0, for_s=1000.0, share=1.0), *_now_and_then("preempt")),
+    ),
     _mutant("never destroyed", "live_state_ends", (f"{TERMINATION}._destroy", wrong.destroy_nothing)),
     _mutant(
         "unknown is dead", "no_false_death", (f"{D}.liveness.liveness", wrong.unknown_is_dead),

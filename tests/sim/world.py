@@ -31,7 +31,7 @@ from tests.sim.cloud import SWEEPS, Cloud, CloudDoor, Launch
 from tests.sim.daemon import Errors, daemon
 from tests.sim.disk import trainers
 from tests.sim.doors import BlobDoor, Deaf, Objects, StoreDoor
-from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, jobs_of
+from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, excusing, jobs_of
 from tests.sim.happenings import Happenings
 from tests.sim.invariants import CANARY, INVARIANTS, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
@@ -108,6 +108,7 @@ class World:
         self.body.world = self.cloud.world = self
         self.slots = self._seats()
         self.weather = Weather(seed=seed, strikes=self.strikes, brokers=len(self.slots))
+        self.excuses = excusing(plan, len(self.slots))
 
     def _seats(self) -> list[Slot]:
         """In every fourth house they disagree about the time."""

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.controllers.context import Context, Rhythm
-from broker.controllers.inventory import Inventory
+from broker.controllers.inventory import UNHEARD, Inventory
+from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Handle
 from broker.ports import Blobs, Provider, Store
@@ -182,3 +183,29 @@ async def test_another_broker_s_cloud_is_one_that_did_not_answer() -> None:
     cloud = Scripted()
     found = inventory(cloud, SteppedClock())
     assert await found.refresh_all(["scripted", "elsewhere"]) == {"elsewhere"}
+
+
+class Cut(Scripted):
+    """Answers no more, from when it is told so."""
+
+    away = True
+
+    async def list(self) -> Sequence[Observed]:
+        if self.away:
+            raise OutcomeUnknown("no connection")
+        return await super().list()
+
+
+async def test_who_hears_nothing_of_a_cloud_leaves_its_rows_to_others_until_it_does() -> None:
+    cloud, clock = Cut(), SteppedClock()
+    seen = inventory(cloud, clock)
+    turns = []
+    for _ in range(UNHEARD):
+        turns.append(seen.turns["scripted"])
+        assert await seen.refresh_all(["scripted"]) == {"scripted"}
+        clock.advance(1)
+    assert turns == [0.0] * UNHEARD
+    assert seen.turns["scripted"] > 0
+    cloud.away = False
+    await seen.refresh("scripted")
+    assert seen.turns["scripted"] == 0.0
