@@ -20,6 +20,11 @@ HEADS: Mapping[str, Head] = {
 }  # fmt: skip
 """What the model of a task makes of its last hidden states. Tasks that are not here are not estimated."""
 _WITH_TEXTS = (ENCODERS | frozenset(BUILDS)) - {"vit"}
+OTHER_WORDS = frozenset({
+    "bloom", "codegen", "cpmant", "ctrl", "dbrx", "falcon_mamba", "gpt_neo", "gpt_neox_japanese", "gptj", "mamba",
+    "mamba2", "mpt", "nemotron_h", "openai-gpt", "opt", "rwkv", "xglm", "xlstm", "zaya",
+})  # fmt: skip
+"""Decoders of transformers whose configs name their sizes by words of their own: trained, and estimated by nobody."""
 NUMBERS = frozenset({"text_regression", "reward_model"})
 """Tasks whose head makes one number."""
 
@@ -70,6 +75,8 @@ def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | 
 def _decoder(name: str, config: Mapping[str, Any], family: str, task: str, head: Head) -> ModelShape | None:
     """Raises InvalidInput."""
     config = _of_texts(config)
+    if head == "tokens" and family in OTHER_WORDS:
+        return None
     if family in ENCODERS or (any(config.get(key) for key in EXPERTS) and family not in MIXTURES):
         return None
     if head == "tokens":

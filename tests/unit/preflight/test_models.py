@@ -302,6 +302,9 @@ def test_tasks_to_come_have_their_heads_too() -> None:
     assert bare is not None
     assert reward.parameters == bare.parameters - 128256 * 4096 + 4096, "a number in place of a vocabulary"
     assert task_shape("u", {"model_type": "unet"}, "text_to_image") is None
+    assert task_shape("o", {"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072}, "causal_lm") is None
+    with pytest.raises(InvalidInput, match="'otp' is not an architecture that is known"):
+        task_shape("o", {"model_type": "otp", "hidden_size": 768, "ffn_dim": 3072}, "causal_lm")
     assert task_shape("s", {"model_type": "swin"}, "image_classification") is None
     with pytest.raises(InvalidInput, match="takes a model of images"):
         task_shape("b", {"model_type": "bert"}, "image_classification")
