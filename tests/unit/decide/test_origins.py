@@ -25,6 +25,7 @@ def train(**changes: Any) -> JobSpec:
         ({"method": {"kind": "full"}}, "train.method.kind", "full, and what init_from names was trained with lora"),
         ({"method": {"kind": "lora", "r": 8, "dora": True}}, "train.method.dora", "True, and"),
         ({"model": "a/c"}, "train.model", "a/c, and what init_from names was trained with a/b"),
+        ({"revision": "v2"}, "train.revision", "v2, and what init_from names was trained with nothing"),
         ({"optim": {"name": "sgd", "lr": 0.1}}, "train.optim.name", "sgd, and"),
         ({"task": "reward_model", "data": {"path": "x.csv", "prompt": "{p}", "chosen": "{a}", "rejected": "{b}"}},
          "train.task", "reward_model, and"),
