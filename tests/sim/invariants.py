@@ -312,6 +312,7 @@ class Watch:
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()
+        self.measures.bought_again(own)
         row = self._world.state.attempts.get(own)
         if row is None or row.value.state in (AttemptState.TERMINATING, AttemptState.ENDED):
             self.measures.unwanted(own, [machine_id], now)

@@ -75,6 +75,10 @@ class Measures:
         """Attempts that lost a machine, and since when nobody has noticed."""
         return self._lost
 
+    def bought_again(self, attempt: AttemptId) -> None:
+        """What died before anybody saw it was bought once more: nothing is lost any more."""
+        self._lost.pop(attempt, None)
+
     def lost(self, attempt: AttemptId, at: float) -> None:
         """A machine of this attempt died, and nobody was told."""
         self._lost.setdefault(attempt, at)
