@@ -35,7 +35,7 @@ class Interruption:
         context = self._context
         leased = await context.store.claim_attempts(
             Lane.INTERRUPTION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
-            turns=self._looker.turns,
+            turns=context.at_once,
         )  # fmt: skip
         if not leased:
             return False

@@ -20,6 +20,7 @@ LEFT_OUT_S = 3.0
 """Listings that agree for so long."""
 UNHEARD = 3
 """Listings in a row without an answer after which another broker may know more of that cloud."""
+MOST_TURNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,10 @@ class Inventory:
         """For each cloud how long rows that are due there are left to other brokers first, in seconds.
 
         One that is cut off from a cloud would hold the rows of a broker that reaches it, each time that they are due.
+        The longer it has heard nothing, the later it comes, since others may hear little too.
         """
-        later_s = self._context.rhythm.others_s
-        return {name: later_s if unheard >= UNHEARD else 0.0 for name, unheard in self._unheard.items()}
+        turn_s = self._context.rhythm.others_s
+        return {name: turn_s * min(MOST_TURNS, unheard // UNHEARD) for name, unheard in self._unheard.items()}
 
     async def refresh(self, provider: str, *, max_age_s: float | None = None) -> None:
         """Lists the cloud unless the latest listing is young enough. Raises ProviderError: nothing new is known."""

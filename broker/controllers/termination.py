@@ -44,7 +44,7 @@ class Termination:
         context = self._context
         leased = await context.store.claim_attempts(
             Lane.TERMINATION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
-            turns=self._inventory.turns,
+            turns=context.at_once,
         )  # fmt: skip
         if not leased:
             return False
