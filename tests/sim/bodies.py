@@ -44,6 +44,8 @@ class Body(VirtualBody):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.silent = set()
+        self._unstarted: set[str] = set()
+        """Machines whose launchers have not started an agent yet."""
         self._called: dict[str, float] = {}
         self._trainees: dict[str, Trainee] = {}
 
@@ -60,6 +62,12 @@ class Body(VirtualBody):
             for one in self._instances.values()
             if one.spec is not None and not one.over and now < one.dies_at and one.machine.name not in self.silent
         ]
+
+    def waits_for_launcher(self, name: str) -> None:
+        self._unstarted.add(name)
+
+    def agent_started(self, name: str) -> None:
+        self._unstarted.discard(name)
 
     def preempt(self, name: str, notice_s: float, *, told: bool = True) -> None:
         """`told`: False takes it away then without a word."""
@@ -90,7 +98,7 @@ class Body(VirtualBody):
 
     async def _wake(self, name: str) -> None:
         one = self._instances.get(name)
-        if name in self.silent and one is not None and not one.over:
+        if (name in self.silent or name in self._unstarted) and one is not None and not one.over:
             now = self._clock.monotonic()
             one.over = now >= one.dies_at
             if not one.over:

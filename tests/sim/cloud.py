@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FOREIGN = ("gb-other-aaaaaaaaaaaaa", "gb-test-aaaa", "gb-test-aaaaaaaaaaaaa-2", "xgb-test-aaaaaaaaaaaaa", "gb-test")
 """Somebody else's machines, whose names look like ours."""
+AGENT_START_S = 40.0
+"""In every second house launchers start the agents, as SkyPilot does by SSH. By then one has beaten, or never will."""
 SWEEPS: ContextVar[bool] = ContextVar("sweeps", default=False)
 """Set in the sweep's own task, and so in each destroy that it begins."""
 
@@ -51,7 +53,11 @@ class Cloud(SimulatedProvider):
         self.more: dict[str, Observed] = {}
         """All but the first machine of several, by id."""
         self._right = self._config
-        self._caps = replace(super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0)
+        starts = unit(self._config.seed, "launchers start agents") < 0.5
+        self._caps = replace(
+            super().caps, multi_node=True, trust="secure", boot_deadline_s=300.0,
+            agent_start_s=AGENT_START_S if starts else None,
+        )  # fmt: skip
         self._sells: tuple[int, Sequence[Offer]] = (-1, ())
         """Prices and stock stand still within a bucket of time."""
 
@@ -75,6 +81,8 @@ class Cloud(SimulatedProvider):
         if unit(self._config.seed, "wrong machine", name) < share:
             self.world.struck("cloud.wrong_machine", name)
         for node in range(1, boot.nodes):
+            if self.world.weather.hits("cloud.partial", job=self.world.job_of(name)):
+                raise OutcomeUnknown(f"{name}: {node} of {boot.nodes} machines, then no more")
             handle = replace(handles[0], id=f"{name}-{node}")
             shown = Observed(
                 handle=handle, state=InstanceState.RUNNING, accelerator=offer.accelerator, gpus=offer.gpus,
@@ -207,7 +215,7 @@ class CloudDoor:
                 await world.pause(10.0, 250.0)
             if launch.unwanted or (self._process.dead and not launch.outlives):
                 raise OutcomeUnknown(f"the launcher of {launch.name} died")
-            handles = await world.cloud.create(launch.name, offer, boot)
+            handles = await self._create(launch, offer, boot)
             if weather.hits("cloud.short_life", job=job):
                 self._world.spawn(self._world.happenings.die_young(launch.name), "short life")
             if weather.hits("cloud.slow_create", job=job):
@@ -216,6 +224,20 @@ class CloudDoor:
             return handles
         finally:
             world.launches.remove(launch)
+
+    async def _create(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
+        """With its agent, where launchers start them: one that dies, or is told to stop, before that leaves a machine
+        that bills and does nothing."""
+        world = self._world
+        if world.cloud.caps.agent_start_s is None:
+            return await world.cloud.create(launch.name, offer, boot)
+        world.body.waits_for_launcher(launch.name)
+        handles = await world.cloud.create(launch.name, offer, boot)
+        await world.pause(3.0, AGENT_START_S / 2)
+        if launch.unwanted or (self._process.dead and not launch.outlives):
+            raise OutcomeUnknown(f"the launcher of {launch.name} died before it had started its agent")
+        world.body.agent_started(launch.name)
+        return handles
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         await self._ask("confirm", self._nothing)

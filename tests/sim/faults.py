@@ -40,6 +40,7 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.cut": (1.0, 1.0),
     "cloud.wrong_machine": (0.4, 0.9),
     "cloud.list_omits": (0.2, 0.8),
+    "cloud.partial": (0.3, 1.0),
     "cloud.prices": (0.5, 3.0),
     "cloud.deaf": (0.5, 1.0),
     "cloud.short_life": (0.3, 0.9),
@@ -61,8 +62,8 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
 }
 """What makes a kind strike that would else seldom meet what it breaks, and with which share."""
 RARE = (
-    "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.short_life", "cloud.wrong_machine",
-    "kill.launching", "launcher.unknown", "machine.torn_save", "store.down", "store.error",
+    "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.partial", "cloud.short_life",
+    "cloud.wrong_machine", "kill.launching", "launcher.unknown", "machine.torn_save", "store.down", "store.error",
 )  # fmt: skip
 """They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
@@ -81,8 +82,8 @@ OF_JOBS = (
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
-    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "machine.torn_save", "rot",
-    "late_machine", "clock", *AIMED,
+    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial",
+    "machine.torn_save", "rot", "late_machine", "clock", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({
