@@ -183,7 +183,7 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
     except DataError as e:
         raise _at(field, str(e)) from None
     for name in names:
-        column(field, name, summary)
+        column(field, name, summary, "text")
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.contract.archives import BadArchive, Picture
-from trainer.contract.data import DataError
+from trainer.contract.data import DataError, is_text, no_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KINDS = ("label", "number", "chat", "words", "picture")
+KINDS = ("text", "label", "number", "chat", "words", "picture")
 """What `is_a` can tell."""
 
 
@@ -118,6 +118,8 @@ def _pixel(value: Any, channels: int) -> bool:
 def is_a(kind: str, value: Any) -> bool:
     """Whether a cell is of one of KINDS."""
     match kind:
+        case "text":
+            return is_text(value)
         case "label":
             return label(value) is not None
         case "number":
@@ -132,6 +134,8 @@ def is_a(kind: str, value: Any) -> bool:
 def missing(kind: str, column: str) -> str:
     """What is wrong with a cell that is not of the kind, and the fix."""
     match kind:
+        case "text":
+            return no_text(column)
         case "label":
             return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
         case "number":
