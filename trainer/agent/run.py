@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -51,18 +51,24 @@ class Agent:
     """Runs one attempt; `echo` also hears every (redacted) log line."""
 
     def __init__(
-        self, env: Environment, echo: Callable[[str], None] | None = None, *, folder: Path | None = None
+        self,
+        env: Environment,
+        echo: Callable[[str], None] | None = None,
+        *,
+        folder: Path | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`folder`: outlives the attempt, for files of trackers."""
+        """`folder`: outlives the attempt, for files of trackers. `secrets`: where no grant brings them."""
         self._env = env
         self._objects = Objects.open(env.blobs, env.store_options, env.installation)
         self._state = AttemptState(env=env, run=RunFolder(root=env.workdir / "run"))
-        self._log = LogBuffer(Redactor({}), echo=echo)
+        self._sealed = Sealed(secrets=dict(secrets or {}))
+        self._log = LogBuffer(Redactor(self._sealed.secrets), echo=echo)
         self._beater = Beater(self._objects, self._state)
         self._shipper = Shipper(self._objects, self._log, env, self._state)
         self._last_word = LastWord(self._objects, env, self._state, beater=self._beater, shipper=self._shipper)
         self._trackers = Trackers(self._state.run, folder or env.workdir, tell=self._tell)
-        self._sealed = Sealed()
+        self._beater.redact = self._log.redact
         self._grant_seq = -1
         self._pulled = False
         """True where this machine failed only since a process of another one has gone."""
