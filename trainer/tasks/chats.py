@@ -7,6 +7,9 @@ import jinja2
 from trainer.contract.data import DataError
 from trainer.dataset import Example
 
+REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What a template raises for a chat that it was not written for: it adds a number to a text, or asks for a key."""
+
 
 def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
     """`ask`: up to where the assistant's answer would begin."""
@@ -29,7 +32,7 @@ def encode(tokenizer: Any, messages: list[dict[str, Any]], max_length: int, wher
         try:
             asked = render(tokenizer, messages[:number], ask=True)
             answered = render(tokenizer, messages[: number + 1], ask=False)
-        except jinja2.TemplateError as e:
+        except REFUSALS as e:
             raise DataError(f"{where}: the model's chat template refuses the chat ({_line(e)}); mend the row") from None
         if not asked.startswith(done) or not answered.startswith(asked):
             raise DataError(

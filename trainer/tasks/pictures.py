@@ -15,6 +15,8 @@ Array = npt.NDArray[np.uint8]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MOST_PIXELS = 100_000_000
 """Of one picture: 300 MB once decoded. A file of a few bytes may say that it has more."""
+FLOATS = ("I", "F")
+"""Modes of Pillow whose numbers do not say what white is."""
 KEPT_BYTES = 1024**3
 """Of decoded pictures kept by one process; the others are decoded whenever they are wanted."""
 
@@ -42,7 +44,15 @@ def opened(cell: Any) -> Image.Image:
         width, height = found.size
         if width * height > MOST_PIXELS:
             raise BadArchive(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
-        return ImageOps.exif_transpose(found).convert("RGB")
+        if found.mode in FLOATS:
+            raise BadArchive(f"its pixels are numbers of 32 bits, mode {found.mode}; save it with 8 or 16")
+        upright = ImageOps.exif_transpose(found)
+        return (_halved(upright) if upright.mode.startswith("I;16") else upright).convert("RGB")
+
+
+def _halved(picture: Image.Image) -> Image.Image:
+    """Of 16 bits a pixel: scaled to 8, where Pillow would take everything above 255 for white."""
+    return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
 
 
 class Kept:
