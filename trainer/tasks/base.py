@@ -185,7 +185,7 @@ class Task(ABC, Generic[E]):
         try:
             with torch.device("meta"):
                 return getattr(transformers, self.architecture).from_config(config, **options)
-        except (OSError, ValueError, KeyError) as e:
+        except models.UNREAD as e:
             raise models.unloadable(self.config, e) from None
 
     def check(self, model: Any, device: torch.device) -> None:
