@@ -177,11 +177,7 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
     train, report.settled = batches.settled(train, report.rows)
     report.steps = schedule.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
-    if train.rows_a_step > len(training):
-        raise UserFault(
-            f"train.global_batch: {len(training)} rows to train on are fewer than {train.rows_a_step}; lower it, or "
-            "give more rows"
-        )
+    order.insist_on_a_step(len(training), train.rows_a_step)
     if report.lengths and task.cuts:
         _fits(train, int(report.lengths["max"]))
     if train.adapters is not None or train.attention != "auto":

@@ -44,6 +44,7 @@ class Steps(ABC):
             Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
         )
         self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
+        order.insist_on_a_step(len(self._train), config.rows_a_step)
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))

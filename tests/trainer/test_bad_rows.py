@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.trainer import heads
+from tests.trainer import heads, workers
 from tests.trainer.test_chats import turn
 from trainer import preflight, tasks
 from trainer.contract.archives import Picture
@@ -68,3 +68,33 @@ def test_whatever_the_template_stumbles_over_is_a_bad_row(fault: str, tmp_path: 
     (tmp_path / "train.json").write_text(train.model_dump_json(exclude_defaults=True))
     report = preflight.check(tmp_path / "train.json")
     assert (report.code, report.bad) == (65, [said])
+
+
+def test_a_column_that_only_the_first_row_lacks_is_that_row_s_fault(tmp_path: Path) -> None:
+    model = heads.llama(tmp_path / "llama")
+    rows = [{"q": "w1"}, {"q": "w2", "a": "w3"}, {"q": "w4", "a": "w5"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"path": "rows.jsonl", "prompt": "{q}", "completion": "{a}", "bad_share": 0.5}
+    fields: dict[str, Any] = {"model": str(model), "data": data, "global_batch": 1, "max_length": 16}
+    trained = tasks.of(TrainConfig.model_validate(fields))
+    assert len(trained.examples(tmp_path / "rows.jsonl", "jsonl")[0]) == 2
+    assert trained.faults == ["rows.jsonl row 1: no column 'a'; every row needs it"]
+    for rows_there in (3, 300):  # a name that no row has is the setting's fault, also before all of a file was read
+        text = "\n".join(map(json.dumps, [{"q": "w1"}] * rows_there))
+        (tmp_path / "rows.jsonl").write_text(text if rows_there < 100 else text + "\n{")
+        with pytest.raises(DataFault, match=r"^data.completion: no column 'a' in the data; it has q$"):
+            trained.examples(tmp_path / "rows.jsonl", "jsonl")
+
+
+def test_fewer_rows_than_a_step_takes_are_refused_as_by_the_preflight(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "model": str(heads.llama(tmp_path / "llama")), "global_batch": 3, "max_length": 16, "max_steps": 1,
+        "data": {"path": "rows.csv", "prompt": "{q}", "completion": "{a}", "eval_share": 0.3},
+    }  # fmt: skip
+    train = TrainConfig.model_validate(fields)
+    (tmp_path / "rows.csv").write_text("q,a\nw1,w2\nw3,w4\nw5,w6\n")
+    (tmp_path / "train.json").write_text(train.model_dump_json(exclude_defaults=True))
+    report = preflight.check(tmp_path / "train.json")
+    ended = workers.Worker(tmp_path / "run", train, tmp_path / "rows.csv").start().end()
+    said = "train.global_batch: 2 rows to train on are fewer than 3; lower it, or give more rows"
+    assert (report.code, report.problem) == (ended.code, ended.message) == (64, said)

@@ -170,7 +170,7 @@ def test_a_rate_that_was_chosen_stays_through_a_resume(tmp_path: Path) -> None:
 
 def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kind = KINDS["causal_lm lora"]
     made = tiny_jobs.train(kind, tmp_path / "model").model_dump()
@@ -189,6 +189,7 @@ def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> No
     assert "| cost | unknown |" in card
     assert str(tmp_path) not in card
 
+    assert AutoTokenizer.from_pretrained(done / "adapter")("w5 w6").input_ids == [8, 9]
     settings = done / "adapter" / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": train.model}))
     adapted = AutoPeftModelForCausalLM.from_pretrained(done / "adapter", dtype=torch.float32)

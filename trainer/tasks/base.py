@@ -24,6 +24,8 @@ from trainer.kept import Chosen
 E = TypeVar("E")
 _log = logging.getLogger(__name__)
 NAMED = 20
+LOOKED_AT = 100
+"""Rows by which it is told whether a column is there; one that a single row lacks is that row's fault."""
 Row = dict[str, Any]
 """Cells by column."""
 Seen = Callable[[int, Row, Any], None]
@@ -128,15 +130,16 @@ class Task(ABC, Generic[E]):
     def _read(self, path: Path, data_format: Any, seen: Seen | None, keep: Callable[[Any], None]) -> None:
         """Keeps what `example` makes of each row that can be used. Raises DataError for what is wrong with all."""
         self.rows, self.bad, self.faults = 0, 0, []
-        checked = False
+        columns: dict[str, Any] = {}
         for number, row in enumerate(each_row(path, data_format, self.where), 1):
             self.rows = number
             if isinstance(row, DataError):
                 self._leave_out(row)
                 continue
-            if not checked:
-                check_columns(self.config.data, row)
-                checked = True
+            if number <= LOOKED_AT:
+                columns.update(row)
+            if number == LOOKED_AT:
+                check_columns(self.config.data, columns)
             try:
                 example = self.example(row, number)
             except DataError as e:
@@ -145,6 +148,8 @@ class Task(ABC, Generic[E]):
             keep(example)
             if seen is not None:
                 seen(number, row, example)
+        if columns and self.rows < LOOKED_AT:
+            check_columns(self.config.data, columns)
 
     def _placed(self, error: DataError, row: Row, number: int) -> DataError:
         """Of one of several files: with the file's name."""
@@ -260,9 +265,11 @@ class Task(ABC, Generic[E]):
         return samples
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
-        """`adapter/` (peft's format) or `model/`, a whole folder. `state`: tensors in place of the model's own."""
+        """`adapter/` (peft's format, and the tokenizer) or `model/`, a whole folder. `state`: tensors in place of the
+        model's own."""
         if self.config.adapters is not None:
             models.save_adapter(folder / "adapter", model, state)
+            self.tokenizer.save_pretrained(folder / "adapter")
             return
         model.config.use_cache = True
         model.save_pretrained(folder / "model", state_dict=state)
