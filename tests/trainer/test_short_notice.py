@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.trainer import held
+from tests.trainer import held, tiny_jobs
 from tests.trainer.harness import FAST, Agent, Bench, until
 from tests.trainer.imds import Service, serving
 from tests.trainer.test_agent import SAVER, script
@@ -330,6 +330,20 @@ def test_what_a_program_came_to_before_it_was_asked_stands(
     final = agent.wait()
     assert final.outcome is outcome, final
     assert bench.committed()[0][1].complete is (code == 0)
+
+
+def test_results_that_are_being_sent_when_the_training_ends_are_not_sent_twice(
+    bench: Bench, hold: Hold, tmp_path: Path
+) -> None:
+    kind = tiny_jobs.KINDS["causal_lm lora"]
+    train = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 1, "eval_every_steps": None})
+    hold.at(held.UPLOAD)
+    agent = bench.start(train=train, data=bench.data(tiny_jobs.data(kind), kind.format))
+    until(lambda: hold.waits(held.UPLOAD), "the upload of the results")
+    until(lambda: agent.beat and agent.beat.phase == "saving", "the end of the training")
+    hold.let_go(held.UPLOAD)
+    assert agent.wait().outcome is Outcome.COMPLETED
+    assert len({folder for folder in hold.begun() if folder.startswith("checkpoints/") and "/rows-" not in folder}) == 1
 
 
 def children(pid: int) -> list[str]:

@@ -137,6 +137,11 @@ class Agent:
             child = await self._start_worker(spec, origin, data, jumps)
             async with self._saving(spec, origin) as saver, background(sender.run()):
                 code = await self._supervise(child, saver, ask=self._state.run.drain.touch)
+                self._state.phase = "saving"
+                self._beater.now()
+                await (
+                    saver.settle()
+                )  # what is halfway would be sent anew; of a script the last one is to come
             ended = self._ended()
             if ended is None or ended.code != ExitCode.BACK or self._state.ending is not None:
                 return await self._conclude(child, code, saver, script=False)
