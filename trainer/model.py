@@ -36,7 +36,10 @@ ATTENTION = frozenset(
     }
 )
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says of every product what its input is cast to
+# bitsandbytes says of every product what its input is cast to; torchao, at every start, which of its kernels are for
+# other machines, and torch that torchao registers enums as it should not any more.
+for _noisy in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 UNREAD = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 """What transformers raises for a model that it cannot read; the last three its configs, for a value of another type."""
 UNQUANTISED = r"(.*\.)?(classifier|pre_classifier|score|pooler|sequence_summary)(\.|$)"
