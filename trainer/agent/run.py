@@ -139,9 +139,8 @@ class Agent:
                 code = await self._supervise(child, saver, ask=self._state.run.drain.touch)
                 self._state.phase = "saving"
                 self._beater.now()
-                await (
-                    saver.settle()
-                )  # what is halfway would be sent anew; of a script the last one is to come
+                # What is halfway would be sent anew. Of a script the last snapshot is still to come.
+                await saver.settle()
             ended = self._ended()
             if ended is None or ended.code != ExitCode.BACK or self._state.ending is not None:
                 return await self._conclude(child, code, saver, script=False)
