@@ -164,12 +164,8 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
     task = tasks.of(train)
     look = _Look(train, task)
     try:
-        with places.gathered(train.data, spec.parent) as found:
-            if not found.path.exists():
-                raise DataError(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
+        with places.readable(train.data, spec.parent) as found:
             examples, report.dropped_rows = task.examples(found.path, found.format, look)
-    except OSError as e:  # of the model it is a UserFault by now
-        raise DataError(f"data.path: {e.filename or train.data.path} cannot be read ({e.strerror or e})") from None
     finally:
         _fill(report, task, look)
     training, held = order.split(train.seed, len(examples), train.data.eval_share)

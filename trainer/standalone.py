@@ -131,6 +131,8 @@ def _read(path: Path) -> tuple[Any, Any]:
         found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
     except yamlfile.BadYaml as e:
         raise BadConfig(f"line {e.line}: {e.message}") from None
+    except OSError as e:
+        raise BadConfig(f"cannot be read ({e.strerror}); name a job's spec or a TrainConfig") from None
     except UnicodeDecodeError as e:
         raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
     if "model" in found or not ("train" in found or "script" in found):
@@ -260,7 +262,7 @@ async def _put_data(
 ) -> DataFile:
     """The data set's copy in the store. `resumed`: the run that is gone on with. Raises BadConfig, DataError, OSError,
     NoRoom."""
-    with places.gathered(train.data, beside) as found:
+    with places.readable(train.data, beside) as found:
         sha256 = digest(found.path)
         key = keys.job_data(ME, sha256)
         data = DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)

@@ -10,7 +10,9 @@ from broker.domain.errors import InvalidInput
 from broker.preflight import data as daemon
 from tests.trainer import heads
 from trainer import preflight, tasks
-from trainer.contract.data import render
+from trainer.contract import cells
+from trainer.contract.archives import Picture
+from trainer.contract.data import DataError, render
 from trainer.contract.train import TrainConfig
 from trainer.faults import DataFault
 
@@ -49,6 +51,24 @@ def test_what_is_no_text_is_a_bad_row_by_its_column(cell: str, column: str, mode
 @pytest.mark.parametrize("cell", ["w1", "", 7, -2.5, "2026-01-31"])
 def test_text_and_numbers_are_written_as_they_are(cell: Any) -> None:
     assert render(train().data, {"q": cell, "a": "w2"}, 1) == (str(cell), "w2")
+
+
+@pytest.mark.parametrize("cell", [float("nan"), float("inf")])
+def test_what_is_no_number_is_no_class(cell: float) -> None:
+    assert cells.label(cell) is None
+    data = {"path": "rows.json", "prompt": "{q}", "label": "l"}
+    labelled = TrainConfig.model_validate(
+        {"model": "a/b", "task": "text_classification", "data": data, "global_batch": 1, "micro_batch": 1}
+    )
+    rows = json.dumps([{"q": "w1", "l": "a"}, {"q": "w2", "l": cell}, {"q": "w3", "l": "b"}])
+    with pytest.raises(InvalidInput, match="row 2: column 'l' is empty, or no plain text or number"):
+        daemon.check(labelled, daemon.summarise(rows.encode(), "json"))
+
+
+def test_a_picture_without_a_class_is_named() -> None:
+    row = {"image": Picture(name="top.png", size=0, start=lambda count: b""), "label": None}
+    with pytest.raises(DataError, match=r"^p.tar row 3 \(top.png\): no column 'label', or it is null"):
+        cells.taken("label", row, "label", "p.tar", 3)
 
 
 def test_a_column_that_no_template_names_may_hold_anything() -> None:

@@ -75,7 +75,10 @@ class Agent:
 
     async def run(self) -> Outcome:
         """Runs the attempt to its end, which is written to `final.json` and returned."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        asked_by = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            asked_by.append(signal.SIGHUP)
+        for number in asked_by:
             asyncio.get_running_loop().add_signal_handler(number, self._state.end, Outcome.DRAINED, "asked by a signal")
         adopt_orphans()
         self._state.run.make()

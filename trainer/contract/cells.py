@@ -19,8 +19,8 @@ MOST_LABELS = 1000
 
 
 def label(value: Any) -> str | None:
-    """A class by its text; None for a list, a mapping, and a text without a visible character."""
-    if not isinstance(value, str | int | float):
+    """A class by its text; None for a list, a mapping, no finite number, and a text without a visible character."""
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return str(value).strip() or None
 
@@ -155,9 +155,10 @@ def missing(kind: str, column: str) -> str:
 
 def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
     """The cell as its kind has it. Raises DataError naming file and row."""
-    if row.get(column) is None:
-        raise DataError(f"{where} row {number_of_row}: no column {column!r}, or it is null; every row needs it")
-    value = row[column]
+    value = row.get(column)
+    if value is None:
+        named = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
+        raise DataError(f"{where} row {number_of_row}{named}: no column {column!r}, or it is null; every row needs it")
     found = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind](value)
     if found is None:
         named = f" ({value.name})" if isinstance(value, Picture) else ""
