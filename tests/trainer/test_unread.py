@@ -76,7 +76,9 @@ async def test_a_quantised_base_is_refused_as_at_submit(
     (model / "config.json").write_text(json.dumps({"model_type": kind, "quantization_config": GPTQ, **pair}))
     said = refused(tmp_path, model, data, capsys, task=task)
     assert said == f"train.model: {str(model)!r} is quantised; give the model that it was made from"
-    train = TrainConfig.model_validate({"model": str(model), "task": task, "data": data})
-    with pytest.raises(InvalidInput) as submitted:
-        await resolve_for(train, hub=None)
-    assert [p.message for p in submitted.value.problems] == [said.replace(str(model), model.name)[13:]]
+    fields: dict[str, Any] = {"model": str(model), "task": task, "data": data}
+    for trusted in (False, True):
+        train = TrainConfig.model_validate(fields | {"trust_remote_code": trusted})
+        with pytest.raises(InvalidInput) as submitted:
+            await resolve_for(train, hub=None)
+        assert [p.message for p in submitted.value.problems] == [said.replace(str(model), model.name)[13:]]

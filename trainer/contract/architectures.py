@@ -29,9 +29,12 @@ def misuse(task: str, config: Mapping[str, Any]) -> str | None:
     if task in NEXT_TOKEN and _sees_ahead(config):
         wanted = "a decoder, such as llama or gpt2"
         return f"is of the kind {kind} and sees what it is to predict; task {task} takes {wanted}"
-    if any(one.get("quantization_config") for one in _parts(config)):
-        return QUANTISED
-    return None
+    return QUANTISED if is_quantised(config) else None
+
+
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    """Whether the weights are no plain numbers."""
+    return any(one.get("quantization_config") for one in _parts(config))
 
 
 def _parts(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
