@@ -46,6 +46,8 @@ class Task(ABC, Generic[E]):
     """Whether what the untuned model writes is small enough to lie in every checkpoint of a full fine-tune."""
     made: type[Any] | None = None
     """The dataclass that `example` makes, of numbers and texts alone; None: what it makes stays in memory."""
+    looks_ahead = False
+    """`ahead` makes something of the next step's rows."""
     headed = False
     """Modules whose weights no checkpoint gave are trained, and saved whole."""
 
@@ -240,6 +242,10 @@ class Task(ABC, Generic[E]):
 
     def begins(self, step: int) -> None:
         """Before the rows of a step are trained on; before held-out rows are judged, with a number that no step has."""
+
+    def ahead(self, examples: Sequence[E]) -> None:
+        """Before a step is trained, for a task that `looks_ahead`: this process's rows of the next one, which another
+        thread may make ready meanwhile. What is trained does not depend on it."""
 
     def choose(self, held: Sequence[E]) -> None:
         """Before held-out rows are judged: which of them to look at closer."""

@@ -1,6 +1,9 @@
 """Pictures as arrays, whatever cell they come from."""
 
 import io
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from trainer.contract.archives import BadArchive, Picture
 from trainer.contract.data import DataError
 
 Array = npt.NDArray[np.uint8]
+Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MOST_PIXELS = 100_000_000
 """Of one picture: 300 MB once decoded. A file of a few bytes may say that it has more."""
@@ -53,6 +57,35 @@ def opened(cell: Any) -> Image.Image:
 def _halved(picture: Image.Image) -> Image.Image:
     """Of 16 bits a pixel: scaled to 8, where Pillow would take everything above 255 for white."""
     return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
+
+
+class Ahead:
+    """Pictures that are made ready by a thread while the step before them trains: of the step that trains, and of the
+    next."""
+
+    def __init__(self, make: Callable[[Row, int], Array]) -> None:
+        """`make`: of a row and its number; the same array however often and wherever it is called."""
+        self._make = make
+        self._now: dict[int, Future[Array]] = {}
+        self._next: dict[int, Future[Array]] = {}
+
+    def begin(self, rows: Mapping[int, Row]) -> None:
+        """The next step's, by number; what was begun before is the step's that trains now."""
+        self._now, self._next = self._next, {number: Future() for number in rows}
+        if rows:
+            threading.Thread(target=self._work, args=(rows, self._next), daemon=True).start()
+
+    def _work(self, rows: Mapping[int, Row], coming: Mapping[int, "Future[Array]"]) -> None:
+        for number, row in rows.items():
+            try:
+                coming[number].set_result(self._make(row, number))
+            except BaseException as e:  # whatever it is, the step raises it
+                coming[number].set_exception(e)
+
+    def get(self, number: int) -> Array | None:
+        """None where nobody has begun with it. Raises what `make` raised."""
+        found = self._now.get(number) or self._next.get(number)
+        return None if found is None else found.result()
 
 
 class Kept:
