@@ -11,7 +11,7 @@ from trainer.contract.archives import BadArchive, Picture
 from trainer.contract.data import DataError, is_text, no_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KINDS = ("text", "label", "number", "chat", "words", "picture")
+KINDS = ("text", "label", "number", "chat", "turns", "words", "picture")
 """What `is_a` can tell."""
 
 
@@ -38,14 +38,20 @@ def number(value: Any) -> float | None:
 
 def chat(value: Any) -> list[dict[str, Any]] | None:
     """Messages with a role and a text, one of the assistant's at least; None for anything else."""
-    if not isinstance(value, list):
+    found = turns(value)
+    return found if any(m["role"] == "assistant" for m in found or ()) else None
+
+
+def turns(value: Any) -> list[dict[str, Any]] | None:
+    """Messages with a role and a text, whoever they are from; None for anything else."""
+    if not isinstance(value, list) or not value:
         return None
     for message in value:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return None
         if not isinstance(message.get("content"), str):
             return None
-    return value if any(m["role"] == "assistant" for m in value) else None
+    return value
 
 
 def words(value: Any) -> list[str] | None:
@@ -126,6 +132,8 @@ def is_a(kind: str, value: Any) -> bool:
             return number(value) is not None
         case "chat":
             return chat(value) is not None
+        case "turns":
+            return turns(value) is not None
         case "picture":
             return picture(value) is not None
     return bool(value.strip()) if isinstance(value, str) else words(value) is not None

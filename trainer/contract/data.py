@@ -66,6 +66,12 @@ def template_columns(template: str, field: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def whole_column(template: str) -> str | None:
+    """The column that a template is, without a word around it; None for any other."""
+    name = template.removeprefix("{").removesuffix("}")
+    return name if template == f"{{{name}}}" and not set("{}") & set(name) else None
+
+
 def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
     """Raises DataError when a setting names a column that the data set lacks."""
     known = sorted(columns)
