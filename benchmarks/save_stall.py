@@ -84,12 +84,16 @@ async def measure(method: LoraConfig | FullConfig, model: Path, steps: int, ever
 
 async def _figures(objects: Objects, folder: Path, lines: list[str]) -> dict[str, Any]:
     origin = checkpoint.Origin(job="job", attempt="attempt", kind="train")
-    candidates = await checkpoint.own(objects, origin)
+    last, *before = await checkpoint.own(objects, origin)
+    if not before:
+        raise SystemExit("nothing was saved before the end; lower --every, or raise --steps")
     started = time.monotonic()
-    found = await checkpoint.restore(objects, candidates, folder / "back", kind="train", tell=lines.append)
+    found = await checkpoint.restore(objects, before, folder / "back", kind="train", tell=lines.append)
     restore_s = time.monotonic() - started
     assert found is not None
-    rows = [json.loads(line) for line in (folder / "back" / "metrics.jsonl").read_text().splitlines()][1:]
+    assert not found[1].complete, "the last one has the results as well, and no run goes on from it"
+    told = await objects.read(f"{keys.files_of(last)}metrics.jsonl")
+    rows = [json.loads(line) for line in (told or b"").decode().splitlines()][1:]
     saved = [line for line in lines if "committed" in line]
     steps_saved = {int(line.split("step ")[1].split()[0]) + 1 for line in saved}
     stalls = [float(line.rsplit(" ", 2)[1]) / 1e3 for line in saved[:-1]]  # nothing waits for the last one

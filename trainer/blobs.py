@@ -33,7 +33,7 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
     retry: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=SMALL_TIMEOUT_S)}
     try:
         if url.startswith("file:"):
-            return from_url(url, mkdir=True)
+            return from_url(url, mkdir=True, automatic_cleanup=True)  # no folders without a file
         where = [v for k, v in options.items() if "endpoint" in k.lower() or "base_url" in k.lower()]
         plain = any(v.startswith("http://") for v in where)
         client: Any = {"allow_http": plain}

@@ -289,11 +289,17 @@ async def prune(
     for key in manifests:
         if key not in kept:
             await objects.delete(key)
-    last = max(newest, default="")
+    last = _up_to_step(max(newest, default=""))
     for key in mine:
         parent = "/".join(key.split("/")[:4]) + "/"
-        if parent not in folders and parent < last and key not in manifests:
+        if parent not in folders and _up_to_step(parent) <= last and key not in manifests:
             await objects.delete(key)
+
+
+def _up_to_step(key: str) -> str:
+    """Of a checkpoint's key, without the nonce: of one step nothing is still to come once a later try is committed."""
+    *above, name = key.split("/")[:4]
+    return "/".join((*above, name.partition("-")[0]))
 
 
 def sha256_of(path: Path) -> str:

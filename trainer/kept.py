@@ -19,7 +19,7 @@ from trainer.ipc import INDEX, NOTE, ROWS
 
 E = TypeVar("E")
 T = TypeVar("T")
-VERSION = 1
+VERSION = 2
 WIDTH = array("i").itemsize
 
 

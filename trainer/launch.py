@@ -85,7 +85,7 @@ def main(each: int, nodes: int, node: int, master: str, run: str) -> int:
 
 if __name__ == "__main__":
     tie(os.getppid())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
     count, machines, place, *rest = sys.argv[1:]
     sys.exit(main(int(count), int(machines), int(place), *rest))

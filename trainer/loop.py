@@ -110,6 +110,10 @@ class Loop(Steps):
         """Goes on where the checkpoint ends, or from the beginning."""
         self._progress = self._keeper.restore(micro_rows=self._micro)
         self._choose_rate()
+        if self._progress.step > self._total:
+            self._report.say(
+                f"notice: max_steps or epochs give {self._total} steps, and {self._progress.step} are done"
+            )
         if self._accelerator.is_main_process:
             self._board.begin(self._run.root / METRICS, self._progress.heldout)
             self._tell_heldout()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from trainer import reach, switches, trust
 from trainer.contract.architectures import misuse
@@ -35,7 +36,12 @@ ATTENTION = frozenset(
     }
 )
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it says of every product what its input is cast to
+# bitsandbytes says of every product what its input is cast to; torchao, at every start, which of its kernels are for
+# other machines, and torch that torchao registers enums as it should not any more.
+for _noisy in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
+UNREAD = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
+"""What transformers raises for a model that it cannot read; the last three its configs, for a value of another type."""
 UNQUANTISED = r"(.*\.)?(classifier|pre_classifier|score|pooler|sequence_summary)(\.|$)"
 """Modules of a model for classes or a number that may be new, and are trained whole then."""
 HEADS = "classifier.", "score."
@@ -87,7 +93,7 @@ def config_of(config: TrainConfig) -> Any:
 
     try:
         return AutoConfig.from_pretrained(config.model, **trust.loading(config))
-    except (OSError, ValueError, KeyError) as e:
+    except UNREAD as e:
         raise unloadable(config, e) from None
 
 
@@ -116,7 +122,7 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(config.model, **trust.loading(config), **options)
-    except (OSError, ValueError, KeyError) as e:
+    except UNREAD as e:
         raise unloadable(config, e) from None
 
 
@@ -141,7 +147,7 @@ def image_processor_of(config: TrainConfig) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(config.model, backend="pil", **trust.loading(config))
-    except (OSError, ValueError, KeyError) as e:
+    except UNREAD as e:
         raise unloadable(config, e) from None
 
 
@@ -175,7 +181,7 @@ def load(
             **trust.loading(config),
             **options,
         )
-    except (OSError, ValueError, KeyError) as e:
+    except UNREAD as e:
         raise unloadable(config, e) from None
     model.config.use_cache = False
     if config.quantised is not None:
@@ -223,7 +229,8 @@ def unloadable(config: TrainConfig, error: Exception) -> Fault:
         )
     if (fault := reach.not_read(config, error)) is not None:
         return fault
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    told = (isinstance(error, StrictDataclassError) and error.__cause__) or error
+    reason = (str(told).strip().splitlines() or [type(told).__name__])[0]
     what = KINDS[config.task]
     return UserFault(
         f"train.model: cannot load {config.model!r} ({reason}); give {what} Hub id that this machine may "

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from trainer.contract.data import held_out
+from trainer.faults import UserFault
 
 
 def epoch_order(seed: int, epoch: int, rows: int) -> list[int]:
@@ -27,6 +28,14 @@ def window(seed: int, start: int, count: int, rows: int) -> list[int]:
         epoch, offset = divmod(start + len(taken), rows)
         taken += _permutation(seed, epoch, rows)[offset : offset + count - len(taken)].tolist()
     return taken
+
+
+def insist_on_a_step(rows: int, batch: int) -> None:
+    """Raises UserFault for rows to train on of which one step would see some twice."""
+    if batch > rows:
+        raise UserFault(
+            f"train.global_batch: {rows} rows to train on are fewer than {batch}; lower it, or give more rows"
+        )
 
 
 def noise(seed: int, step: int, number: int) -> int:

@@ -164,12 +164,8 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
     task = tasks.of(train)
     look = _Look(train, task)
     try:
-        with places.gathered(train.data, spec.parent) as found:
-            if not found.path.exists():
-                raise DataError(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
+        with places.readable(train.data, spec.parent) as found:
             examples, report.dropped_rows = task.examples(found.path, found.format, look)
-    except OSError as e:  # of the model it is a UserFault by now
-        raise DataError(f"data.path: {e.filename or train.data.path} cannot be read ({e.strerror or e})") from None
     finally:
         _fill(report, task, look)
     training, held = order.split(train.seed, len(examples), train.data.eval_share)
@@ -177,11 +173,7 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
     train, report.settled = batches.settled(train, report.rows)
     report.steps = schedule.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
-    if train.rows_a_step > len(training):
-        raise UserFault(
-            f"train.global_batch: {len(training)} rows to train on are fewer than {train.rows_a_step}; lower it, or "
-            "give more rows"
-        )
+    order.insist_on_a_step(len(training), train.rows_a_step)
     if report.lengths and task.cuts:
         _fits(train, int(report.lengths["max"]))
     if train.adapters is not None or train.attention != "auto":

@@ -118,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadConfig, OSError) as e:
         print(f"{arguments.config}: {e}", file=sys.stderr)
         return 64
+    if output.push is None and output.copy_to is None:
+        print(f"{arguments.config}: output: has neither push nor copy_to; name where the results go", file=sys.stderr)
+        return 64
     name = arguments.name or arguments.folder.resolve().name
     endpoint = os.environ.get("HF_ENDPOINT")
     done, failed = asyncio.run(publish(arguments.folder, output, job=name, secrets=os.environ, endpoint=endpoint))

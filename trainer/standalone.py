@@ -65,22 +65,22 @@ def main(
 ) -> int:
     """Trains, or goes on where the last run in `output` was stopped; returns the contract's exit code.
 
-    `save_every_s`: in the place of the spec's `checkpoint.every_s`. `ways`: of `tensor` and `context`, how many GPUs;
-    more than one comes with `fsdp`. `trusted`: the model's own code may be run here.
+    `save_every_s`: in the place of the spec's `checkpoint.every_s`. `ways`: GPUs of `tensor` and `context`, more than
+    one with `fsdp`. `trusted`: the model's own code may be run here.
     """
     several = {name: count for name, count in (ways or {}).items() if count != 1}
     try:
         how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
     except ValidationError as e:
-        place, message = _first(e, Parallelism, several)
-        print(f"--{place}: {message}", file=sys.stderr)
+        print(f"--{': '.join(_first(e, Parallelism, several))}", file=sys.stderr)
         return ExitCode.USER_ERROR
     try:
         train, saving = read_config(config), read_saving(config, save_every_s)
         if wrong := trust.unpermitted(train, given=trusted):
             raise BadConfig(wrong)
+        given = _secrets(train)
         with holding(output):
-            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how))
+            outcome = asyncio.run(_run(train, saving, config.parent, output.resolve(), how, given))
     except BadOutput as e:
         print(e, file=sys.stderr)
         return ExitCode.USER_ERROR
@@ -131,6 +131,8 @@ def _read(path: Path) -> tuple[Any, Any]:
         found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
     except yamlfile.BadYaml as e:
         raise BadConfig(f"line {e.line}: {e.message}") from None
+    except OSError as e:
+        raise BadConfig(f"cannot be read ({e.strerror}); name a job's spec or a TrainConfig") from None
     except UnicodeDecodeError as e:
         raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
     if "model" in found or not ("train" in found or "script" in found):
@@ -154,7 +156,18 @@ def _first(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[s
     return next(iter(worded(error, kind, found).items()))
 
 
-async def _run(train: TrainConfig, saving: CheckpointConfig, beside: Path, output: Path, how: Parallelism) -> Outcome:
+def _secrets(train: TrainConfig) -> dict[str, str]:
+    """What the environment has of the secrets that the configuration names. Raises BadConfig for one of its output,
+    which would be missed only once everything is trained."""
+    if missing := [name for name in train.output.secrets if not os.environ.get(name)]:
+        raise BadConfig(f"output: the environment variable {missing[0]} is not set; set it to the secret's value")
+    named = (*train.output.secrets, *train.metrics.secrets, *filter(None, (train.data.secret,)))
+    return {name: os.environ[name] for name in named if os.environ.get(name)}
+
+
+async def _run(
+    train: TrainConfig, saving: CheckpointConfig, beside: Path, output: Path, how: Parallelism, given: dict[str, str]
+) -> Outcome:
     store = output / STORE
     objects = Objects(connect(store.as_uri(), {}), ME)
     before = [k for k in await objects.keys("attempts/") if k.endswith("/spec.json")]
@@ -183,7 +196,7 @@ async def _run(train: TrainConfig, saving: CheckpointConfig, beside: Path, outpu
     )
     await objects.create(keys.spec(attempt), spec.model_dump_json().encode())
     env = Environment(blobs=store.as_uri(), installation=ME, attempt=attempt, workdir=output / "work")
-    outcome = await Agent(env, echo=print, folder=output).run()
+    outcome = await Agent(env, echo=print, folder=output, secrets=given).run()
     if outcome is Outcome.COMPLETED:
         _publish(store / ME, (await checkpoint.own(objects, origin))[0], output)
     await _tidy(objects, origin, saving, train, data)
@@ -249,7 +262,7 @@ async def _put_data(
 ) -> DataFile:
     """The data set's copy in the store. `resumed`: the run that is gone on with. Raises BadConfig, DataError, OSError,
     NoRoom."""
-    with places.gathered(train.data, beside) as found:
+    with places.readable(train.data, beside) as found:
         sha256 = digest(found.path)
         key = keys.job_data(ME, sha256)
         data = DataFile(key=key, sha256=sha256, bytes=found.path.stat().st_size, format=found.format)

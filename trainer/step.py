@@ -44,6 +44,7 @@ class Steps(ABC):
             Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
         )
         self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
+        order.insist_on_a_step(len(self._train), config.rows_a_step)
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
         self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
@@ -82,8 +83,16 @@ class Steps(ABC):
 
         Where they do not divide evenly, a process takes an empty turn, so that all enter the same collectives.
         """
+        mine, targets = self._batches_at(self._progress.samples)
+        if self._task.looks_ahead and self._progress.step + 1 < self._total:
+            following, _ = self._batches_at(self._progress.samples + self._config.rows_a_step)
+            self._task.ahead([e for micro in following for e in micro])
+        return mine, targets
+
+    def _batches_at(self, samples: int) -> tuple[list[list[Any]], int]:
+        """As `_batches`, of the step that begins after so many samples."""
         config = self._config
-        rows = order.window(config.seed, self._progress.samples, config.rows_a_step, len(self._train))
+        rows = order.window(config.seed, samples, config.rows_a_step, len(self._train))
         micros = self._task.micro_batches([self._train[i] for i in rows], self._micro)
         targets = sum(self._task.targets(e) for micro in micros for e in micro)
         micros += [[] for _ in range(-len(micros) % self._parallel.groups)]

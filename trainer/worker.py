@@ -123,7 +123,7 @@ def _line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # The agent alone decides when to save and stop.
     if _rank("RANK") is not None:
         tie(os.getppid())  # The launcher starts each process in a session of its own.

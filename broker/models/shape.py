@@ -11,6 +11,7 @@ from broker.models.checked import ACTIVATION_KEYS, EXPERTS, check
 from broker.models.defaults import filled
 from broker.models.encoders import ENCODERS, encoder_shape
 from broker.models.pairs import pair_shape
+from trainer.contract.architectures import QUANTISED
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -55,7 +56,7 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
     if mixture:
         raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
     if config.get("quantization_config"):
-        raise _invalid(f"{name!r} is quantised; give the model that it was made from")
+        raise _invalid(f"{name!r} {QUANTISED}")
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
 

@@ -12,7 +12,7 @@ from broker.decide.workload import Rows
 from broker.domain.errors import InvalidInput, Problem
 from trainer.contract import cells
 from trainer.contract.base import Document
-from trainer.contract.data import DataError, fill, held_out, identity, lacking, source, template_columns
+from trainer.contract.data import DataError, fill, held_out, identity, lacking, source, template_columns, whole_column
 from trainer.contract.tables import read_rows
 from trainer.contract.train import DataFormat, TrainConfig
 
@@ -176,6 +176,10 @@ def _at(field: str, message: str) -> InvalidInput:
     return InvalidInput(Problem(field=f"train.{field}", message=message.removeprefix(f"{field}: ")))
 
 
+CHATS = {"data.prompt": "turns", "data.chosen": "chat", "data.rejected": "chat"}
+"""Settings whose column may hold messages in the place of text, of preferences."""
+
+
 def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
     """(columns, bytes of literal text). Raises InvalidInput for a template that this data set cannot fill."""
     try:
@@ -183,7 +187,10 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
     except DataError as e:
         raise _at(field, str(e)) from None
     for name in names:
-        column(field, name, summary)
+        found = summary.columns.get(name)
+        chats = field in CHATS and name == whole_column(template)
+        messages = chats and found is not None and CHATS[field] not in found.first_unlike
+        column(field, name, summary, CHATS[field] if messages else "text")
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
 
 

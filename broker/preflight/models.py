@@ -15,6 +15,7 @@ from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.workload import ModelShape
 from broker.models import catalogue
 from broker.models.tasks import task_shape
+from trainer.contract.architectures import is_quantised
 from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -126,7 +127,7 @@ async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShap
     try:
         shape = task_shape(found.name, found.config, train.task)
     except InvalidInput:
-        if not train.trust_remote_code:
+        if not train.trust_remote_code or is_quantised(found.config):
             raise
         return None  # its own code says what it is
     return shape and replace(shape, bundled=found.bundled)

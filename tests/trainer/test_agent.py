@@ -118,13 +118,26 @@ def test_checkpoint_folder_comes_back(bench: Bench) -> None:
     assert (bench.files(key) / "deep" / "count.txt").read_text() == "102"
 
 
-def test_sigterm_drains(bench: Bench) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_drains(bench: Bench, number: int) -> None:
     agent = script(bench, SAVER)
     until(lambda: "saved" in agent.log, "the start")
-    os.kill(agent.process.pid, signal.SIGTERM)
+    os.kill(agent.process.pid, number)
     assert agent.wait().outcome is Outcome.DRAINED
     key, _ = bench.committed()[0]
     assert (bench.files(key) / "deep" / "count.txt").read_text() == "100"
+
+
+def test_under_nohup_a_terminal_may_go(bench: Bench) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        agent = script(bench, SAVER)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    until(lambda: "saved" in agent.log, "the start")
+    os.kill(agent.process.pid, signal.SIGHUP)
+    agent.desire("drain")
+    assert agent.wait().message == "test wants drain"
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(1, Outcome.DRAINED), (65, Outcome.DATA)])

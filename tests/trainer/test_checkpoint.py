@@ -173,6 +173,9 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
     torn = store / keys.checkpoint("j", "a", 2, "torn") / "a.json"
     torn.parent.mkdir()
     torn.write_text("x")
+    as_far = store / keys.checkpoint("j", "a", 4, "zzzzzzzz") / "a.json"  # sorts after the one that was committed
+    as_far.parent.mkdir()
+    as_far.write_text("x")
     being_written = store / keys.checkpoint("j", "a", 9, "new") / "a.json"
     being_written.parent.mkdir()
     being_written.write_text("x")
@@ -183,6 +186,7 @@ async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, st
     assert await checkpoint.own(objects, ORIGIN) == [made[3], made[2]]
     left = set(await objects.keys(keys.checkpoints("j")))
     assert not any(k.startswith(("checkpoints/j/a/0000000001", "checkpoints/j/a/0000000002")) for k in left)
+    assert not any(folder.exists() for folder in (torn.parent, as_far.parent, (store / made[0]).parent))
     assert being_written.exists()
     assert other.exists()
     assert (await restored(objects, [made[3]], tmp_path / "back"))[0] == 4

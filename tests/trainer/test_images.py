@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from pydantic import ValidationError
 from tests.trainer import digits, heads, workers
 from tests.trainer.crews import Crew, told
 from tests.trainer.pack import tar
+from trainer.contract.data import DataError
+from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, TrainConfig
 from trainer.faults import DataFault, UserFault
 from trainer.tasks import pictures
-from trainer.tasks.images import ImageClassification
+from trainer.tasks.images import ImageClassification, Shot
 
 CPU = torch.device("cpu")
 
@@ -53,6 +56,55 @@ def test_resume_bitwise_of_digits(method: Any, rate: float, model: Path, data: P
     assert scores["metrics_before"]["accuracy"] < 0.3
     assert scores["metrics_after"]["accuracy"] > 0.5
     assert scores["heldout_loss_after"] < 0.6 * scores["heldout_loss_before"]
+
+
+def without_room(rank: int) -> None:
+    pictures.KEPT_BYTES = 0
+
+
+def killed_without_room(rank: int) -> None:
+    without_room(rank)
+    workers.killed_within_a_step(rank)
+
+
+def test_resume_bitwise_of_pictures_that_are_decoded_ahead(model: Path, data: Path, tmp_path: Path) -> None:
+    """Where no memory is left to keep them, each step's are decoded while the one before it trains."""
+    train = config(model, max_steps=12)
+    kept = workers.finished(tmp_path / "kept", train, data)
+    killed = workers.Worker(tmp_path / "killed", train, data).start(killed_without_room)
+    killed.process.join(workers.HANGS_S)
+    last = workers.Worker(tmp_path / "last", train, data, restore=killed.last).start(without_room)
+    assert last.end().code == ExitCode.COMPLETED
+    assert workers.story(last.last) == workers.story(kept)
+
+
+def test_the_next_step_s_pictures_are_made_ready_by_another_thread(
+    model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "KEPT_BYTES", 0)
+    task = ImageClassification(config(model))
+    shots = [task.examples(data, "tar")[0][i] for i in range(6)]
+    plain = task.collate(shots, CPU)
+    by: list[threading.Thread] = []
+    made = task._sized
+
+    def noting(row: dict[str, Any], number: int) -> Any:
+        by.append(threading.current_thread())
+        return made(row, number)
+
+    task._ahead = pictures.Ahead(noting)
+    monkeypatch.setattr(task, "_sized", noting)
+    task.ahead(shots[:4])
+    assert torch.equal(task.collate(shots, CPU)["pixel_values"], plain["pixel_values"])
+    assert by.count(threading.main_thread()) == 2
+    assert len(by) == 6
+    task.ahead([])
+    task.collate(shots[:4], CPU)
+    assert len(by) == 6, "of the step that trains now they are there still"
+    broken = {**shots[0].row, "image": tar({})}
+    task.ahead([Shot(number=9, row=broken, label=0)])
+    with pytest.raises(DataError, match="row 9"):
+        task.collate([Shot(number=9, row=broken, label=0)], CPU)
 
 
 def test_a_whole_model_is_saved_with_its_processor_and_labels(model: Path, data: Path, tmp_path: Path) -> None:

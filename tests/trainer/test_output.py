@@ -125,6 +125,28 @@ async def test_credentials_that_are_none_are_said(tmp_path: Path) -> None:
     assert failed == ["output.copy_to: secret MY_S3 is no JSON object of the store's options"]
 
 
+def test_a_configuration_without_output_publishes_nothing_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "train.json"
+    spec.write_text(json.dumps({"model": "a/b", "data": {"path": "a.csv", "completion": "{a}"}}))
+    assert publish.main([str(tmp_path), "--config", str(spec)]) == 64
+    said = "output: has neither push nor copy_to; name where the results go"
+    assert capsys.readouterr().err == f"{spec}: {said}\n"
+
+
+def test_fewer_steps_than_are_done_are_noticed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kind = KINDS["causal_lm lora"]
+    train = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 3, "eval_every_steps": None})
+    data = tmp_path / "rows.csv"
+    data.write_bytes(tiny_jobs.data(kind))
+    done = workers.finished(tmp_path / "run", train, data)
+    shorter = train.model_copy(update={"max_steps": 2})
+    again = workers.Worker(tmp_path / "again", shorter, data, restore=done).start()
+    assert again.end().code == ExitCode.COMPLETED
+    assert "notice: max_steps or epochs give 2 steps, and 3 are done" in capfd.readouterr().out
+
+
 async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path: Path) -> None:
     key = await committed(objects, tmp_path / "made")
     assert await deliver.verified(objects, key)
@@ -170,7 +192,7 @@ def test_a_rate_that_was_chosen_stays_through_a_resume(tmp_path: Path) -> None:
 
 def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> None:
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     kind = KINDS["causal_lm lora"]
     made = tiny_jobs.train(kind, tmp_path / "model").model_dump()
@@ -189,6 +211,7 @@ def test_a_finished_lora_has_its_card_and_the_merged_model(tmp_path: Path) -> No
     assert "| cost | unknown |" in card
     assert str(tmp_path) not in card
 
+    assert AutoTokenizer.from_pretrained(done / "adapter")("w5 w6").input_ids == [8, 9]
     settings = done / "adapter" / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": train.model}))
     adapted = AutoPeftModelForCausalLM.from_pretrained(done / "adapter", dtype=torch.float32)

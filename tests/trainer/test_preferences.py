@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from broker.preflight import data as daemon
 from tests.trainer import heads, workers
+from tests.trainer.test_chats import TEMPLATE, turn
+from trainer import tasks
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
+from trainer.dataset import IGNORED
+from trainer.faults import DataFault
+from trainer.tasks import chats
 from trainer.tasks.dpo import Dpo
 from trainer.tasks.reward import RewardModel
 
@@ -133,3 +140,79 @@ def test_an_adapter_with_its_head_gives_the_rewards_that_were_learned(model: Pat
     with torch.no_grad():
         found = float(tuned(input_ids=tokens["input_ids"]).logits[0, 0])
     assert json.loads((done / "samples.json").read_text())[0]["tuned"] == f"{found:.4g}"
+
+
+USER, BETTER, WORSE = turn("user", "w30"), turn("assistant", "w5"), turn("assistant", "w50 w9")
+EARLIER = [turn("user", "w40"), turn("assistant", "w41")]
+
+
+def chatty(model: Path, folder: Path) -> tuple[Path, Any]:
+    """The model with a chat template, and its tokenizer."""
+    made = shutil.copytree(model, folder / "chatty")
+    tokenizer = heads.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(made)
+    return made, tokenizer
+
+
+@pytest.mark.parametrize("task", [DPO, REWARD])
+@pytest.mark.parametrize(
+    ("prompt", "rows"),
+    [
+        ("", {"good": [*EARLIER, USER, BETTER], "bad": [*EARLIER, USER, WORSE]}),
+        ("{q}", {"q": [*EARLIER, USER], "good": [BETTER], "bad": [WORSE]}),
+        ("w{n}", {"n": 30, "good": [BETTER], "bad": [WORSE]}),
+    ],
+    ids=["whole", "messages", "text"],
+)
+def test_answers_of_a_chat_are_its_last_turns(
+    task: dict[str, Any], prompt: str, rows: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    made, tokenizer = chatty(model, tmp_path)
+    text = "\n".join([json.dumps(rows)] * 3)
+    (tmp_path / "rows.jsonl").write_text(text)
+    data = {"path": "rows.jsonl", "prompt": prompt, "chosen": "{good}", "rejected": "{bad}"}
+    train = config(made, task, data=data, max_length=64, global_batch=1, micro_batch=1)
+    trained = tasks.of(train)
+    first = trained.examples(tmp_path / "rows.jsonl", "jsonl")[0][0]
+    before = chats.render(tokenizer, [*(EARLIER if "n" not in rows else []), USER], ask=True)
+    for example, answer in ((first.chosen, "w5 <eos>"), (first.rejected, "w50 w9 <eos>")):
+        assert tokenizer.decode(example.ids) == f"{tokenizer.decode(tokenizer(before).input_ids)} {answer}"
+        assert tokenizer.decode([i for i in example.labels if i != IGNORED]) == answer, "the last answer alone"
+    assert trained.chatty
+    assert daemon.check(train, daemon.summarise(text.encode(), "jsonl")).rows == 3
+
+
+def test_chats_that_are_no_answers_are_bad_rows(model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"q": "w1", "good": [USER, BETTER], "bad": [USER, WORSE]},
+        {"q": "w1", "good": [BETTER], "bad": "w3"},
+        {"q": "w1", "good": [BETTER], "bad": [USER]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"path": "rows.jsonl", "prompt": "{q}", "chosen": "{good}", "rejected": "{bad}"}
+    trained = tasks.of(config(chatty(model, tmp_path)[0], DPO, data=data))
+    with pytest.raises(DataFault):
+        trained.examples(tmp_path / "rows.jsonl", "jsonl")
+    assert [fault.split(": ")[0] for fault in trained.faults] == [f"rows.jsonl row {n}" for n in (1, 2, 3)]
+    whole, mixed, asking = trained.faults
+    assert "column 'good' begins with what was asked; leave data.prompt out, or that" in whole
+    assert "column 'good' is neither text" in mixed
+    assert "column 'bad' is no list of messages" in asking
+
+
+def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path: Path) -> None:
+    made, _ = chatty(model, tmp_path)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join([json.dumps({"good": [USER, BETTER], "bad": [USER, WORSE]})] * 6))
+    templates = {"path": "rows.jsonl", "chosen": "{good}", "rejected": "{bad}", "eval_share": 0.3}
+    train = config(made, DPO, data=templates, global_batch=2, micro_batch=1, max_steps=60, max_length=32)
+    done = workers.finished(tmp_path / "run", train, data)
+    assert json.loads((done / "eval.json").read_text())["metrics_after"]["accuracy"] == 1.0
+    trained = tasks.of(train)
+    trained.examples(data, "jsonl")
+    asked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.tasks.dpo.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts))
+        trained.write(None, CPU)
+    assert asked == [chats.asked(trained.tokenizer, "w30")]

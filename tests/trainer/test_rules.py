@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trainer import order, rates, schedule
 from trainer.agent.deadman import DeadMan
-from trainer.agent.logs import CHUNK_BYTES, LogBuffer, Redactor
+from trainer.agent.logs import CHUNK_BYTES, TAIL_BYTES, LogBuffer, Redactor
 from trainer.contract.train import USES, DataConfig, TrainConfig
 
 seeds = st.integers(0, 2**31 - 1)
@@ -120,12 +120,21 @@ def test_what_is_left_out_shows() -> None:
     held.feed(b"".join(b"line %d\n" % i for i in range(1000)))
     assert b"log truncated" in (first := held.chunk())
     assert first.endswith(b"line 999\n")
-    bounded = LogBuffer(Redactor({}), total=1000)
-    bounded.feed(b"".join(b"line %d\n" % i for i in range(1000)))
+    heard: list[str] = []
+    bounded = LogBuffer(Redactor({"TOKEN": "hunter2-hunter2"}), total=1000, echo=heard.append)
+    bounded.feed(b"".join(b"line %d\n" % i for i in range(100_000)))
     text = b"".join(iter(bounded.chunk, b""))
     assert text.startswith(b"line 0\n")
     assert b"log truncated" in text.splitlines()[-1]
     assert len(text) < 1100
+    bounded.feed(b"Traceback: hunter2-hunter2")
+    bounded.end()
+    bounded.close()
+    end = b"".join(iter(bounded.chunk, b""))
+    assert end.endswith(b"line 99999\nTraceback: [redacted TOKEN]\n"), "why it failed comes last"
+    assert end.startswith(b"[log truncated: ")
+    assert len(end) < TAIL_BYTES + 100
+    assert heard == [f"line {i}" for i in range(100_000)] + ["Traceback: [redacted TOKEN]"]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """What a notice leaves time for, by what saves have taken; and whose word counts when an order comes late."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.trainer import held
+from tests.trainer import held, tiny_jobs
 from tests.trainer.harness import FAST, Agent, Bench, until
 from tests.trainer.imds import Service, serving
 from tests.trainer.test_agent import SAVER, script
@@ -330,6 +332,24 @@ def test_what_a_program_came_to_before_it_was_asked_stands(
     final = agent.wait()
     assert final.outcome is outcome, final
     assert bench.committed()[0][1].complete is (code == 0)
+
+
+def test_a_checkpoint_that_is_being_sent_when_the_training_dies_is_not_sent_twice(
+    bench: Bench, hold: Hold, tmp_path: Path
+) -> None:
+    kind = tiny_jobs.KINDS["causal_lm lora"]
+    train = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 100_000})
+    hold.at(held.UPLOAD)
+    data = bench.data(tiny_jobs.data(kind), kind.format)
+    agent = bench.start(train=train, data=data, checkpoint=CheckpointConfig(every_s=10))
+    until(lambda: hold.waits(held.UPLOAD), "a checkpoint under way")
+    os.kill(int(children(agent.process.pid)[0]), signal.SIGKILL)
+    until(lambda: not children(agent.process.pid), "the end of the training")
+    seen = agent.beat.seq if agent.beat else 0
+    until(lambda: agent.beat and agent.beat.seq > seen + 1, "beats of an agent that knows it")
+    hold.let_go(held.UPLOAD)
+    assert agent.wait().checkpoint is not None
+    assert len(hold.begun()) == 1
 
 
 def children(pid: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer import output_folder, same_run, standalone
+from trainer import output_folder, preflight, same_run, standalone
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -91,6 +91,24 @@ def test_a_setting_that_cannot_be_used_is_named_in_plain_words(
     assert standalone.main(path, tmp_path / "out") == ExitCode.USER_ERROR
     assert capsys.readouterr().err.startswith(f"{path}: {said}")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_there_is_told_as_by_the_preflight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, train(tmp_path))
+    (tmp_path / "rows.csv").unlink()
+    gone = f"data.path: no file {str(tmp_path / 'rows.csv')!r}; paths are relative to the spec"
+    for spec, code, said in (
+        (path, ExitCode.DATA, gone),
+        (tmp_path, ExitCode.USER_ERROR, "cannot be read (Is a directory); name a job's spec or a TrainConfig"),
+        (tmp_path / "x", ExitCode.USER_ERROR, "cannot be read (No such file or directory); name a job's spec"),
+    ):
+        (tmp_path / "absent").mkdir(exist_ok=True)
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (tmp_path / "absent" / name).write_text('{"model_type": "llama"}')
+        assert standalone.main(spec, tmp_path / "out") == code
+        assert capsys.readouterr().err.startswith(f"{spec}: {said}")
+        assert preflight.main([str(spec)]) == code
+        assert capsys.readouterr().err.startswith(f"{spec}: {said}")
 
 
 def test_an_option_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,8 @@
 """Switches that a machine may not have: the run goes on without, and a line of the log says so."""
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +191,9 @@ def test_a_lora_goes_on_without_fp8(model: Path, data: Path, tmp_path: Path) -> 
         for fp8 in (True, False)
     ]
     assert told(runs[0]) == told(runs[1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="the extra fp8 is not installed")
+def test_what_torchao_says_of_other_machines_is_in_no_log() -> None:
+    argv = [sys.executable, "-c", "import trainer.model, torchao.quantization"]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=600).stderr == ""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 CHUNK_BYTES = 256 << 10
 HELD_BYTES = 8 << 20
 TOTAL_BYTES = 64 << 20
+TAIL_BYTES = 256 << 10
+"""Kept of the end of what is more than TOTAL_BYTES: it may say why."""
 LINE_BYTES = 64 << 10
 SHORTEST_SECRET = 4
 LAST_CHARACTERS = 200
@@ -51,7 +53,10 @@ class LogBuffer:
         self._size = 0
         self._taken = 0
         self._dropped = 0
-        self._closed = False
+        self._tail: deque[bytes] | None = None
+        """The end of a log that is too long, from there on."""
+        self._tail_size = 0
+        self._left_out = 0
         self.last = ""
         """The last line of output that says something, redacted and cut."""
 
@@ -83,14 +88,33 @@ class LogBuffer:
         self._add(raw)
 
     def _add(self, raw: bytes) -> None:
-        if self._closed:
-            return
         line = self.redact(raw.decode(errors="replace").rstrip("\r")).encode() + b"\n"
-        if self._taken + len(line) > self._total_limit:
-            self._closed = True
-            line = f"[log truncated: more than {self._total_limit >> 20} MiB in this attempt]\n".encode()
         if self._echo is not None:
             self._echo(line.decode().rstrip("\n"))
+        if self._tail is None and self._taken + len(line) > self._total_limit:
+            self._tail = deque()
+            self._take(f"[log truncated: more than {self._total_limit >> 20} MiB in this attempt]\n".encode())
+        if self._tail is None:
+            self._take(line)
+            return
+        self._tail.append(line)
+        self._tail_size += len(line)
+        while self._tail_size > TAIL_BYTES and len(self._tail) > 1:
+            gone = len(self._tail.popleft())
+            self._tail_size -= gone
+            self._left_out += gone
+
+    def close(self) -> None:
+        """Nothing more comes: adds the end of a log that is too long."""
+        for line in self._tail or ():
+            if self._left_out:
+                self._take(f"[log truncated: {self._left_out} bytes left out before its end]\n".encode())
+                self._left_out = 0
+            self._take(line)
+        if self._tail:
+            self._tail.clear()
+
+    def _take(self, line: bytes) -> None:
         self._taken += len(line)
         self._lines.append(line)
         self._size += len(line)

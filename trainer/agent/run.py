@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -51,25 +51,34 @@ class Agent:
     """Runs one attempt; `echo` also hears every (redacted) log line."""
 
     def __init__(
-        self, env: Environment, echo: Callable[[str], None] | None = None, *, folder: Path | None = None
+        self,
+        env: Environment,
+        echo: Callable[[str], None] | None = None,
+        *,
+        folder: Path | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`folder`: outlives the attempt, for files of trackers."""
+        """`folder`: outlives the attempt, for files of trackers. `secrets`: where no grant brings them."""
         self._env = env
         self._objects = Objects.open(env.blobs, env.store_options, env.installation)
         self._state = AttemptState(env=env, run=RunFolder(root=env.workdir / "run"))
-        self._log = LogBuffer(Redactor({}), echo=echo)
+        self._sealed = Sealed(secrets=dict(secrets or {}))
+        self._log = LogBuffer(Redactor(self._sealed.secrets), echo=echo)
         self._beater = Beater(self._objects, self._state)
         self._shipper = Shipper(self._objects, self._log, env, self._state)
         self._last_word = LastWord(self._objects, env, self._state, beater=self._beater, shipper=self._shipper)
         self._trackers = Trackers(self._state.run, folder or env.workdir, tell=self._tell)
-        self._sealed = Sealed()
+        self._beater.redact = self._log.redact
         self._grant_seq = -1
         self._pulled = False
         """True where this machine failed only since a process of another one has gone."""
 
     async def run(self) -> Outcome:
         """Runs the attempt to its end, which is written to `final.json` and returned."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        asked_by = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            asked_by.append(signal.SIGHUP)
+        for number in asked_by:
             asyncio.get_running_loop().add_signal_handler(number, self._state.end, Outcome.DRAINED, "asked by a signal")
         adopt_orphans()
         self._state.run.make()
@@ -131,6 +140,10 @@ class Agent:
             child = await self._start_worker(spec, origin, data, jumps)
             async with self._saving(spec, origin) as saver, background(sender.run()):
                 code = await self._supervise(child, saver, ask=self._state.run.drain.touch)
+                self._state.phase = "saving"
+                self._beater.now()
+                # What is halfway would be sent anew. Of a script the last snapshot is still to come.
+                await saver.settle()
             ended = self._ended()
             if ended is None or ended.code != ExitCode.BACK or self._state.ending is not None:
                 return await self._conclude(child, code, saver, script=False)

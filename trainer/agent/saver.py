@@ -96,8 +96,9 @@ class Saver:
 
     async def settle(self) -> None:
         """Waits for the upload that is under way, unless a later snapshot can be sent in its place, and no longer than
-        the attempt may last."""
-        while (sending := self._own()) is not None and self._state.drain_left_s > 0:
+        the attempt may last or the store stay away."""
+        started = time.monotonic()
+        while (sending := self._own()) is not None and self._patience(started) > 0:
             newest = max(self._state.run.waiting(), default=sending.folder)
             if newest != sending.folder:
                 takes_s = self._effort.upload_s(size_of(newest), sending)

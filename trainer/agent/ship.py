@@ -35,7 +35,8 @@ class Shipper:
             last = time.monotonic()
 
     async def flush(self) -> None:
-        """Ships everything that is left. Raises StoreError."""
+        """Ships everything that is left, at the end. Raises StoreError."""
+        self._log.close()
         while await self._one():
             pass
 

@@ -1,10 +1,12 @@
 """Which kind of model a task takes, by the model's config.json: one rule for the broker and for the trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NEXT_TOKEN = ("causal_lm", "dpo")
 """Tasks whose loss is that of the next token, which the model may not see."""
+QUANTISED = "is quantised; give the model that it was made from"
+"""Weights by GPTQ, AWQ and the like are neither trained nor merged into; QLoRA quantises those that were published."""
 BOTH_WAYS = frozenset({
     "albert", "bert", "bert-generation", "big_bird", "camembert", "convbert", "data2vec-text", "deberta",
     "deberta-v2", "distilbert", "electra", "ernie", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel",
@@ -27,13 +29,22 @@ def misuse(task: str, config: Mapping[str, Any]) -> str | None:
     if task in NEXT_TOKEN and _sees_ahead(config):
         wanted = "a decoder, such as llama or gpt2"
         return f"is of the kind {kind} and sees what it is to predict; task {task} takes {wanted}"
-    return None
+    return QUANTISED if is_quantised(config) else None
+
+
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    """Whether the weights are no plain numbers."""
+    return any(one.get("quantization_config") for one in _parts(config))
+
+
+def _parts(config: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The config, and the one of its language model where that is another."""
+    inner = config.get("text_config")
+    return (config, inner) if isinstance(inner, Mapping) else (config,)
 
 
 def _sees_ahead(config: Mapping[str, Any]) -> bool:
-    inner = config.get("text_config")
-    both = (config, inner) if isinstance(inner, Mapping) else (config,)
-    if any(one.get("use_bidirectional_attention") in (True, "all") for one in both):  # of Gemma's
+    if any(one.get("use_bidirectional_attention") in (True, "all") for one in _parts(config)):  # of Gemma's
         return True
     kind = config.get("model_type")
     causal = config.get("is_decoder") or (kind == "xlm" and config.get("causal")) or config.get("attn_type") == "uni"

@@ -5,6 +5,7 @@ import io
 import lzma
 import stat
 import tarfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,10 @@ METADATA = ("metadata.csv", "metadata.jsonl")
 MOST_FILES = 1_000_000
 MOST_BYTES = 64 * 1024**2
 """Of one file. What says that it is larger is refused before a byte of it is unpacked."""
+
+
+_READING = threading.Lock()
+"""A file has one place to read from; a training reads ahead by another thread."""
 
 
 class BadArchive(ValueError):
@@ -108,8 +113,9 @@ class _Window(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        self._source.seek(self._offset + self._at)
-        found = self._source.read(max(0, min(len(buffer), self._size - self._at)))
+        with _READING:
+            self._source.seek(self._offset + self._at)
+            found = self._source.read(max(0, min(len(buffer), self._size - self._at)))
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)
@@ -121,8 +127,9 @@ def _window(source: BinaryIO, offset: int, size: int) -> BinaryIO:
 
 def _part(source: BinaryIO, offset: int, size: int) -> Callable[[int], bytes]:
     def start(count: int) -> bytes:
-        source.seek(offset)
-        return source.read(min(count, size))
+        with _READING:
+            source.seek(offset)
+            return source.read(min(count, size))
 
     return start
 

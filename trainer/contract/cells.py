@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.contract.archives import BadArchive, Picture
-from trainer.contract.data import DataError
+from trainer.contract.data import DataError, is_text, no_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-KINDS = ("label", "number", "chat", "words", "picture")
+KINDS = ("text", "label", "number", "chat", "turns", "words", "picture")
 """What `is_a` can tell."""
 
 
@@ -19,8 +19,8 @@ MOST_LABELS = 1000
 
 
 def label(value: Any) -> str | None:
-    """A class by its text; None for a list, a mapping, and a text without a visible character."""
-    if not isinstance(value, str | int | float):
+    """A class by its text; None for a list, a mapping, no finite number, and a text without a visible character."""
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return str(value).strip() or None
 
@@ -38,14 +38,20 @@ def number(value: Any) -> float | None:
 
 def chat(value: Any) -> list[dict[str, Any]] | None:
     """Messages with a role and a text, one of the assistant's at least; None for anything else."""
-    if not isinstance(value, list):
+    found = turns(value)
+    return found if any(m["role"] == "assistant" for m in found or ()) else None
+
+
+def turns(value: Any) -> list[dict[str, Any]] | None:
+    """Messages with a role and a text, whoever they are from; None for anything else."""
+    if not isinstance(value, list) or not value:
         return None
     for message in value:
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return None
         if not isinstance(message.get("content"), str):
             return None
-    return value if any(m["role"] == "assistant" for m in value) else None
+    return value
 
 
 def words(value: Any) -> list[str] | None:
@@ -118,12 +124,16 @@ def _pixel(value: Any, channels: int) -> bool:
 def is_a(kind: str, value: Any) -> bool:
     """Whether a cell is of one of KINDS."""
     match kind:
+        case "text":
+            return is_text(value)
         case "label":
             return label(value) is not None
         case "number":
             return number(value) is not None
         case "chat":
             return chat(value) is not None
+        case "turns":
+            return turns(value) is not None
         case "picture":
             return picture(value) is not None
     return bool(value.strip()) if isinstance(value, str) else words(value) is not None
@@ -132,6 +142,8 @@ def is_a(kind: str, value: Any) -> bool:
 def missing(kind: str, column: str) -> str:
     """What is wrong with a cell that is not of the kind, and the fix."""
     match kind:
+        case "text":
+            return no_text(column)
         case "label":
             return f"column {column!r} is empty, or no plain text or number; fill the cell or drop the row"
         case "number":
@@ -151,9 +163,10 @@ def missing(kind: str, column: str) -> str:
 
 def taken(kind: str, row: dict[str, Any], column: str, where: str, number_of_row: int) -> Any:
     """The cell as its kind has it. Raises DataError naming file and row."""
-    if row.get(column) is None:
-        raise DataError(f"{where} row {number_of_row}: no column {column!r}, or it is null; every row needs it")
-    value = row[column]
+    value = row.get(column)
+    if value is None:
+        named = next((f" ({cell.name})" for cell in row.values() if isinstance(cell, Picture)), "")
+        raise DataError(f"{where} row {number_of_row}{named}: no column {column!r}, or it is null; every row needs it")
     found = {"label": label, "number": number, "chat": chat, "words": words, "picture": picture}[kind](value)
     if found is None:
         named = f" ({value.name})" if isinstance(value, Picture) else ""

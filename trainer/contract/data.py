@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import math
 import string
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -65,6 +66,12 @@ def template_columns(template: str, field: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def whole_column(template: str) -> str | None:
+    """The column that a template is, without a word around it; None for any other."""
+    name = template.removeprefix("{").removesuffix("}")
+    return name if template == f"{{{name}}}" and not set("{}") & set(name) else None
+
+
 def check_columns(config: DataConfig, columns: Iterable[str]) -> None:
     """Raises DataError when a setting names a column that the data set lacks."""
     known = sorted(columns)
@@ -87,7 +94,7 @@ def fill(template: str, cells: Mapping[str, Any]) -> str:
 
 
 def render(config: DataConfig, row: dict[str, Any], number: int) -> tuple[str, str]:
-    """(prompt, completion) of a row. Raises DataError naming file and row when a column is missing or null."""
+    """(prompt, completion) of a row. Raises DataError naming file and row when a column is missing, null or no text."""
     where = f"{source(config.path)} row {number}"
     return _filled(config.prompt, row, where), _filled(config.completion, row, where)
 
@@ -103,11 +110,25 @@ def fill_prompt(config: DataConfig, row: dict[str, Any], number: int) -> str:
     return _filled(config.prompt, row, f"{source(config.path)} row {number}")
 
 
+def is_text(value: Any) -> bool:
+    """Whether a template may hold the cell: text or a finite number; dates and decimals of Parquet are text already."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def no_text(column: str) -> str:
+    """What is wrong with a cell that is none, and the fix: as Python writes lists and truths down nobody talks."""
+    return f"column {column!r} is neither text, nor a finite number, nor a date; make it text or drop the row"
+
+
 def _filled(template: str, row: dict[str, Any], where: str) -> str:
     try:
-        empty = next((n for n in template_columns(template, "data template") if row[n] is None), None)
-        if empty is not None:
-            raise DataError(f"{where}: column {empty!r} is null; fill it or drop the row")
+        for name in template_columns(template, "data template"):
+            if row[name] is None:
+                raise DataError(f"{where}: column {name!r} is null; fill it or drop the row")
+            if not is_text(row[name]):
+                raise DataError(f"{where}: {no_text(name)}")
         return fill(template, row)
     except KeyError as e:
         raise DataError(f"{where}: no column {e.args[0]!r}; every row needs it") from None

@@ -79,6 +79,18 @@ def gathered(data: DataConfig, beside: Path, env: Mapping[str, str] = os.environ
         yield Found(path=Path(file.name), format="tar", name=f"{name}.tar")
 
 
+@contextmanager
+def readable(data: DataConfig, beside: Path) -> Iterator[Found]:
+    """As `gathered`, with a local file looked at. Raises DataError, also for what of this machine cannot be read."""
+    try:
+        with gathered(data, beside) as found:
+            if not found.path.exists():
+                raise DataError(f"data.path: no file {str(found.path)!r}; paths are relative to the spec")
+            yield found
+    except OSError as e:
+        raise DataError(f"data.path: {e.filename or data.path} cannot be read ({e.strerror or e})") from None
+
+
 def _fixed(pattern: str) -> str:
     """The folder before the first part that is a pattern, with its closing slash; empty where there is none."""
     parts = pattern.split("/")

@@ -107,35 +107,44 @@ def _undecoded(texts: Iterable[str]) -> str | None:
 
 def _csv_rows(text: Iterable[str], where: str) -> Rows:
     csv.field_size_limit(MAX_CELL)
-    reader = csv.DictReader(text, strict=True)
+    reader = csv.reader(text, strict=True)
     names = _csv_header(reader, where)
     while True:
+        before = reader.line_num
         try:
-            row = next(reader)
+            cells = next(reader)
         except StopIteration:
             return
         except csv.Error as e:
-            broken = DataError(f"{where} line {reader.reader.line_num}: {e}; check the quotes of this CSV")
-            if str(e) == "unexpected end of data":
-                raise broken from None
-            yield broken
+            yield _broken(e, before + 1, reader.line_num, where)
             continue
-        if None in row or any(v is None for v in row.values()):
-            wrong = "more" if None in row else "fewer"
+        if not cells:
+            continue
+        if len(cells) != len(names):
+            wrong = "more" if len(cells) > len(names) else "fewer"
             message = f"{wrong} cells than the header's {len(names)}; quote cells that hold commas"
-            yield DataError(f"{where} line {reader.reader.line_num}: {message}")
-        elif undecoded := _undecoded(row.values()):
-            yield DataError(f"{where} line {reader.reader.line_num}: {undecoded}")
+            yield DataError(f"{where} line {reader.line_num}: {message}")
+        elif undecoded := _undecoded(cells):
+            yield DataError(f"{where} line {reader.line_num}: {undecoded}")
         else:
-            yield row
+            yield dict(zip(names, cells, strict=True))
+
+
+def _broken(error: csv.Error, first: int, last: int, where: str) -> DataError:
+    """What is wrong with a row of these lines. Raises DataError where it may have swallowed others: an open quote takes
+    in all up to the next one, or to the end, or until the cell is too long."""
+    if last > first or str(error) == "unexpected end of data" or str(error).startswith("field larger than"):
+        lines = f"line {first}: a cell goes on to line {last}" if last > first else f"line {first}"
+        raise DataError(f"{where} {lines}: {error}; check the quotes of this CSV") from None
+    return DataError(f"{where} line {first}: {error}; check the quotes of this CSV")
 
 
 def _csv_header(reader: Any, where: str) -> list[str]:
     """Raises DataError for names that cannot be told apart or read."""
     try:
-        names = list(reader.fieldnames or ())
+        names = list(next(reader, ()))
     except csv.Error as e:
-        raise DataError(f"{where} line {reader.reader.line_num}: {e}; check the quotes of this CSV") from None
+        raise DataError(f"{where} line {reader.line_num}: {e}; check the quotes of this CSV") from None
     twice = [name for name, count in Counter(names).items() if name and count > 1]
     if twice:
         raise DataError(f"{where} line 1: the header names {twice[0]!r} twice; rename one of the columns")

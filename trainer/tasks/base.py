@@ -24,6 +24,8 @@ from trainer.kept import Chosen
 E = TypeVar("E")
 _log = logging.getLogger(__name__)
 NAMED = 20
+LOOKED_AT = 100
+"""Rows by which it is told whether a column is there; one that a single row lacks is that row's fault."""
 Row = dict[str, Any]
 """Cells by column."""
 Seen = Callable[[int, Row, Any], None]
@@ -44,6 +46,8 @@ class Task(ABC, Generic[E]):
     """Whether what the untuned model writes is small enough to lie in every checkpoint of a full fine-tune."""
     made: type[Any] | None = None
     """The dataclass that `example` makes, of numbers and texts alone; None: what it makes stays in memory."""
+    looks_ahead = False
+    """`ahead` makes something of the next step's rows."""
     headed = False
     """Modules whose weights no checkpoint gave are trained, and saved whole."""
 
@@ -128,15 +132,16 @@ class Task(ABC, Generic[E]):
     def _read(self, path: Path, data_format: Any, seen: Seen | None, keep: Callable[[Any], None]) -> None:
         """Keeps what `example` makes of each row that can be used. Raises DataError for what is wrong with all."""
         self.rows, self.bad, self.faults = 0, 0, []
-        checked = False
+        columns: dict[str, Any] = {}
         for number, row in enumerate(each_row(path, data_format, self.where), 1):
             self.rows = number
             if isinstance(row, DataError):
                 self._leave_out(row)
                 continue
-            if not checked:
-                check_columns(self.config.data, row)
-                checked = True
+            if number <= LOOKED_AT:
+                columns.update(row)
+            if number == LOOKED_AT:
+                check_columns(self.config.data, columns)
             try:
                 example = self.example(row, number)
             except DataError as e:
@@ -145,6 +150,8 @@ class Task(ABC, Generic[E]):
             keep(example)
             if seen is not None:
                 seen(number, row, example)
+        if columns and self.rows < LOOKED_AT:
+            check_columns(self.config.data, columns)
 
     def _placed(self, error: DataError, row: Row, number: int) -> DataError:
         """Of one of several files: with the file's name."""
@@ -185,7 +192,7 @@ class Task(ABC, Generic[E]):
         try:
             with torch.device("meta"):
                 return getattr(transformers, self.architecture).from_config(config, **options)
-        except (OSError, ValueError, KeyError) as e:
+        except models.UNREAD as e:
             raise models.unloadable(self.config, e) from None
 
     def check(self, model: Any, device: torch.device) -> None:
@@ -236,6 +243,10 @@ class Task(ABC, Generic[E]):
     def begins(self, step: int) -> None:
         """Before the rows of a step are trained on; before held-out rows are judged, with a number that no step has."""
 
+    def ahead(self, examples: Sequence[E]) -> None:
+        """Before a step is trained, for a task that `looks_ahead`: this process's rows of the next one, which another
+        thread may make ready meanwhile. What is trained does not depend on it."""
+
     def choose(self, held: Sequence[E]) -> None:
         """Before held-out rows are judged: which of them to look at closer."""
 
@@ -260,9 +271,11 @@ class Task(ABC, Generic[E]):
         return samples
 
     def save(self, folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
-        """`adapter/` (peft's format) or `model/`, a whole folder. `state`: tensors in place of the model's own."""
+        """`adapter/` (peft's format, and the tokenizer) or `model/`, a whole folder. `state`: tensors in place of the
+        model's own."""
         if self.config.adapters is not None:
             models.save_adapter(folder / "adapter", model, state)
+            self.tokenizer.save_pretrained(folder / "adapter")
             return
         model.config.use_cache = True
         model.save_pretrained(folder / "model", state_dict=state)

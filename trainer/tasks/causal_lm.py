@@ -81,7 +81,7 @@ class CausalLm(Task[Example | Pack]):
     def write(self, model: Any, device: torch.device) -> list[str]:
         prompts = self.config.samples.prompts
         if self.config.data.messages:
-            prompts = tuple(chats.render(self.tokenizer, [{"role": "user", "content": p}], ask=True) for p in prompts)
+            prompts = tuple(chats.asked(self.tokenizer, p) for p in prompts)
         if not prompts:
             return []
         special = not self.config.data.messages

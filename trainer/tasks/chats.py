@@ -7,6 +7,9 @@ import jinja2
 from trainer.contract.data import DataError
 from trainer.dataset import Example
 
+REFUSALS = (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""What a template raises for a chat that it was not written for: it adds a number to a text, or asks for a key."""
+
 
 def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
     """`ask`: up to where the assistant's answer would begin."""
@@ -14,8 +17,17 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], *, ask: bool) -> str:
     return text
 
 
-def encode(tokenizer: Any, messages: list[dict[str, Any]], max_length: int, where: str) -> Example:
-    """Each turn is tokenised apart from what asks for it, as at generation; cut at the end to `max_length`.
+def asked(tokenizer: Any, text: str) -> str:
+    """What a user says first, up to where the answer would begin."""
+    return render(tokenizer, [{"role": "user", "content": text}], ask=True)
+
+
+def encode(
+    tokenizer: Any, messages: list[dict[str, Any]], max_length: int, where: str, *, last: bool = False
+) -> Example:
+    """`last`: the loss is on the last answer alone.
+
+    Each turn is tokenised apart from what asks for it, as at generation; cut at the end to `max_length`.
 
     What comes after the assistant's last turn is left out: nothing is learned from it. Raises DataError for a template
     that renders earlier turns otherwise once later ones follow, since its tokens could not be told apart.
@@ -29,7 +41,7 @@ def encode(tokenizer: Any, messages: list[dict[str, Any]], max_length: int, wher
         try:
             asked = render(tokenizer, messages[:number], ask=True)
             answered = render(tokenizer, messages[: number + 1], ask=False)
-        except jinja2.TemplateError as e:
+        except REFUSALS as e:
             raise DataError(f"{where}: the model's chat template refuses the chat ({_line(e)}); mend the row") from None
         if not asked.startswith(done) or not answered.startswith(asked):
             raise DataError(
@@ -41,6 +53,8 @@ def encode(tokenizer: Any, messages: list[dict[str, Any]], max_length: int, wher
         spans.append((len(ids), len(ids) + len(head)))
         ids += head + tail
         done = answered
+    if last:
+        return Example(ids=ids[:max_length], prompt=min(spans[-1][1], max_length))
     cut = [(min(start, max_length), min(end, max_length)) for start, end in spans]
     return Example(ids=ids[:max_length], prompt=cut[0][1], silent=tuple(s for s in cut[1:] if s[0] < s[1]))
 

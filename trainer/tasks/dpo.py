@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from trainer.dataset import IGNORED
+from trainer.tasks import chats
 from trainer.tasks.base import Batch
 from trainer.tasks.preferences import Preferences
 from trainer.tasks.writing import continuations
@@ -43,8 +44,12 @@ class Dpo(Preferences):
         return {"accuracy": sum(m > 0 for m in judged) / count, "margin": sum(judged) / count}
 
     def write(self, model: Any, device: torch.device) -> list[str]:
-        samples = self.config.samples
-        return continuations(model, self.tokenizer, samples, device, samples.prompts) if samples.prompts else []
+        samples, prompts = self.config.samples, self.config.samples.prompts
+        if self.chatty:
+            prompts = tuple(chats.asked(self.tokenizer, p) for p in prompts)
+        if not prompts:
+            return []
+        return continuations(model, self.tokenizer, samples, device, prompts, special=not self.chatty)
 
 
 def _log_probabilities(model: Any, batch: Batch) -> torch.Tensor:

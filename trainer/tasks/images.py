@@ -16,7 +16,7 @@ from trainer.faults import UserFault
 from trainer.tasks import labelled, pictures
 from trainer.tasks.base import Batch, Row, Task
 from trainer.tasks.labelled import Labels
-from trainer.tasks.pictures import Array, Kept
+from trainer.tasks.pictures import Ahead, Array, Kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +36,14 @@ class ImageClassification(Task[Shot]):
     architecture = "AutoModelForImageClassification"
     adapters = None
     headed = True
+    looks_ahead = True
 
     def _prepare(self) -> None:
         """The model's image processor has the tokenizer's place: it is saved with the model as well."""
         models.check_kind(self.config, self.architecture)
         self.tokenizer = models.image_processor_of(self.config)
         self._kept = Kept()
+        self._ahead = Ahead(self._sized)
 
     def example(self, row: Row, number: int) -> Shot:
         data = self.config.data
@@ -83,9 +85,14 @@ class ImageClassification(Task[Shot]):
     def targets(self, example: Shot) -> int:
         return 1
 
+    def ahead(self, examples: Sequence[Shot]) -> None:
+        self._ahead.begin({e.number: e.row for e in examples if self._kept.get(e.number) is None})
+
     def _pixels(self, shot: Shot) -> Array:
-        kept = self._kept.get(shot.number)
-        return self._sized(shot.row, shot.number) if kept is None else kept
+        for known in (self._kept, self._ahead):
+            if (found := known.get(shot.number)) is not None:
+                return found
+        return self._sized(shot.row, shot.number)
 
     def collate(self, examples: Sequence[Shot], device: torch.device) -> Batch:
         sized = [self._pixels(e) for e in examples]

@@ -1,6 +1,9 @@
 """Pictures as arrays, whatever cell they come from."""
 
 import io
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,12 @@ from trainer.contract.archives import BadArchive, Picture
 from trainer.contract.data import DataError
 
 Array = npt.NDArray[np.uint8]
+Row = dict[str, Any]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 MOST_PIXELS = 100_000_000
 """Of one picture: 300 MB once decoded. A file of a few bytes may say that it has more."""
+FLOATS = ("I", "F")
+"""Modes of Pillow whose numbers do not say what white is."""
 KEPT_BYTES = 1024**3
 """Of decoded pictures kept by one process; the others are decoded whenever they are wanted."""
 
@@ -42,7 +48,44 @@ def opened(cell: Any) -> Image.Image:
         width, height = found.size
         if width * height > MOST_PIXELS:
             raise BadArchive(f"{width} x {height} pixels are more than {MOST_PIXELS:,}")
-        return ImageOps.exif_transpose(found).convert("RGB")
+        if found.mode in FLOATS:
+            raise BadArchive(f"its pixels are numbers of 32 bits, mode {found.mode}; save it with 8 or 16")
+        upright = ImageOps.exif_transpose(found)
+        return (_halved(upright) if upright.mode.startswith("I;16") else upright).convert("RGB")
+
+
+def _halved(picture: Image.Image) -> Image.Image:
+    """Of 16 bits a pixel: scaled to 8, where Pillow would take everything above 255 for white."""
+    return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
+
+
+class Ahead:
+    """Pictures that are made ready by a thread while the step before them trains: of the step that trains, and of the
+    next."""
+
+    def __init__(self, make: Callable[[Row, int], Array]) -> None:
+        """`make`: of a row and its number; the same array however often and wherever it is called."""
+        self._make = make
+        self._now: dict[int, Future[Array]] = {}
+        self._next: dict[int, Future[Array]] = {}
+
+    def begin(self, rows: Mapping[int, Row]) -> None:
+        """The next step's, by number; what was begun before is the step's that trains now."""
+        self._now, self._next = self._next, {number: Future() for number in rows}
+        if rows:
+            threading.Thread(target=self._work, args=(rows, self._next), daemon=True).start()
+
+    def _work(self, rows: Mapping[int, Row], coming: Mapping[int, "Future[Array]"]) -> None:
+        for number, row in rows.items():
+            try:
+                coming[number].set_result(self._make(row, number))
+            except BaseException as e:  # whatever it is, the step raises it
+                coming[number].set_exception(e)
+
+    def get(self, number: int) -> Array | None:
+        """None where nobody has begun with it. Raises what `make` raised."""
+        found = self._now.get(number) or self._next.get(number)
+        return None if found is None else found.result()
 
 
 class Kept:

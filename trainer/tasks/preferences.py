@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.contract.data import render_preference
+from trainer.contract import cells
+from trainer.contract.data import DataError, fill_prompt, render_preference, whole_column
 from trainer.dataset import IGNORED, Example, collate, encode
+from trainer.tasks import chats
 from trainer.tasks.base import Batch, Row, Task
 
 
@@ -16,6 +18,8 @@ class Preference:
 
     chosen: Example
     rejected: Example
+    chat: bool = False
+    """They are answers of an assistant, as the model's chat template has them."""
 
 
 class Preferences(Task[Preference]):
@@ -23,13 +27,35 @@ class Preferences(Task[Preference]):
 
     made = Preference
 
+    chatty = False
+    """Whether the rows are chats; after `examples`."""
+
     def example(self, row: Row, number: int) -> Preference:
         config = self.config
+        answers = [row.get(whole_column(template) or "") for template in (config.data.chosen, config.data.rejected)]
+        if all(isinstance(answer, list) for answer in answers):
+            better, worse = (self._answer(row, number, name) for name in ("chosen", "rejected"))
+            return Preference(chosen=better, rejected=worse, chat=True)
         prompt, chosen, rejected = render_preference(config.data, row, number)
         return Preference(
             chosen=encode(self.tokenizer, prompt, chosen, config.max_length),
             rejected=encode(self.tokenizer, prompt, rejected, config.max_length),
         )
+
+    def _answer(self, row: Row, number: int, setting: str) -> Example:
+        """The last turn of a chat, after the others and `data.prompt`. Raises DataError."""
+        data, where = self.config.data, f"{self.where} row {number}"
+        column = whole_column(getattr(data, setting)) or ""
+        answer = cells.taken("chat", row, column, self.where, number)
+        before = cells.turns(row.get(whole_column(data.prompt) or ""))
+        if before is None:
+            before = [{"role": "user", "content": fill_prompt(data, row, number)}] if data.prompt else []
+        if before and answer[0]["role"] != "assistant":
+            raise DataError(f"{where}: column {column!r} begins with what was asked; leave data.prompt out, or that")
+        return chats.encode(self.tokenizer, [*before, *answer], self.config.max_length, where, last=True)
+
+    def _survey(self, found: Sequence[Preference]) -> None:
+        self.chatty = bool(found) and found[0].chat
 
     def lengths(self, example: Preference) -> tuple[int, ...]:
         return len(example.chosen.ids), len(example.rejected.ids)
