@@ -243,7 +243,6 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
     autocast = ask.precision.endswith("-autocast")
     adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
     sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1  # its own mixed precision gathers halves
-    first = sharded and ask.transformers is not None  # FSDP 1, beside which accelerate has no autocast
     trained = 4 if not full or autocast or single else 2
     asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     bits = asked if is_quantised(shape.family, release) else 0
@@ -253,7 +252,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         adapters=2 if sharded and autocast else 4,
         compute=4 if single else 2,
         full=full,
-        autocast=autocast and not first,
+        autocast=autocast,
         bits=bits,
         norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
         attention=ask.attention,

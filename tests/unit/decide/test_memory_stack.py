@@ -104,6 +104,17 @@ def test_mixtral_agrees_with_peaks_under_transformers_4_45(change: dict[str, Any
     assert estimate(mixtral(), replace(QLORA, **change)).peak_allocated == pytest.approx(measured, rel=close)
 
 
+@pytest.mark.parametrize("family", ["gpt_neox", "phi", "starcoder2"])
+def test_fsdp_1_computes_in_autocast_as_one_gpu_does(family: str) -> None:
+    """accelerate wraps the model's forward in it too: layer norms are computed in float32, and their inputs raised."""
+    shape, ask = replace(MISTRAL_7B, family=family, kv_heads=32), replace(QLORA, targets=("all-linear",))
+    peaks, alone = (
+        [estimate(shape, replace(ask, **more, precision=p)).peak_allocated for p in ("bf16", "bf16-autocast")]
+        for more in (TWO, {})
+    )
+    assert peaks[1] - peaks[0] > 0.5 * (alone[1] - alone[0]) > 2**28
+
+
 def test_a_falcons_linear_modules_are_left_as_they_are_since_transformers_5() -> None:
     falcon, ask = replace(MISTRAL_7B, family="falcon"), replace(QLORA, targets=("all-linear",))
     whole, small = (estimate(falcon, replace(ask, transformers=v)).by_category["weights"] for v in (None, "4.48.1"))
