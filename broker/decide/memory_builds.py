@@ -169,5 +169,7 @@ class Numerics:
     """A mixture computes one expert after the other, as transformers did before 5.0."""
     repeated_keys: bool = False
     """Keys and values of fewer heads are repeated for every query's before the kernel, which would share them."""
+    presents: bool = False
+    """Every layer returns its keys and values, views of all that was computed with them; held until there is a loss."""
     adapted: frozenset[str] = frozenset()
     """What the adapted linear modules do."""

@@ -22,6 +22,8 @@ class Layer:
         self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
         self.casts: list[Weight] = []
         """Whose half-precision copies autocast keeps until it ends."""
+        self.presents: list[Tensor] = []
+        """Keys and values that it returned; a view each."""
         self.weights: dict[str, Weight] = {}
         n, self.sizes = numerics, linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
@@ -46,6 +48,11 @@ class Layer:
             self.tape.drop(w.cast)
             w.cast = None
         self.casts.clear()
+
+    def part(self) -> None:
+        """Nobody names what the layer returned besides its output."""
+        self.tape.drop(*self.presents)
+        self.presents.clear()
 
     def matrix(self, x: Tensor, w: Weight, outputs: int) -> Tensor:
         """`x` times a matrix of this layer, or of the head."""
@@ -178,6 +185,9 @@ class Layer:
         s, tape = self.shape, self.tape
         q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
         views = tape.split(fused, (q, kv, kv))
+        if self.numerics.presents:
+            views[1].hold()
+            self.presents.append(views[1])
         tape.drop(fused)
         if self.build.broadcast:
             wide = self.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
