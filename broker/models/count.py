@@ -12,7 +12,9 @@ from broker.models.unet import unet
 from trainer.contract.positions import STRETCHED
 
 Config = Mapping[str, Any]
-TIED = frozenset({"gpt2", "gpt_bigcode", "falcon", "starcoder2", "gemma", "gemma2", "gemma3_text"})
+TIED = frozenset({
+    "bart", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "smollm3", "starcoder2", "t5",
+})  # fmt: skip
 """Families whose word embeddings are tied where their config does not say."""
 
 

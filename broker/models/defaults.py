@@ -30,13 +30,18 @@ DEFAULTS: Mapping[str, Fields] = {
         24, 2048, 6144, 32, 151936, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
         moe_intermediate_size=768,
     ),
+    "smollm3": _of(36, 2048, 11008, 16, 128256, num_key_value_heads=4),
     "granite": _of(32, 4096, 11008, 32, 32000),
     "phi3": _of(32, 3072, 8192, 32, 32064),
     "gemma": _of(
         28, 3072, 24576, 16, 256000, num_key_value_heads=16, head_dim=256, hidden_act="gelu_pytorch_tanh"
     ),
-    "gemma2": _of(26, 2304, 9216, 8, 256000, num_key_value_heads=4, head_dim=256),
-    "gemma3_text": _of(26, 2304, 9216, 8, 262208, num_key_value_heads=4, head_dim=256),
+    "gemma2": _of(
+        26, 2304, 9216, 8, 256000, num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh"
+    ),
+    "gemma3_text": _of(
+        26, 2304, 9216, 8, 262208, num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh"
+    ),
     "falcon": {
         "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
         "activation": "gelu",
