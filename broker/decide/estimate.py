@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from broker.decide.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
 from broker.decide.lora_targets import choose, known_names, nearest
 from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
-from broker.decide.memory_held import STATES, divided
+from broker.decide.memory_held import STATES, divided, embedded
 from broker.decide.memory_play import play
 from broker.decide.memory_stack import (
     READ_WORDS,
@@ -354,6 +354,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         reentrant=is_fourth(release),  # its default, not the trainer's
         accumulated=ask.accumulated,
         optimizer=ask.optimizer,
+        whole_states=embedded(shape) if how.full and ask.transformers is not None else 0,  # as HF's Trainer asks of bnb
         trained=ask.trainable,
         loss=loss_of(shape.family, release),
         tables=table_bytes(shape, release, how.weight),

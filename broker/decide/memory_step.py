@@ -102,7 +102,7 @@ class Player:
     def _hold(self) -> None:
         step, n = self.asked, self.asked.numerics
         adapters = 0 if n.full else self.trained * n.trained
-        states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
+        states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained, step.whole_states)
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
         if build_of(self.shape).mask_buffer:
             self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
