@@ -6,6 +6,7 @@ transformers 5.17 and peft 0.21; trainer/memtrace.py runs that code itself and i
 
 from collections.abc import Sequence
 
+from broker.decide.memory_activation import activate
 from broker.decide.memory_builds import Numerics, build_of, copies, linears
 from broker.decide.memory_mixture import mixture
 from broker.decide.memory_tape import Tape, Tensor, Weight
@@ -271,27 +272,8 @@ class Layer:
         return out
 
     def activate(self, x: Tensor) -> Tensor:
-        """The MLP's activation. `gelu_new` is written in Python, so each of its steps keeps something."""
-        tape, activation = self.tape, self.shape.activation
-        if activation not in ("gelu_new", "gelu_python_tanh"):
-            return tape.op([x], x.count, x.width, saves=[x])
-        half = tape.op([x], x.count, x.width)
-        wide = self.cast(x, 4 if self.numerics.autocast else x.width)
-        cube = tape.op([wide], x.count, wide.width, saves=[wide], back=wide.size)
-        tape.drop(wide)
-        small = tape.op([cube], x.count, cube.width)
-        tape.drop(cube)
-        added = tape.op([x, small], x.count, small.width, passes=True)
-        tape.drop(small)
-        scaled = tape.op([added], x.count, added.width)
-        tape.drop(added)
-        bent = tape.op([scaled], x.count, scaled.width, saves_out=True)
-        tape.drop(scaled)
-        one = tape.op([bent], x.count, bent.width, passes=True)
-        tape.drop(bent)
-        made = tape.product(half, one)
-        tape.drop(half, one)
-        return made
+        """The MLP's activation; `x` stays its caller's."""
+        return activate(self.tape, x, self.shape.activation, autocast=self.numerics.autocast)
 
     def feed(self, x: Tensor) -> Tensor:
         """The MLP, or a mixture of such."""
