@@ -96,21 +96,30 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
 
+def _meant(gpu: str) -> list[Hardware]:
+    """All of the table that may be, the one that is sold most first."""
+    asked = gpu_name(gpu)
+    return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
+
+
 def hardware_of(gpu: str | None) -> Hardware | None:
-    """The first of the table that is meant; all that are must have as much memory. Raises BadAsk."""
+    """The first of the table that is meant. Raises BadAsk."""
     if gpu is None:
         return None
-    asked, said = gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
-    found = [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
+    found, asked, said = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
     if not found or not found[0].gpu:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
         near = "".join(f", the nearest is {name}" for name in nearest(asked))
         raise BadAsk(f"{said}: not known{near}; known are {known}")
-    sizes = sorted({h.memory_bytes for h in found})
-    if len(sizes) > 1:
-        choices = ", ".join(f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
-        raise BadAsk(f"{said}: means GPUs of different memory; give one of {choices}")
     return found[0]
+
+
+def _chosen(gpu: str | None) -> Iterator[str]:
+    """Which is taken where the name is that of GPUs of different memory."""
+    found = _meant(gpu) if gpu else []
+    if len({h.memory_bytes for h in found}) > 1:
+        first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
+        yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
 
 
 def _speed(shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None) -> Speed | str:
@@ -165,9 +174,11 @@ def estimate(
         transformers=_version(stack),
     )  # fmt: skip
     try:
-        return _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
+        document = _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+    document["notes"] += [*_chosen(gpu)]
+    return document
 
 
 def _check_types(asked: Mapping[str, Any]) -> None:
