@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from broker import exact as tracer
 from broker import tabled
+from broker.asked import optimizer_of, stack_of, unquantised
 from broker.decide import estimate as sizes
 from broker.decide.evidence import exact_margin
 from broker.decide.hardware import GIB, TABLE, Hardware, matches, nearest
@@ -42,7 +43,7 @@ class BadAsk(ValueError):
 def _read(path: Path) -> str:
     file = path / "config.json" if path.is_dir() else path
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "is no text"
         raise BadAsk(f"{file}: {reason}; give a transformers config.json") from None
@@ -158,26 +159,28 @@ def estimate(
 ) -> dict[str, Any]:  # fmt: skip
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
-    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
-    for that version's own loss in place of the trainer's. `task`: of the trainer. `sharding`: by default ddp on
-    several GPUs. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a
-    side of a UNet's images.
+    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `optimizer`: also by the names of
+    transformers. `stack`: `transformers=4.48.1` for that version's own loss in place of the trainer's; other packages
+    after commas. `task`: of the trainer. `sharding`: by default ddp on several GPUs. `target_seq`: what an
+    encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a side of a UNet's images.
     """
     _check_types(locals())
     name, given = config_of(model, config)
+    (given, plain), (optimizer, named) = unquantised(given, method), optimizer_of(optimizer)
     words: Any = {"method": method, "precision": precision, "sharding": sharding or ("ddp" if gpus > 1 else "none")}
     words |= {"attention": attention, "norms": norms}  # checked there, with one line that names the choices
-    ask = sizes.Ask(
-        **words, optimizer=optimizer, length=seq, target=target_seq, rows=micro_batch * (2 if task in PAIRED else 1),
-        accumulated=accumulate, gpus=gpus, nodes=nodes, offload=offload, checkpointing=gradient_checkpointing,
-        rank=lora_r, targets=targets_of(lora_targets), dropout=lora_dropout, trainable=trainable_parameters,
-        transformers=_version(stack),
-    )  # fmt: skip
     try:
+        version, others = stack_of(stack)
+        ask = sizes.Ask(
+            **words, optimizer=optimizer, length=seq, target=target_seq, accumulated=accumulate, gpus=gpus,
+            rows=micro_batch * (2 if task in PAIRED else 1), nodes=nodes, offload=offload, rank=lora_r,
+            checkpointing=gradient_checkpointing, targets=targets_of(lora_targets), dropout=lora_dropout,
+            trainable=trainable_parameters, transformers=version,
+        )  # fmt: skip
         document = _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
-    document["notes"] += [*_chosen(gpu)]
+    document["notes"] += [*plain, *named, *others, *_chosen(gpu)]
     return document
 
 
@@ -199,14 +202,6 @@ def targets_of(said: str) -> tuple[str, ...] | str:
     if all(re.fullmatch(r"[\w.-]+", name) for name in names):
         return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
     return said.strip()
-
-
-def _version(stack: str | None) -> str | None:
-    """That of transformers. Raises BadAsk."""
-    package, _, version = (stack or "").partition("=")
-    if stack is not None and (package != "transformers" or not version):
-        raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
-    return version or None
 
 
 def _answer(

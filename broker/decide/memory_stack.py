@@ -24,11 +24,15 @@ PRESENTS_UNTIL = {"gpt_bigcode": (4, 53)}
 """Families that kept their keys for generation under checkpointing too, and the release that no longer does."""
 
 
+VERSION = r"(\d{1,4})\.(\d{1,4})(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?"
+"""As PEP 440 has them; what is before a release is read as that release."""
+
+
 def release_of(version: str | None) -> tuple[int, int] | None:
     """Major and minor; None: the trainer's own. Raises ValueError for what is no version."""
     if version is None:
         return None
-    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", version)
+    found = re.fullmatch(VERSION, version, re.ASCII)
     if not found:
         raise ValueError(f"{version}: not a version such as 4.48.1")
     return int(found[1]), int(found[2])
