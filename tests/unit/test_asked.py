@@ -28,7 +28,8 @@ def peak(**asked: Any) -> int:
 @pytest.mark.parametrize(
     "stack",
     [
-        "transformers==4.48.1", " transformers = 4.48.1 ", "transformers=4.48.1,peft=0.14.0", "peft==0.14,Transformers=4.48.1",
+        "transformers==4.48.1", " transformers = 4.48.1 ", "transformers=4.48.1,peft=0.14.0",
+        "peft==0.14,Transformers=4.48.1",
         "transformers=4.48.1+cu121", "transformers=4.48.0.dev0", "transformers=4.48.1rc1", "transformers=4.48.1.post2",
     ],
 )  # fmt: skip
