@@ -26,7 +26,7 @@ from broker.domain.gpus import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
 from broker.models.checked import check_kind
-from broker.models.defaults import filled
+from broker.models.defaults import SAME_CODE, filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
 from broker.models.tasks import built_for, task_shape
 from trainer.contract.train import TaskName
@@ -246,9 +246,12 @@ def links(hardware: Hardware, each: int) -> str:
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
     """What was read otherwise than the config says it, in words."""
-    lacking = filled(text_of(given))[1]
+    text = text_of(given)
+    lacking = filled(text)[1]
     if lacking:
-        yield f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
+        yield f"the config lacks {', '.join(lacking)}: {text['model_type']}'s defaults are taken"
+    if text.get("model_type") in SAME_CODE:
+        yield f"{text['model_type']} is estimated as the {shape.family} that its code is"
     others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
     if others:
         yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"

@@ -52,6 +52,8 @@ DEFAULTS: Mapping[str, Fields] = {
     "phi": _of(24, 2048, 8192, 32, 51200),
     "bert": BERT,
     "roberta": {**BERT, "vocab_size": 50265},
+    "xlm-roberta": BERT,
+    "camembert": BERT,
     "distilbert": {
         "n_layers": 6, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "vocab_size": 30522,
         "max_position_embeddings": 512,
@@ -72,6 +74,8 @@ DEFAULTS: Mapping[str, Fields] = {
         30, 3072, 12288, 24, 49152, num_key_value_heads=2, hidden_act="gelu_pytorch_tanh"
     ),
 }  # fmt: skip
+SAME_CODE = {"xlm-roberta": "roberta", "camembert": "roberta"}
+"""Kinds whose classes are another's line by line, but for their names and defaults."""
 SAME = (
     ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"),
     ("intermediate_size", "n_inner", "ffn_hidden_size"), ("max_position_embeddings", "n_positions"),
@@ -81,8 +85,15 @@ SAME = (
 """Names of one thing."""
 
 
+def kind_of(config: Fields) -> str:
+    """Its `model_type`, or that of the same code; empty where it has none."""
+    kind = str(config.get("model_type") or "")
+    return SAME_CODE.get(kind, kind)
+
+
 def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
-    """(the config with its architecture's defaults, the fields that were left out)."""
+    """(the config with its architecture's defaults and as the kind that has the same code, the fields that were left
+    out)."""
     known = DEFAULTS.get(str(config.get("model_type", "")), {})
     lacking = []
     for field in known:
@@ -92,4 +103,5 @@ def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
     heads = config.get("num_attention_heads", known.get("num_attention_heads"))
     if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
         lacking.remove("num_key_value_heads")  # no such model could be built: as many as queries
-    return {**config, **{field: known[field] for field in lacking}}, tuple(lacking)
+    same = {"model_type": kind_of(config)} if config.get("model_type") in SAME_CODE else {}
+    return {**config, **{field: known[field] for field in lacking}, **same}, tuple(lacking)

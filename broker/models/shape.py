@@ -8,9 +8,10 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
 from broker.models import count
 from broker.models.checked import ACTIVATION_KEYS, EXPERTS, check
-from broker.models.defaults import filled
+from broker.models.defaults import SAME_CODE, filled
 from broker.models.encoders import ENCODERS, encoder_shape
 from broker.models.pairs import pair_shape
+from trainer.contract.architectures import BOTH_WAYS, misuse
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -58,6 +59,9 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
         raise _invalid(f"{name!r} is quantised; give the model that it was made from")
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
+    if family in BOTH_WAYS and misuse("causal_lm", config):
+        known = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
+        raise _invalid(f"{name!r} is an encoder ({family}) that nobody estimates; known are {known}")
 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
