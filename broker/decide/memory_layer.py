@@ -129,7 +129,7 @@ class Layer:
         trained = [(w, n.trained)] if n.full else []
         wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
         if kind == "layer":
-            sums = tape.new(self.tokens * 2, 4)
+            sums = tape.new(self.tokens * parts * 2, 4)
             out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, late=True)
             tape.drop(wide, sums)
             return out
@@ -172,7 +172,7 @@ class Layer:
         if "qkv" in self.build.names:
             return self._fused_heads(self.linear(x, "qkv"))
         raw = [self.linear(x, role) for role in ("q", "k", "v")]
-        if self.build.head_norms:
+        if self.build.head_norms or s.head_norms:
             for number, parts in enumerate((s.heads, s.kv_heads)):
                 normed = self.norm(raw[number], parts)
                 tape.drop(raw[number])

@@ -210,7 +210,7 @@ class Player:
             tape.drop(normed)
         if build_of(self.shape).scaled:
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
-        if build_of(self.shape).softcap:
+        if self.shape.softcap:
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))

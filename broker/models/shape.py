@@ -23,6 +23,8 @@ def _invalid(message: str) -> InvalidInput:
 
 WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
 """Families whose class has a sliding window of 4096 tokens where the config says nothing."""
+CAPPED = {"gemma2": 30.0, "gemma3_text": None}
+"""Families whose logits may be bent, and by what where the config says nothing."""
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 
 
@@ -176,6 +178,8 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "activation": activation,
         "parallel": parallel,
         "parallel_norms": norms,
+        "head_norms": family == "phi" and bool(config.get("qk_layernorm")),
+        "softcap": family in CAPPED and config.get("final_logit_softcapping", CAPPED[family]) is not None,
         "window": window,
         "windowed": _windowed(family, config) if window else (),
         "dropout": isinstance(rate, int | float) and rate > 0,
