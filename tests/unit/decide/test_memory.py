@@ -12,7 +12,6 @@ from broker.decide.memory import (
     GPU_CONTEXT,
     memory,
     numerics_of,
-    target_inputs,
 )
 from broker.decide.memory_held import trained_parameters
 from broker.domain.offer import GIB
@@ -54,11 +53,6 @@ def test_adapters_are_counted_as_peft_counts_them() -> None:
     assert trained(WORK) == 41_943_040
     assert trained(replace(WORK, lora_targets="attention")) == 13_631_488
     assert trained(replace(WORK, method="full")) == LLAMA_3_8B.parameters
-
-
-def test_an_adapter_reads_the_input_of_each_target() -> None:
-    assert target_inputs(LLAMA_3_8B, "attention") == 4 * 4096
-    assert target_inputs(LLAMA_3_8B, "all-linear") == 6 * 4096 + 14336
 
 
 def test_nothing_is_said_about_a_script() -> None:
