@@ -62,7 +62,7 @@ OF_SANTACODER = {
     "fms_a100_80gb_santacoder.csv": "4.48.1",
     "fms_a100_80gb_santacoder_4_45.csv": "4.45.2",
 }
-"""The same of a model whose measured peaks are beyond its trace, so that they are a group of their own."""
+"""The same of a model whose layers keep more; also a group of its own."""
 CONFIGS: Mapping[str, Mapping[str, Any]] = {"NousResearch": LLAMA_2_70B, "bigcode": SANTACODER}
 """By owner: what is not in the catalogue."""
 
@@ -234,14 +234,13 @@ def main() -> None:
     compared = [r for r in found if isinstance(r, Compared)]
     every = [r for r in compared if r.source != "trace"]
     santacoder = [r for r in every if "santacoder" in r.name]
-    measured = [r for r in every if r not in santacoder]
-    kept = [r for r in measured if r.what == "allocated"]
+    kept = [r for r in every if r.what == "allocated"]
     groups = {
         "allocated_one_gpu": [r for r in kept if r.name.endswith(" 1 GPU")],
         "allocated_two_gpus": [r for r in kept if r.name.endswith(" 2 GPU")],
-        "nvidia_smi": [r for r in measured if r.what == "nvidia-smi"],
-        "reserved": [r for r in measured if r.what == "reserved"],
-        "reserved_other_adapters": [r for r in measured if r.what == "reserved, other adapter"],
+        "nvidia_smi": [r for r in every if r.what == "nvidia-smi"],
+        "reserved": [r for r in every if r.what == "reserved"],
+        "reserved_other_adapters": [r for r in every if r.what == "reserved, other adapter"],
         "santacoder": [r for r in santacoder if r.what == "allocated"],
         "santacoder_nvidia_smi": [r for r in santacoder if r.what == "nvidia-smi"],
         "form_against_trace": [r for r in compared if r.source == "trace"],

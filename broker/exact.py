@@ -12,6 +12,7 @@ from broker.decide import estimate as sizes
 from broker.decide.lora_targets import ALL_LINEAR
 from broker.decide.memory_builds import build_of
 from broker.domain.workload import ModelShape
+from broker.models.defaults import kind_of
 
 TRACE_PATIENCE_S = 300
 EXACT_PRECISIONS = {
@@ -71,7 +72,7 @@ def trace(config: Mapping[str, Any], shape: ModelShape | None, ask: sizes.Ask, t
     _check(ask, task)
     a_step = ask.rows * ask.gpus * (2 if ask.accumulated else 1)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(dict(config), file)
+        json.dump({**config, **({"model_type": kind_of(config)} if kind_of(config) else {})}, file)
         file.flush()
         command = [
             *(sys.executable, "-m", "trainer.memtrace", "--config", file.name, "--method", ask.method),

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from broker import exact as tracer
 from broker import tabled
+from broker.asked import optimizer_of, stack_of, unquantised
 from broker.decide import estimate as sizes
 from broker.decide.evidence import exact_margin
 from broker.decide.hardware import GIB, TABLE, Hardware, matches, nearest
@@ -25,7 +26,7 @@ from broker.domain.gpus import gpu_name
 from broker.domain.workload import ModelShape, Parallelism, Plan
 from broker.models import catalogue, traced
 from broker.models.checked import check_kind
-from broker.models.defaults import filled
+from broker.models.defaults import SAME_CODE, filled
 from broker.models.shape import headed_shape, shape_of, text_of, written_shape
 from broker.models.tasks import built_for, task_shape
 from trainer.contract.train import TaskName
@@ -42,7 +43,7 @@ class BadAsk(ValueError):
 def _read(path: Path) -> str:
     file = path / "config.json" if path.is_dir() else path
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "is no text"
         raise BadAsk(f"{file}: {reason}; give a transformers config.json") from None
@@ -96,21 +97,30 @@ def model_shape(name: str, config: Mapping[str, Any], task: str | None = None) -
         raise BadAsk("; ".join(p.message for p in e.problems)) from None
 
 
+def _meant(gpu: str) -> list[Hardware]:
+    """All of the table that may be, the one that is sold most first."""
+    asked = gpu_name(gpu)
+    return [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
+
+
 def hardware_of(gpu: str | None) -> Hardware | None:
-    """The first of the table that is meant; all that are must have as much memory. Raises BadAsk."""
+    """The first of the table that is meant. Raises BadAsk."""
     if gpu is None:
         return None
-    asked, said = gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
-    found = [TABLE[asked]] if asked in TABLE else [h for name, h in TABLE.items() if matches(asked, name)]
+    found, asked, said = _meant(gpu), gpu_name(gpu), f"--gpu {' '.join(gpu.split())[:100]}"
     if not found or not found[0].gpu:
         known = ", ".join(name for name, h in TABLE.items() if h.gpu)
         near = "".join(f", the nearest is {name}" for name in nearest(asked))
         raise BadAsk(f"{said}: not known{near}; known are {known}")
-    sizes = sorted({h.memory_bytes for h in found})
-    if len(sizes) > 1:
-        choices = ", ".join(f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
-        raise BadAsk(f"{said}: means GPUs of different memory; give one of {choices}")
     return found[0]
+
+
+def _chosen(gpu: str | None) -> Iterator[str]:
+    """Which is taken where the name is that of GPUs of different memory."""
+    found = _meant(gpu) if gpu else []
+    if len({h.memory_bytes for h in found}) > 1:
+        first, *others = (f"{h.name} ({h.memory_bytes / GIB:.0f} GiB)" for h in found)
+        yield f"--gpu {gpu}: taken for {first}; it may be {', '.join(others)} too"
 
 
 def _speed(shape: ModelShape, ask: sizes.Ask, hardware: Hardware | None, task: str | None) -> Speed | str:
@@ -149,25 +159,29 @@ def estimate(
 ) -> dict[str, Any]:  # fmt: skip
     """Peak memory of one GPU, bytes by category, and tokens/s of all. Raises BadAsk (a ValueError) with one line.
 
-    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `stack`: `transformers=4.48.1`
-    for that version's own loss in place of the trainer's. `task`: of the trainer. `sharding`: by default ddp on
-    several GPUs. `target_seq`: what an encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a
-    side of a UNet's images.
+    `model`: of the bundled catalogue; `config`: a file, a folder, JSON, or a mapping. `optimizer`: also by the names of
+    transformers. `stack`: `transformers=4.48.1` for that version's own loss in place of the trainer's; other packages
+    after commas. `task`: of the trainer. `sharding`: by default ddp on several GPUs. `target_seq`: what an
+    encoder-decoder writes, `seq` being what it reads; `resolution`: pixels of a side of a UNet's images.
     """
     _check_types(locals())
     name, given = config_of(model, config)
+    (given, plain), (optimizer, named) = unquantised(given, method), optimizer_of(optimizer)
     words: Any = {"method": method, "precision": precision, "sharding": sharding or ("ddp" if gpus > 1 else "none")}
     words |= {"attention": attention, "norms": norms}  # checked there, with one line that names the choices
-    ask = sizes.Ask(
-        **words, optimizer=optimizer, length=seq, target=target_seq, rows=micro_batch * (2 if task in PAIRED else 1),
-        accumulated=accumulate, gpus=gpus, nodes=nodes, offload=offload, checkpointing=gradient_checkpointing,
-        rank=lora_r, targets=targets_of(lora_targets), dropout=lora_dropout, trainable=trainable_parameters,
-        transformers=_version(stack),
-    )  # fmt: skip
     try:
-        return _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
+        version, others = stack_of(stack)
+        ask = sizes.Ask(
+            **words, optimizer=optimizer, length=seq, target=target_seq, accumulated=accumulate, gpus=gpus,
+            rows=micro_batch * (2 if task in PAIRED else 1), nodes=nodes, offload=offload, rank=lora_r,
+            checkpointing=gradient_checkpointing, targets=targets_of(lora_targets), dropout=lora_dropout,
+            trainable=trainable_parameters, transformers=version,
+        )  # fmt: skip
+        document = _answer(name, given, ask, task, resolution, hardware_of(gpu), exact=exact)
     except sizes.Unanswerable as e:
         raise BadAsk(str(e)) from None
+    document["notes"] += [*plain, *named, *others, *_chosen(gpu)]
+    return document
 
 
 def _check_types(asked: Mapping[str, Any]) -> None:
@@ -188,14 +202,6 @@ def targets_of(said: str) -> tuple[str, ...] | str:
     if all(re.fullmatch(r"[\w.-]+", name) for name in names):
         return (ALL_LINEAR,) if len(names) == 1 and names[0].lower() == ALL_LINEAR else names
     return said.strip()
-
-
-def _version(stack: str | None) -> str | None:
-    """That of transformers. Raises BadAsk."""
-    package, _, version = (stack or "").partition("=")
-    if stack is not None and (package != "transformers" or not version):
-        raise BadAsk(f"--stack {stack}: write transformers=VERSION, for example transformers=4.48.1")
-    return version or None
 
 
 def _answer(
@@ -240,9 +246,12 @@ def links(hardware: Hardware, each: int) -> str:
 
 def _taken(given: Mapping[str, Any], shape: ModelShape) -> Iterator[str]:
     """What was read otherwise than the config says it, in words."""
-    lacking = filled(text_of(given))[1]
+    text = text_of(given)
+    lacking = filled(text)[1]
     if lacking:
-        yield f"the config lacks {', '.join(lacking)}: {shape.family}'s defaults are taken"
+        yield f"the config lacks {', '.join(lacking)}: {text['model_type']}'s defaults are taken"
+    if text.get("model_type") in SAME_CODE:
+        yield f"{text['model_type']} is estimated as the {shape.family} that its code is"
     others = [name for name in given if name in ("vision_config", "audio_config", "speech_config") and given[name]]
     if others:
         yield f"{given.get('model_type')} is estimated without its {' and '.join(others)}: the language model alone"

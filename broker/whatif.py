@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import tabled
+from broker.asked import unquantised
 from broker.decide import estimate as sizes
 from broker.decide.hardware import Hardware
 from broker.decide.memory_builds import ATTENTION_ROLES, build_of
@@ -38,6 +39,7 @@ def what_if(
     hours and dollars of one pass.
     """
     name, given = config_of(model, config)
+    given, _ = unquantised(given, ask.method)
     if traced.kind_of(given) is not None:
         raise BadAsk(f"--what-if: {tabled.NO_SPEED}; leave it out for its memory")
     hardware = hardware_of(gpu)

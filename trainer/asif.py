@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 LOWERED = frozenset(
     {
         *(functional.linear, functional.conv1d, functional.conv2d, functional.scaled_dot_product_attention),
+        functional.prelu,
         *(torch.matmul, torch.mm, torch.bmm, torch.baddbmm, torch.addmm, torch.Tensor.matmul, torch.Tensor.bmm),
         *(torch.Tensor.__matmul__, torch.Tensor.__rmatmul__),
     }
@@ -25,7 +26,8 @@ RAISED_ON_CUDA = frozenset(
     {
         *(functional.layer_norm, functional.group_norm, functional.mse_loss),
         *(functional.softmax, functional.log_softmax, torch.softmax, torch.Tensor.softmax),
-        *(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__, torch.rsqrt, torch.exp, torch.cumsum),
+        *(torch.pow, torch.Tensor.pow, torch.Tensor.__pow__, torch.square, torch.rsqrt, torch.cumsum),
+        *(torch.exp, torch.expm1, functional.softplus),
     }
 )
 """Computed in float32 under CUDA's autocast; the CPU's leaves them alone."""

@@ -10,12 +10,6 @@ from trainer.contract.data import held_out
 from trainer.faults import UserFault
 
 
-def epoch_order(seed: int, epoch: int, rows: int) -> list[int]:
-    """The permutation of `rows` row numbers in this epoch."""
-    found: list[int] = _permutation(seed, epoch, rows).tolist()
-    return found
-
-
 @lru_cache(maxsize=2)  # a step asks for one epoch, or for the end of one and the beginning of the next
 def _permutation(seed: int, epoch: int, rows: int) -> Any:
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(rows)

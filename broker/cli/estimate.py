@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from broker.asked import optimizer_of
 from broker.cli import whatifview
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
@@ -38,7 +39,7 @@ OPTIONS: Mapping[str, Any] = {
         "By default that of the config's class: the next token, a class of a text, a word, an image.",
     ),
     "method": _option(str, _of(METHODS)),
-    "optimizer": _option(str, _of(OPTIMIZERS)),
+    "optimizer": _option(str, _of(OPTIMIZERS), "Also by transformers' names, such as adamw_torch."),
     "precision": _option(
         str, _of(PRECISIONS), "With -autocast trained weights are float32, as in the trainer; else all is of one type."
     ),
@@ -62,7 +63,11 @@ OPTIONS: Mapping[str, Any] = {
     "norms": _option(
         str, _of(NORMS), "Of a 4-bit or 8-bit base under autocast: raised, as TRL has them, or as loaded."
     ),
-    "stack": _option(str | None, "transformers=VERSION", "That version's own loss, attention and experts."),
+    "stack": _option(
+        list[str] | None,
+        "transformers=VERSION",
+        "That version's own loss, attention and experts. Others change nothing.",
+    ),
     "exact": _option(
         bool, None, "Trace the model's own code, also of several GPUs; needs the trainer's packages.", "--exact"
     ),
@@ -92,6 +97,7 @@ async def _estimate(*, as_json: bool, **given: Any) -> None:
     """Say what a fine-tune takes of a GPU, by category and with the evidence. Offline: no daemon, GPU or weights."""
     out = Output(as_json=as_json)
     scaling = {name: given.pop(name) for name in SCALING}
+    given["stack"] = ",".join(given["stack"]) if given["stack"] else None
     try:
         if scaling["what_if"] is not None:
             plot = scaling.pop("plot")
@@ -118,7 +124,7 @@ def _scaled(
             raise BadAsk(f"--{name.replace('_', '-')}: --what-if {what_if} does not look at it; leave it out")
     ask = Ask(
         method=given["method"],
-        optimizer=given["optimizer"],
+        optimizer=optimizer_of(given["optimizer"])[0],
         precision=given["precision"],
         length=given["seq"],
         target=given["target_seq"],

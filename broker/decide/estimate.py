@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from broker.decide.evidence import FORMULA, MEASURED, TRACED_OPTIMIZERS, Tier, evidence_of
+from broker.decide.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
 from broker.decide.lora_targets import choose, known_names, nearest
 from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
-from broker.decide.memory_held import STATES, divided
+from broker.decide.memory_held import STATES, divided, embedded
 from broker.decide.memory_play import play
 from broker.decide.memory_stack import (
     READ_WORDS,
@@ -18,6 +18,7 @@ from broker.decide.memory_stack import (
     is_fourth,
     is_quantised,
     is_read,
+    keeps_presents,
     loss_of,
     release_of,
     repeats_keys,
@@ -243,7 +244,6 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
     autocast = ask.precision.endswith("-autocast")
     adapted, said = (frozenset[str](), ()) if full else adapted_modules(shape, ask.targets, ask.transformers)
     sharded = ask.sharding in ("fsdp", "hybrid") and ask.gpus > 1  # its own mixed precision gathers halves
-    first = sharded and ask.transformers is not None  # FSDP 1, beside which accelerate has no autocast
     trained = 4 if not full or autocast or single else 2
     asked: Literal[0, 4, 8] = 4 if ask.method == "qlora" else 8 if ask.method == "lora8" else 0
     bits = asked if is_quantised(shape.family, release) else 0
@@ -253,7 +253,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         adapters=2 if sharded and autocast else 4,
         compute=4 if single else 2,
         full=full,
-        autocast=autocast and not first,
+        autocast=autocast,
         bits=bits,
         norms_float32=asked > 0 and autocast and not sharded and ask.norms == "float32",
         attention=ask.attention,
@@ -261,6 +261,7 @@ def numerics(shape: ModelShape, ask: Ask) -> tuple[Numerics, tuple[str, ...]]:
         dropout=ask.dropout > 0,
         experts_in_turn=is_fourth(release),
         repeated_keys=repeats_keys(shape.family, release, ask.attention),
+        presents=keeps_presents(shape.family, release, checkpointing=ask.checkpointing),
         adapted=adapted,
     ), (*said, *_too_large(shape, ask, adapted))
 
@@ -278,34 +279,45 @@ def _evidence(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
 
 
 def _evidence_read(shape: ModelShape, ask: Ask) -> tuple[Tier, str, float]:
-    several, family = ask.gpus > 1, shape.family
-    tier, words, margin = evidence_of(shape, several=several)
+    tier, words, margin = evidence_of(shape, several=ask.gpus > 1)
     if tier == "unchecked":
         return tier, words, margin
+    if (formula := _formula(shape, ask)) is not None:
+        return "formula", *formula
+    measured = _measured(shape.family, ask)
+    return ("measured", *measured) if measured is not None else (tier, words, margin)
+
+
+def _formula(shape: ModelShape, ask: Ask) -> tuple[str, float] | None:
+    """(words, margin) of what was neither traced nor measured."""
+    family, sharded = shape.family, ask.gpus > 1 and ask.sharding in ("fsdp", "hybrid")
+    if sharded and ask.method in ("qlora", "lora8") and ask.transformers is None:
+        return f"{family}: {ask.method} under FSDP 2 by formula, neither traced nor measured", 0.25
     if ask.sharding in ("hybrid", "tensor") or ask.offload:
-        return (
-            "formula",
-            f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured",
-            0.15,
-        )
+        return f"{family}: {ask.sharding}{' with offload' if ask.offload else ''} by formula, not measured", 0.15
     if ask.method == "adapter":
-        return (
-            "formula",
-            f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters",
-            0.25,
-        )
+        return f"{family}: an adapter of unknown kind is taken for a LoRA with its number of parameters", 0.25
     pair = shape.decoder_layers > 0  # whose written-out attention was traced, and whose quantised base was not
-    formula = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
-    if formula or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
-        return "formula", f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: not traced", FORMULA
-    half = ask.precision in ("bf16", "fp16") or ask.method == "qlora"
-    if family == "mixtral" and half and ask.transformers is not None:
-        return "measured", "mixtral: within 0.9 % of ten peaks measured on A100, with experts in turn", 0.06
-    if family not in MEASURED or not half or (several and (ask.sharding != "fsdp" or ask.transformers is None)):
-        return tier, words, margin
+    untraced = ask.method == ("qlora" if pair else "lora8") or (ask.attention == "eager" and not pair)
+    if untraced or ask.optimizer not in TRACED_OPTIMIZERS or ask.method == "lora8":
+        return f"{family} with {ask.optimizer}, {ask.method}, {ask.attention}: not traced", FORMULA
+    return None
+
+
+def _measured(family: str, ask: Ask) -> tuple[str, float] | None:
+    """(words, margin) of what is as the measured rows are, which were all checkpointed."""
+    half, several, stack = ask.precision in ("bf16", "fp16") or ask.method == "qlora", ask.gpus > 1, ask.transformers
+    if not ask.checkpointing or not half or (several and (ask.sharding != "fsdp" or stack is None)):
+        return None
+    if family == "mixtral" and stack is not None:
+        return "mixtral: within 0.9 % of ten peaks measured on A100, with experts in turn", 0.06
+    if keeps_presents(family, _release(ask), checkpointing=True):
+        return f"{family}: within 1.6 % of sixteen peaks measured on A100", 0.06
+    if family not in MEASURED:
+        return None
     if several:
-        return "measured", f"{family} under FSDP 1: within 0.2 % of twenty peaks measured on two A100", 0.04
-    return "measured", f"{family} on one GPU: within 0.1 % of eighteen peaks measured on an A100", 0.03
+        return f"{family} under FSDP 1: within 0.2 % of twenty peaks measured on two A100", 0.04
+    return f"{family} on one GPU: within 0.1 % of eighteen peaks measured on an A100", 0.03
 
 
 def by_formula(found: Estimate, words: str) -> Estimate:
@@ -342,6 +354,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         reentrant=is_fourth(release),  # its default, not the trainer's
         accumulated=ask.accumulated,
         optimizer=ask.optimizer,
+        whole_states=embedded(shape) if how.full and ask.transformers is not None else 0,  # as HF's Trainer asks of bnb
         trained=ask.trainable,
         loss=loss_of(shape.family, release),
         tables=table_bytes(shape, release, how.weight),
@@ -352,7 +365,8 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         offload=ask.offload and shards > 1,
     )
     played = play(part, step)
-    return made(shape.parameters, played, _evidence(shape, ask), notes, several=shards * replicas > 1)
+    found = made(shape.parameters, played, _evidence(shape, ask), notes, several=shards * replicas > 1)
+    return replace(found, device_margin=found.device_margin + SHOWN_MORE.get(shape.family, 0.0))
 
 
 def made(

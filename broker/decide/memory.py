@@ -6,7 +6,7 @@ from typing import Literal
 from broker.decide.estimate import adapted_modules
 from broker.decide.evidence import FORMULA, TRACED_OPTIMIZERS, evidence_of
 from broker.decide.lora_targets import choose
-from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
+from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of
 from broker.decide.memory_play import play
 from broker.decide.memory_stack import is_quantised
 from broker.decide.memory_terms import Step
@@ -36,12 +36,6 @@ def adapted(workload: Workload, shape: ModelShape) -> frozenset[str]:
             return choose(shape, tuple(name for name in wanted if name in names.values()), linear).roles
     others = {name for role, name in names.items() if role not in ATTENTION_ROLES}
     return frozenset(role for role in ATTENTION_ROLES & names.keys() if names[role] not in others)
-
-
-def target_inputs(shape: ModelShape, targets: str) -> int:
-    """Sum of the input widths of one layer's LoRA targets."""
-    every = targets == "all-linear"
-    return sum(inputs for role, (inputs, _) in linears(shape).items() if every or role in ATTENTION_ROLES)
 
 
 def bits_of(workload: Workload) -> Literal[0, 4, 8]:

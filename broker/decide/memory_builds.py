@@ -20,7 +20,6 @@ class Build:
     scaled: bool = False
     """Attention's and the MLP's outputs, embeddings and logits are multiplied by a constant (granite)."""
     scaled_embeddings: bool = False
-    softcap: bool = False
     cached_casts: bool = True
     """False: matrices are transposed before their product, so autocast does not know their casts again."""
     normed_first: bool = False
@@ -63,7 +62,7 @@ BUILDS: Mapping[str, Build] = {
     "granite": Build(names=SPLIT | GATED, scaled=True, scaled_embeddings=True),
     "phi3": Build(names={"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}),
     "gemma": Build(names=SPLIT | GATED, norm="gemma", scaled_embeddings=True),
-    "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True, softcap=True),
+    "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True),
     "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
     "falcon": Build(
         names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False, masked=True, normed_first=True
@@ -169,5 +168,7 @@ class Numerics:
     """A mixture computes one expert after the other, as transformers did before 5.0."""
     repeated_keys: bool = False
     """Keys and values of fewer heads are repeated for every query's before the kernel, which would share them."""
+    presents: bool = False
+    """Every layer returns its keys and values, views of all that was computed with them; held until there is a loss."""
     adapted: frozenset[str] = frozenset()
     """What the adapted linear modules do."""

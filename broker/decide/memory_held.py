@@ -57,11 +57,21 @@ def trained_parameters(shape: ModelShape, n: Numerics) -> int:
     return adapter_parameters(shape, n.rank, n.adapted) + shape.head_parameters + pooler + ends
 
 
-def optimizer_bytes(optimizer: str, width: int, trained: int) -> tuple[int, int]:
-    """(states, what its update takes besides) for so many trained weights, each of `width` bytes."""
+def embedded(shape: ModelShape) -> int:
+    """Weights of the model's tables: of words, of learned positions, and those that are added to them."""
+    if shape.head == "image":  # its patches go through a matrix
+        return 0
+    build = build_of(shape)
+    learned = (shape.max_positions or 0) if not build.rotary and not build.encoder else 0
+    return (shape.vocabulary + learned + sum(shape.looked_up)) * shape.hidden
+
+
+def optimizer_bytes(optimizer: str, width: int, trained: int, whole: int = 0) -> tuple[int, int]:
+    """(states, what its update takes besides) for so many trained weights, each of `width` bytes. `whole`: those among
+    them whose states an optimizer of 8 bits keeps in float32."""
     match optimizer:
         case "adamw_8bit":  # block-wise, a scale for every 256 (arXiv 2110.02861)
-            return 2 * trained + 2 * 4 * (trained // 256), 0
+            return 2 * (trained - whole) + 2 * 4 * ((trained - whole) // 256) + 2 * 4 * whole, 0
         case "adamw_foreach":  # the square roots of all second moments at once
             return 2 * trained * width, trained * width
         case "adafactor" | "sgd":

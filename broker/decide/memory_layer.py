@@ -6,6 +6,7 @@ transformers 5.17 and peft 0.21; trainer/memtrace.py runs that code itself and i
 
 from collections.abc import Sequence
 
+from broker.decide.memory_activation import activate
 from broker.decide.memory_builds import Numerics, build_of, copies, linears
 from broker.decide.memory_mixture import mixture
 from broker.decide.memory_tape import Tape, Tensor, Weight
@@ -22,6 +23,8 @@ class Layer:
         self.rows, self.length, self.tokens, self.masked = rows, length, rows * length, masked
         self.casts: list[Weight] = []
         """Whose half-precision copies autocast keeps until it ends."""
+        self.presents: list[Tensor] = []
+        """Keys and values that it returned; a view each."""
         self.weights: dict[str, Weight] = {}
         n, self.sizes = numerics, linears(shape)
         for role, (inputs, outputs) in self.sizes.items():
@@ -46,6 +49,11 @@ class Layer:
             self.tape.drop(w.cast)
             w.cast = None
         self.casts.clear()
+
+    def part(self) -> None:
+        """Nobody names what the layer returned besides its output."""
+        self.tape.drop(*self.presents)
+        self.presents.clear()
 
     def matrix(self, x: Tensor, w: Weight, outputs: int) -> Tensor:
         """`x` times a matrix of this layer, or of the head."""
@@ -121,7 +129,7 @@ class Layer:
         trained = [(w, n.trained)] if n.full else []
         wide = self.cast(x, 4) if kind != "layer" or n.autocast else self.cast(x, x.width)
         if kind == "layer":
-            sums = tape.new(self.tokens * 2, 4)
+            sums = tape.new(self.tokens * parts * 2, 4)
             out = tape.op([wide], x.count, wide.width, saves=[wide, sums], weights=trained, late=True)
             tape.drop(wide, sums)
             return out
@@ -164,7 +172,7 @@ class Layer:
         if "qkv" in self.build.names:
             return self._fused_heads(self.linear(x, "qkv"))
         raw = [self.linear(x, role) for role in ("q", "k", "v")]
-        if self.build.head_norms:
+        if self.build.head_norms or s.head_norms:
             for number, parts in enumerate((s.heads, s.kv_heads)):
                 normed = self.norm(raw[number], parts)
                 tape.drop(raw[number])
@@ -178,6 +186,9 @@ class Layer:
         s, tape = self.shape, self.tape
         q, kv = self.tokens * s.heads * s.head_dim, self.tokens * s.kv_heads * s.head_dim
         views = tape.split(fused, (q, kv, kv))
+        if self.numerics.presents:
+            views[1].hold()
+            self.presents.append(views[1])
         tape.drop(fused)
         if self.build.broadcast:
             wide = self.tokens * s.heads * s.head_dim if s.kv_heads > 1 else kv
@@ -261,27 +272,8 @@ class Layer:
         return out
 
     def activate(self, x: Tensor) -> Tensor:
-        """The MLP's activation. `gelu_new` is written in Python, so each of its steps keeps something."""
-        tape, activation = self.tape, self.shape.activation
-        if activation not in ("gelu_new", "gelu_python_tanh"):
-            return tape.op([x], x.count, x.width, saves=[x])
-        half = tape.op([x], x.count, x.width)
-        wide = self.cast(x, 4 if self.numerics.autocast else x.width)
-        cube = tape.op([wide], x.count, wide.width, saves=[wide], back=wide.size)
-        tape.drop(wide)
-        small = tape.op([cube], x.count, cube.width)
-        tape.drop(cube)
-        added = tape.op([x, small], x.count, small.width, passes=True)
-        tape.drop(small)
-        scaled = tape.op([added], x.count, added.width)
-        tape.drop(added)
-        bent = tape.op([scaled], x.count, scaled.width, saves_out=True)
-        tape.drop(scaled)
-        one = tape.op([bent], x.count, bent.width, passes=True)
-        tape.drop(bent)
-        made = tape.product(half, one)
-        tape.drop(half, one)
-        return made
+        """The MLP's activation; `x` stays its caller's."""
+        return activate(self.tape, x, self.shape.activation, autocast=self.numerics.autocast)
 
     def feed(self, x: Tensor) -> Tensor:
         """The MLP, or a mixture of such."""

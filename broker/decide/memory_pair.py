@@ -140,12 +140,6 @@ class PairLayer(Layer):
         tape.drop(*named)
         return self._joined(x, normed, out)
 
-    def activate(self, x: Tensor) -> Tensor:
-        """ReLU keeps its result, the others what they were given."""
-        if self.shape.activation != "relu":
-            return super().activate(x)
-        return self.tape.op([x], x.count, x.width, saves_out=True)
-
     def _bias(self, kind: str, q: Tensor, keys: int) -> Tensor | None:
         """T5's for this kind of attention: a number for each head and pair of tokens, for all rows and layers."""
         if not self.shape.buckets:

@@ -20,12 +20,19 @@ REPEATED_FOR_FLASH = frozenset({"mistral", "mixtral", "qwen2", "phi3", "starcode
 OWN_SDPA = frozenset({"falcon", "gpt_bigcode", "gpt_neox", "gpt2"})
 """Families whose attention takes keys of fewer heads in a way of its own, or has none."""
 
+PRESENTS_UNTIL = {"gpt_bigcode": (4, 53)}
+"""Families that kept their keys for generation under checkpointing too, and the release that no longer does."""
+
+
+VERSION = r"(\d{1,4})\.(\d{1,4})(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?"
+"""As PEP 440 has them; what is before a release is read as that release."""
+
 
 def release_of(version: str | None) -> tuple[int, int] | None:
     """Major and minor; None: the trainer's own. Raises ValueError for what is no version."""
     if version is None:
         return None
-    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", version)
+    found = re.fullmatch(VERSION, version, re.ASCII)
     if not found:
         raise ValueError(f"{version}: not a version such as 4.48.1")
     return int(found[1]), int(found[2])
@@ -54,6 +61,11 @@ def repeats_keys(family: str, release: tuple[int, int] | None, attention: str) -
     if attention == "flash":
         return release < (4, 48) and family in REPEATED_FOR_FLASH
     return attention == "sdpa" and release < SHARED_BY_SDPA
+
+
+def keeps_presents(family: str, release: tuple[int, int] | None, *, checkpointing: bool) -> bool:
+    """Whether layers return their keys for generation although they are computed again: others switch that off."""
+    return checkpointing and release is not None and release < PRESENTS_UNTIL.get(family, (0, 0))
 
 
 def is_quantised(family: str, release: tuple[int, int] | None) -> bool:

@@ -102,7 +102,7 @@ class Player:
     def _hold(self) -> None:
         step, n = self.asked, self.asked.numerics
         adapters = 0 if n.full else self.trained * n.trained
-        states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained)
+        states, _ = optimizer_bytes(step.optimizer, step.numerics.trained, self.trained, step.whole_states)
         base = self.shape.parameters * n.trained if step.masters else base_bytes(self.shape, n)
         if build_of(self.shape).mask_buffer:
             self.tape.shift("weights", (self.shape.max_positions or 0) ** 2)
@@ -187,11 +187,12 @@ class Player:
         return {c: 0 if c == "communication" else self.tape.live[c] - before[c] for c in CATEGORIES}
 
     def _forget(self) -> None:
-        """Autocast is over: its casts go, unless the graph holds them."""
+        """The model has returned: autocast's casts go, unless the graph holds them, and so do layers' presents."""
         ends = [self.head_layer] if self.ends is None else [self.head_layer, self.ends]
         for number, layer in enumerate((*self.layers, *ends)):
             before = dict(self.tape.live)
             layer.forget()
+            layer.part()
             if 0 < number < self.last:
                 self.tape.leap(self._since(before), self.depth.others(number))
 
@@ -209,7 +210,7 @@ class Player:
             tape.drop(normed)
         if build_of(self.shape).scaled:
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
-        if build_of(self.shape).softcap:
+        if self.shape.softcap:
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width, saves_out=True))
             logits = self.tape.after(logits, tape.op([logits], logits.count, logits.width))
@@ -231,14 +232,16 @@ class Player:
             if how == "float":
                 logits = self.tape.after(logits, self._same(raised))
             flat = self._same(raised) if how == "padded" else tape.op([raised], count, raised.width)
-            named = raised
+            named = [raised]
+            if how == "own":  # in a line of the model, which names them; elsewhere in a function that has returned
+                named.append(self._same(flat))
         if self.step.numerics.autocast:  # log-softmax is computed in float32 then
             flat = self.tape.after(flat, self._raised(flat))
         soft = tape.op([flat], flat.count, flat.width, saves_out=True)
         loss = tape.op([soft], 1, 4)
         tape.drop(soft, flat, logits)
         if how != "trainer":  # the loss is computed inside the model, which names its last hidden states
-            tape.drop(named, self.normed)
+            tape.drop(*named, self.normed)
         self._forget()
         return loss
 
@@ -274,6 +277,7 @@ class Player:
             tape.drop(y)
             tape.backward(mark)
             tape.drop(*named)
+            layer.part()
             x.gradient, inner.gradient = inner.gradient, None
             if not step.hooked:
                 tape.drop(x)

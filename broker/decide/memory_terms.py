@@ -28,6 +28,8 @@ class Step:
     accumulated: bool = False
     """Gradients of earlier micro-batches are there from the start."""
     optimizer: str = "adamw_fused"
+    whole_states: int = 0
+    """Weights whose states stay in float32 where others' are of 8 bits."""
     trained: int | None = None
     """Weights that gradients and states are kept for; None: those of the adapters, or all."""
     loss: Loss = "trainer"

@@ -52,7 +52,7 @@ def layer_bytes(shape: ModelShape, numerics: Numerics, length: float, *, fused: 
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norm = _norm_bytes(numerics, stream, fused=fused or build.norm == "layer")
     moved: float = build.norms * norm * shape.hidden + 2 * 3 * stream * shape.hidden
-    if build.head_norms:
+    if build.head_norms or shape.head_norms:
         moved += norm * (q + kv)
     if build.rotary:
         moved += (2 if fused else 10) * s * (q + kv)

@@ -82,6 +82,10 @@ class ModelShape:
     parallel_norms: int = 1
     dropout: bool = False
     """What a layer adds is dropped out first."""
+    head_norms: bool = False
+    """Queries and keys are normalised head by head, though the family's are not as a rule (Phi's `qk_layernorm`)."""
+    softcap: bool = False
+    """Logits are bent by a hyperbolic tangent."""
     window: int | None = None
     """Tokens that a token looks back at; rows as long need a mask."""
     windowed: tuple[bool, ...] = ()

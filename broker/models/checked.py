@@ -33,7 +33,7 @@ RATES = (
 )  # fmt: skip
 SWITCHES = (
     "tie_word_embeddings", "multi_query", "new_decoder_architecture", "parallel_attn", "use_parallel_residual",
-    "use_sliding_window", "bias", "use_bias", "alibi",
+    "use_sliding_window", "bias", "use_bias", "alibi", "attention_bias", "mlp_bias", "qk_layernorm",
 )  # fmt: skip
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 

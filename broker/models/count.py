@@ -12,8 +12,16 @@ from broker.models.unet import unet
 from trainer.contract.positions import STRETCHED
 
 Config = Mapping[str, Any]
-TIED = frozenset({"gpt2", "gpt_bigcode", "falcon", "starcoder2", "gemma", "gemma2", "gemma3_text"})
+TIED = frozenset({
+    "bart", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "smollm3", "starcoder2", "t5",
+})  # fmt: skip
 """Families whose word embeddings are tied where their config does not say."""
+
+PLAIN_HEADS = frozenset({"falcon", "gpt2", "gpt_bigcode", "gpt_neox"})
+"""Families whose heads share the hidden size between them, whatever a config says of their width and of shared keys."""
+BIASED_MLP = frozenset({"granite", "llama", "smollm3"})
+BIASED_ATTENTION = BIASED_MLP | {"gemma", "gemma2", "gemma3_text", "qwen3", "qwen3_moe"}
+"""Families whose linear modules have a bias where their config says so."""
 
 
 def number(c: Config, *keys: str, default: int | None = None) -> int:
@@ -56,7 +64,7 @@ def is_tied(c: Config) -> bool:
 def head_dim(c: Config) -> int:
     """Width of one attention head."""
     width = number(c, "hidden_size", "n_embd") // number(c, "num_attention_heads", "n_head")
-    return number(c, "head_dim", default=width)
+    return width if c.get("model_type") in PLAIN_HEADS else number(c, "head_dim", default=width)
 
 
 def kv_heads(c: Config) -> int:
@@ -67,14 +75,15 @@ def kv_heads(c: Config) -> int:
         return number(c, "num_kv_heads", default=heads)
     if family in ("falcon", "gpt_bigcode") and c.get("multi_query", True):
         return 1
-    return number(c, "num_key_value_heads", default=heads)
+    return heads if family in PLAIN_HEADS else number(c, "num_key_value_heads", default=heads)
 
 
 def inner(c: Config) -> int:
     """Width inside the MLP; the older families leave out four times the hidden size."""
-    old = ("gpt2", "gpt_bigcode", "falcon")
-    four = 4 * number(c, "hidden_size", "n_embd") if c.get("model_type") in old else None
-    return number(c, "intermediate_size", "n_inner", "ffn_hidden_size", default=four)
+    own = {"gpt2": "n_inner", "gpt_bigcode": "n_inner", "falcon": "ffn_hidden_size"}.get(str(c.get("model_type")))
+    if own is not None:
+        return number(c, own, default=4 * number(c, "hidden_size", "n_embd"))
+    return number(c, "intermediate_size", "n_inner", "ffn_hidden_size")
 
 
 def parameters(c: Config) -> int:
@@ -98,7 +107,10 @@ def _decoder(c: Config) -> int:
         layer += experts * (3 * h * number(c, "moe_intermediate_size", default=i) + h)
     else:
         layer += 3 * h * i
-    match c.get("model_type"):
+    family = c.get("model_type")
+    layer += q + 2 * kv + h if c.get("attention_bias") and family in BIASED_ATTENTION else 0
+    layer += 2 * i + h if c.get("mlp_bias") and family in BIASED_MLP else 0
+    match family:
         case "qwen2":
             layer += q + 2 * kv
         case "qwen3" | "qwen3_moe":
@@ -142,12 +154,14 @@ def _gpt(c: Config) -> int:
 
 
 def _neox(c: Config) -> int:
-    return _plain(c, norms=2, bias=True) + _embeddings(c)
+    spared = 0 if c.get("attention_bias", True) else 4 * number(c, "hidden_size") * number(c, "num_hidden_layers")
+    return _plain(c, norms=2, bias=True) + _embeddings(c) - spared
 
 
 def _phi(c: Config) -> int:
     """One norm for attention and MLP; the output layer has a bias."""
-    return _plain(c, norms=1, bias=True) + _embeddings(c) + number(c, "vocab_size")
+    norms = 4 * head_dim(c) * number(c, "num_hidden_layers") if c.get("qk_layernorm") else 0
+    return _plain(c, norms=1, bias=True) + _embeddings(c) + number(c, "vocab_size") + norms
 
 
 def _falcon(c: Config) -> int:

@@ -30,13 +30,18 @@ DEFAULTS: Mapping[str, Fields] = {
         24, 2048, 6144, 32, 151936, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
         moe_intermediate_size=768,
     ),
+    "smollm3": _of(36, 2048, 11008, 16, 128256, num_key_value_heads=4),
     "granite": _of(32, 4096, 11008, 32, 32000),
     "phi3": _of(32, 3072, 8192, 32, 32064),
     "gemma": _of(
         28, 3072, 24576, 16, 256000, num_key_value_heads=16, head_dim=256, hidden_act="gelu_pytorch_tanh"
     ),
-    "gemma2": _of(26, 2304, 9216, 8, 256000, num_key_value_heads=4, head_dim=256),
-    "gemma3_text": _of(26, 2304, 9216, 8, 262208, num_key_value_heads=4, head_dim=256),
+    "gemma2": _of(
+        26, 2304, 9216, 8, 256000, num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh"
+    ),
+    "gemma3_text": _of(
+        26, 2304, 9216, 8, 262208, num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh"
+    ),
     "falcon": {
         "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
         "activation": "gelu",
@@ -47,6 +52,8 @@ DEFAULTS: Mapping[str, Fields] = {
     "phi": _of(24, 2048, 8192, 32, 51200),
     "bert": BERT,
     "roberta": {**BERT, "vocab_size": 50265},
+    "xlm-roberta": BERT,
+    "camembert": BERT,
     "distilbert": {
         "n_layers": 6, "dim": 768, "hidden_dim": 3072, "n_heads": 12, "vocab_size": 30522,
         "max_position_embeddings": 512,
@@ -67,6 +74,8 @@ DEFAULTS: Mapping[str, Fields] = {
         30, 3072, 12288, 24, 49152, num_key_value_heads=2, hidden_act="gelu_pytorch_tanh"
     ),
 }  # fmt: skip
+SAME_CODE = {"xlm-roberta": "roberta", "camembert": "roberta"}
+"""Kinds whose classes are another's line by line, but for their names and defaults."""
 SAME = (
     ("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head"),
     ("intermediate_size", "n_inner", "ffn_hidden_size"), ("max_position_embeddings", "n_positions"),
@@ -76,8 +85,15 @@ SAME = (
 """Names of one thing."""
 
 
+def kind_of(config: Fields) -> str:
+    """Its `model_type`, or that of the same code; empty where it has none."""
+    kind = str(config.get("model_type") or "")
+    return SAME_CODE.get(kind, kind)
+
+
 def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
-    """(the config with its architecture's defaults, the fields that were left out)."""
+    """(the config with its architecture's defaults and as the kind that has the same code, the fields that were left
+    out)."""
     known = DEFAULTS.get(str(config.get("model_type", "")), {})
     lacking = []
     for field in known:
@@ -87,4 +103,5 @@ def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
     heads = config.get("num_attention_heads", known.get("num_attention_heads"))
     if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
         lacking.remove("num_key_value_heads")  # no such model could be built: as many as queries
-    return {**config, **{field: known[field] for field in lacking}}, tuple(lacking)
+    same = {"model_type": kind_of(config)} if config.get("model_type") in SAME_CODE else {}
+    return {**config, **{field: known[field] for field in lacking}, **same}, tuple(lacking)

@@ -8,10 +8,10 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
 from broker.models import count
 from broker.models.checked import ACTIVATION_KEYS, EXPERTS, check
-from broker.models.defaults import filled
+from broker.models.defaults import SAME_CODE, filled
 from broker.models.encoders import ENCODERS, encoder_shape
 from broker.models.pairs import pair_shape
-from trainer.contract.architectures import QUANTISED
+from trainer.contract.architectures import BOTH_WAYS, QUANTISED, misuse
 
 PLAIN_MLP = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon", "phi", "starcoder2"})
 """Families whose MLP has two matrices."""
@@ -23,6 +23,8 @@ def _invalid(message: str) -> InvalidInput:
 
 WINDOWED = frozenset({"mistral", "gemma2", "gemma3_text"})
 """Families whose class has a sliding window of 4096 tokens where the config says nothing."""
+CAPPED = {"gemma2": 30.0, "gemma3_text": None}
+"""Families whose logits may be bent, and by what where the config says nothing."""
 MIXTURES = frozenset({"mixtral", "qwen3_moe"})
 
 
@@ -59,6 +61,9 @@ def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) 
         raise _invalid(f"{name!r} {QUANTISED}")
     if family in ENCODERS:
         raise _invalid(f"{name!r} is an encoder ({family}); causal_lm takes a decoder")
+    if family in BOTH_WAYS and misuse("causal_lm", config):
+        known = ", ".join(sorted(ENCODERS | SAME_CODE.keys()))
+        raise _invalid(f"{name!r} is an encoder ({family}) that nobody estimates; known are {known}")
 
 
 def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) -> ModelShape:
@@ -173,6 +178,8 @@ def _traits(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "activation": activation,
         "parallel": parallel,
         "parallel_norms": norms,
+        "head_norms": family == "phi" and bool(config.get("qk_layernorm")),
+        "softcap": family in CAPPED and config.get("final_logit_softcapping", CAPPED[family]) is not None,
         "window": window,
         "windowed": _windowed(family, config) if window else (),
         "dropout": isinstance(rate, int | float) and rate > 0,

@@ -8,7 +8,7 @@ from broker.decide.memory_builds import BUILDS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.workload import ModelShape
 from broker.models.checked import EXPERTS, check_kind
-from broker.models.defaults import filled
+from broker.models.defaults import filled, kind_of
 from broker.models.encoders import ENCODERS, labels_of
 from broker.models.shape import MIXTURES, headed_shape, shape_of, written_shape
 from trainer.contract.architectures import misuse
@@ -43,7 +43,7 @@ def built_for(config: Mapping[str, Any]) -> str | None:
     if not (isinstance(named, list) and named and isinstance(named[0], str)):
         return None
     task = next((task for end, task in BUILT_FOR.items() if named[0].endswith(end)), None)
-    return task if config.get("model_type") in ({"vit"} if task == "image_classification" else _WITH_TEXTS) else None
+    return task if kind_of(config) in ({"vit"} if task == "image_classification" else _WITH_TEXTS) else None
 
 
 def task_shape(name: str, config: Mapping[str, Any], task: str) -> ModelShape | None:

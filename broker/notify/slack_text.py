@@ -7,10 +7,8 @@ text object is `verbatim` besides, so that Slack makes no link or mention out of
 from typing import Any
 
 SECTION_MAX = 3000
-FIELD_MAX = 2000
 HEADER_MAX = 150
 MESSAGE_MAX = 4000
-BUTTON_MAX = 75
 CONFIRM_MAX = 300
 CUT = "…"
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

@@ -132,6 +132,22 @@ def test_layers_with_and_without_a_window_are_told_apart(family: str, checkpoint
     assert where == here or where.rpartition(" ")[2].isdigit()
 
 
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("phi", {"qk_layernorm": True}), ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}), ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)  # fmt: skip
+def test_what_a_config_switches_is_played(family: str, more: dict[str, Any]) -> None:
+    config = {"model_type": family, **CONFIGS[family], **more}
+    ask = next(ask for _, ask in cases(1)) | {
+        "method": "full", "precision": "bf16-autocast", "seq": 256, "micro_batch": 4, "gradient_checkpointing": False,
+    }  # fmt: skip
+    traced, estimated, _, _ = compared(config, ask)
+    assert estimated == pytest.approx(traced, rel=0.003)
+
+
 @pytest.mark.parametrize("family", sorted(ENCODERS))
 def test_encoders_of_odd_shapes_are_played_within_their_margin(family: str) -> None:
     for config, ask in cases(2, seed=6, only=(family,)):

@@ -28,7 +28,7 @@ def test_every_epoch_sees_every_row_once(seed: int, rows: int, epoch: int) -> No
 
 
 def test_epochs_and_seeds_differ() -> None:
-    assert order.epoch_order(1, 0, 50) != order.epoch_order(1, 1, 50) != order.epoch_order(2, 1, 50)
+    assert order.window(1, 0, 50, 50) != order.window(1, 50, 50, 50) != order.window(2, 50, 50, 50)
 
 
 @given(seeds, st.integers(1, 200), st.floats(0, 0.99))

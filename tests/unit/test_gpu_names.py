@@ -12,6 +12,7 @@ from broker.cli.main import app
 from broker.decide.hardware import TABLE, matches
 from broker.domain.gpus import gpu_name
 from broker.domain.spec import Resources
+from broker.sizing import estimate
 
 SPELT = {
     "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm",
@@ -68,12 +69,17 @@ def test_a_name_is_known_however_it_is_written(said: str, name: str) -> None:
     assert found
     ran = CliRunner().invoke(app, ["estimate", "openai-community/gpt2", "--seq", "64", "--gpu", said, "--json"])
     document = json.loads(ran.stdout)
-    if len({TABLE[known].memory_bytes for known in found}) == 1:
-        assert document["gpu"] == found[0]
-        return
-    assert ran.exit_code == 2, "which memory is meant is not known"
-    assert document["error"]["message"].startswith(f"--gpu {said}: means GPUs of different memory; give one of ")
-    assert all(f"{known} ({TABLE[known].memory_bytes / 2**30:.0f} GiB)" in ran.stdout for known in found)
+    assert document["gpu"] == found[0]
+    said_so = [note for note in document["notes"] if note.startswith(f"--gpu {said}: taken for {found[0]} (")]
+    assert bool(said_so) == (len({TABLE[known].memory_bytes for known in found}) > 1)
+    assert all(f"{known} ({TABLE[known].memory_bytes / 2**30:.0f} GiB)" in note for note in said_so for known in found)
+
+
+@pytest.mark.parametrize(("said", "gpu"), [("H100", "h100-sxm"), ("A100", "a100-80gb-sxm"), ("a100-40gb", "a100-40gb")])
+def test_of_boards_of_different_memory_the_usual_one_is_taken(said: str, gpu: str) -> None:
+    document = estimate("openai-community/gpt2", seq=64, gpu=said)
+    assert document["gpu"] == gpu
+    assert any("taken for" in note for note in document["notes"]) == (said != "a100-40gb")
 
 
 @pytest.mark.parametrize(
