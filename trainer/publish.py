@@ -132,4 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from trainer.__main__ import leave
+
+    leave(main())
