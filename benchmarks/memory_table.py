@@ -213,6 +213,22 @@ def summary(rows: list[Compared]) -> dict[str, float | int]:
     }
 
 
+def _groups(compared: list[Compared]) -> dict[str, list[Compared]]:
+    every = [r for r in compared if r.source != "trace"]
+    santacoder = [r for r in every if "santacoder" in r.name]
+    kept = [r for r in every if r.what == "allocated"]
+    return {
+        "allocated_one_gpu": [r for r in kept if r.name.endswith(" 1 GPU")],
+        "allocated_two_gpus": [r for r in kept if r.name.endswith(" 2 GPU")],
+        "nvidia_smi": [r for r in every if r.what == "nvidia-smi"],
+        "reserved": [r for r in every if r.what == "reserved"],
+        "reserved_other_adapters": [r for r in every if r.what == "reserved, other adapter"],
+        "santacoder": [r for r in santacoder if r.what == "allocated"],
+        "santacoder_nvidia_smi": [r for r in santacoder if r.what == "nvidia-smi"],
+        "form_against_trace": [r for r in compared if r.source == "trace"],
+    }
+
+
 def main() -> None:
     """Prints every row, then one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -233,18 +249,7 @@ def main() -> None:
         print(f"{row.source:5} {row.error:+7.2f} %  {size}  {row.what}: {row.name}{mark}")
     compared = [r for r in found if isinstance(r, Compared)]
     every = [r for r in compared if r.source != "trace"]
-    santacoder = [r for r in every if "santacoder" in r.name]
-    kept = [r for r in every if r.what == "allocated"]
-    groups = {
-        "allocated_one_gpu": [r for r in kept if r.name.endswith(" 1 GPU")],
-        "allocated_two_gpus": [r for r in kept if r.name.endswith(" 2 GPU")],
-        "nvidia_smi": [r for r in every if r.what == "nvidia-smi"],
-        "reserved": [r for r in every if r.what == "reserved"],
-        "reserved_other_adapters": [r for r in every if r.what == "reserved, other adapter"],
-        "santacoder": [r for r in santacoder if r.what == "allocated"],
-        "santacoder_nvidia_smi": [r for r in santacoder if r.what == "nvidia-smi"],
-        "form_against_trace": [r for r in compared if r.source == "trace"],
-    }
+    kept, groups = [r for r in every if r.what == "allocated"], _groups(compared)
     refused = Counter(r.reason.split(" is")[0].split(" of")[0] for r in found if isinstance(r, Refused))
     document = {
         **summary(kept),

@@ -161,22 +161,17 @@ def intervals(known: Sequence[Left], strange: Sequence[Left]) -> dict[str, float
     }
 
 
-def main() -> None:
-    """Prints the tables, then one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fit", action="store_true", help="fit the shares anew and print them")
-    parser.add_argument("--rows", action="store_true", help="print every row")
-    args = parser.parse_args()
-    rows, refused = everything()
-    used, held = [r for r in rows if r.source != HELD_OUT], [r for r in rows if r.source == HELD_OUT]
-    if args.fit:
-        print(fitted(used))
+def _as_shipped(rows: Sequence[Row], *, each: bool) -> None:
     shipped = [Left(row=r, surprise=surprise(r, FITTED)) for r in rows]
-    if args.rows:
+    if each:
         for one in shipped:
             off = f"{100 * math.expm1(one.surprise):+7.2f} %  {one.row.rate:9.1f} tokens/s"
             print(f"{off}  {one.row.source}: {one.row.name}")
     table("as shipped (peft: a GPU that nothing was fitted on; all other rows were fitted on)", grouped(shipped))
+
+
+def _of_later() -> dict[float, list[bool]]:
+    """Which rows that nothing was fitted on are within each width."""
     unknown = [Left(row=r, surprise=surprise(r, FITTED)) for r in blind()]
     table(
         "as shipped, of fms-acceleration with transformers 4.45.2 and mixtures of experts, which nothing was fitted on",
@@ -188,12 +183,11 @@ def main() -> None:
     }
     for width, within in later.items():
         print(f"/ and x {width:g} holds {sum(within)} of {len(within)} of these rows")
-    known = left_out(used, lambda r: r.group)
-    sizes = [one for one in known if one.row.source == "llm-foundry"]
-    table("model size left out (llm-foundry)", by_group(sizes))
-    table("method or model left out (others)", by_group(one for one in known if one.row.source != "llm-foundry"))
-    strange = unseen(used, held)
-    table("architecture left out, no run on it", grouped(strange))
+    return later
+
+
+def _after(rows: Sequence[Row], strange: Sequence[Left]) -> dict[int, list[Corrected]]:
+    """By how many runs of an unseen GPU are known."""
     measured = {r.gpu for r in rows}
     print(", ".join(name for name, h in TABLE.items() if h.gpu and name not in measured) + ": no measurement yet")
     after = {runs: after_runs(strange, runs) for runs in (1, 3, 10)}
@@ -205,6 +199,28 @@ def main() -> None:
         inside = sum(abs(one.surprise) <= one.width for one in known_so) / len(known_so)
         factor = math.exp(statistics.median(one.width for one in known_so))
         print(f"{runs:3} known: interval / and x {factor:.3f} (median) holds {100 * inside:.1f} %")
+    return after
+
+
+def main() -> None:
+    """Prints the tables, then one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the shares anew and print them")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    args = parser.parse_args()
+    rows, refused = everything()
+    used, held = [r for r in rows if r.source != HELD_OUT], [r for r in rows if r.source == HELD_OUT]
+    if args.fit:
+        print(fitted(used))
+    _as_shipped(rows, each=args.rows)
+    later = _of_later()
+    known = left_out(used, lambda r: r.group)
+    sizes = [one for one in known if one.row.source == "llm-foundry"]
+    table("model size left out (llm-foundry)", by_group(sizes))
+    table("method or model left out (others)", by_group(one for one in known if one.row.source != "llm-foundry"))
+    strange = unseen(used, held)
+    table("architecture left out, no run on it", grouped(strange))
+    after = _after(rows, strange)
     print("\nnot estimated:", "; ".join(f"{n} {why}" for why, n in Counter(r.reason for r in refused).items()))
     print("intervals:", intervals(known, strange))
     eager = [one for one in known if one.row.at_best[0].modules]

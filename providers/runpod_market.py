@@ -161,14 +161,20 @@ class Market:
                 egress_usd_per_gib=ZERO,
                 interconnect=_interconnect(name, n),
             ),
-            purchase={
-                "gpu": SKY_NAMES[gpu["id"]],
-                "zone": place.zone,
-                "price": f"{per_gpu * n:f}",
-                "on_demand": f"{on_demand if on_demand is not None else per_gpu * n:f}",
-            },
+            purchase=_purchase(place, per_gpu, whole),
             seen_at=self._clock.now(),
         )
+
+
+def _purchase(place: _Place, per_gpu: Decimal, whole: Decimal | None) -> dict[str, str]:
+    """What SkyPilot is told of it."""
+    on_demand = per_gpu if whole is None else whole
+    return {
+        "gpu": SKY_NAMES[place.gpu["id"]],
+        "zone": place.zone,
+        "price": f"{per_gpu * place.count:f}",
+        "on_demand": f"{on_demand * place.count:f}",
+    }
 
 
 def _prices_query(places: Sequence[_Place]) -> str:

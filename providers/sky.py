@@ -78,19 +78,11 @@ class SkyLauncher:
         self._config, self._state = config, state
         self._user = user_of(installation)
         self._secrets = [config.token, *(word for value in (env or {}).values() for word in words_of(value.encode()))]
-        self._server: SkyServer | None = None
-        self._remote: SkyApi | None = None
-        if config.url is not None:
-            self._remote = SkyApi(config.url, token=config.token, user=self._user)
-        else:
-            self._server = SkyServer(
-                state,
-                installation=installation,
-                port=config.port,
-                env={**(env or {}), **config.env},
-                config=config.config,
-                launch_s=config.launch_deadline_s,
-            )
+        self._remote = None if config.url is None else SkyApi(config.url, token=config.token, user=self._user)
+        self._server = None if self._remote is not None else SkyServer(
+            state, installation=installation, port=config.port, env={**(env or {}), **config.env},
+            config=config.config, launch_s=config.launch_deadline_s,
+        )  # fmt: skip
         self._catalog = SkyCatalog(self._server.home) if self._server else None
         self._keys = KeyCopies(self._server.home, keys) if self._server else None
         self._slots = asyncio.Semaphore(config.launches)

@@ -253,39 +253,15 @@ class Player:
         return t
 
     def _backward(self, number: int) -> None:
-        tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
+        tape = self.tape
         tape.enter(f"backward {self.word}{number}", "temporary")
         self.world.gather_back(ahead=number > 0)
         before = dict(tape.live)
-        if step.checkpointing:
-            out, mark = self.leaving, len(tape.nodes)
-            ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number])
-            tape.shift("temporary", ahead)
-            tape.category = "activations"
-            inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
-            tape.operations, tape.stop = 0, stop
-            y = layer(inner)
-            tape.stop = None
-            layer.forget()
-            tape.category = "temporary"
-            tape.shift("temporary", -ahead)
-            y.gradient, out.gradient = out.gradient, None
-            # the reentrant way's own backward names what was computed again and its gradient until it returns
-            named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
-            for t in named:
-                t.hold()
-            tape.drop(y)
-            tape.backward(mark)
-            tape.drop(*named)
-            layer.part()
-            x.gradient, inner.gradient = inner.gradient, None
-            if not step.hooked:
-                tape.drop(x)
-            elif step.reentrant and x.gradient is not None:
-                x.gradient.hold()
+        if self.step.checkpointing:
+            self._again(number)
         else:
             tape.backward(self.marks[number])
-        self.leaving = x
+        self.leaving = self.inputs[number]
         self._settle()
         if number > 0:
             self.world.reduce()
@@ -293,6 +269,35 @@ class Player:
             self.back[number] = self._since(before)
             tape.leap(self.back[number], self.depth.others(number))
             self.settled = tape.live["gradients"]
+
+    def _again(self, number: int) -> None:
+        """A checkpointed layer: computed again, then back."""
+        tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
+        out, mark = self.leaving, len(tape.nodes)
+        ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number])
+        tape.shift("temporary", ahead)
+        tape.category = "activations"
+        inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
+        tape.operations, tape.stop = 0, stop
+        y = layer(inner)
+        tape.stop = None
+        layer.forget()
+        tape.category = "temporary"
+        tape.shift("temporary", -ahead)
+        y.gradient, out.gradient = out.gradient, None
+        # the reentrant way's own backward names what was computed again and its gradient until it returns
+        named = [t for t in (y, y.gradient) if t is not None] if step.reentrant else []
+        for t in named:
+            t.hold()
+        tape.drop(y)
+        tape.backward(mark)
+        tape.drop(*named)
+        layer.part()
+        x.gradient, inner.gradient = inner.gradient, None
+        if not step.hooked:
+            tape.drop(x)
+        elif step.reentrant and x.gradient is not None:
+            x.gradient.hold()
 
     def _probe(self, masked: bool) -> tuple[int, int]:
         """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something

@@ -65,6 +65,9 @@ def check(config: Mapping[str, Any]) -> None:
         word = config.get(key)
         if word is not None and not (isinstance(word, str) and word in ACTIVATIONS):
             raise ValueError(f"{key} {shown(word)}, which is no activation of transformers")
+    feed = config.get("feed_forward_proj")  # of a T5
+    if feed is not None and not (isinstance(feed, str) and feed.removeprefix("gated-") in ACTIVATIONS):
+        raise ValueError(f"feed_forward_proj {shown(feed)}, which is no activation of transformers, nor a gated one")
     image, patch = config.get("image_size"), config.get("patch_size")
     if isinstance(image, int) and isinstance(patch, int) and patch > image:
         raise ValueError(f"patch_size {patch}, larger than its image_size {image}")

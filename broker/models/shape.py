@@ -55,6 +55,10 @@ def written_shape(name: str, config: Mapping[str, Any]) -> ModelShape | None:
 
 def _plain(name: str, family: str, config: Mapping[str, Any], *, mixture: bool) -> None:
     """Raises InvalidInput for what is not estimated."""
+    if config.get("is_encoder_decoder"):
+        raise _invalid(
+            f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
+        )
     if mixture:
         raise _invalid(f"{name!r} is a mixture of experts, which cannot be estimated yet; choose a dense model")
     if config.get("quantization_config"):
@@ -70,10 +74,6 @@ def shape_of(name: str, config: Mapping[str, Any], *, mixtures: bool = False) ->
     """The shape that a transformers config describes. Raises InvalidInput for what is no plain decoder; with `mixtures`
     it may be a mixture of experts."""
     config, _ = filled(text_of(config))
-    if config.get("is_encoder_decoder"):
-        raise _invalid(
-            f"{name!r} is an encoder-decoder, which is not estimated; causal_lm takes a decoder, seq2seq takes this one"
-        )
     try:
         check(config)
     except ValueError as e:

@@ -12,6 +12,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2, "vocab_size": 1000, "num_hidden_layers": 5, "max_position_embeddings": 512,
 }  # fmt: skip
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+T5 = {"model_type": "t5", "is_encoder_decoder": True}
 VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
 
 
@@ -41,6 +42,8 @@ VIT = {"model_type": "vit", "image_size": 32, "patch_size": 16}
         (LLAMA, {"model_type": "gpt2", "resid_pdrop": "0.1"}, "resid_pdrop '0.1'"),
         (LLAMA, {"tie_word_embeddings": "false"}, "tie_word_embeddings 'false'"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "is quantised"),
+        (T5, {"feed_forward_proj": "gated-silly"}, "feed_forward_proj 'gated-silly', which is no activation"),
+        (T5, {"feed_forward_proj": [[]]}, "feed_forward_proj [[]], which"),
         (VIT, {"patch_size": 64}, "patch_size 64, larger than its image_size 32"),
         (VIT, {"hidden_dropout_prob": 1.5}, "hidden_dropout_prob 1.5"),
     ],
