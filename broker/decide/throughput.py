@@ -121,7 +121,7 @@ def _spread_of(run: Run, hardware: Hardware) -> Basis:
         what = run.sharding.upper() if several else "a reference"
         what += f" over {run.nodes} machines" if several and run.nodes > 1 else ""
         return SPREAD_UNMEASURED, "transferred", f"fitted on runs on the {gpu}, none with {what}", _WORST
-    return SPREAD_MEASURED, "measured", f"fitted on runs on the {gpu}", "90 % interval, which held 74 % of later runs"
+    return SPREAD_MEASURED, "measured", f"fitted on runs on the {gpu}", "90 % interval, which held 79 % of later runs"
 
 
 def speed(run: Run, hardware: Hardware, *, cores: int = 1) -> Speed:
