@@ -103,5 +103,5 @@ def filled(config: Fields) -> tuple[Fields, tuple[str, ...]]:
     heads = config.get("num_attention_heads", known.get("num_attention_heads"))
     if "num_key_value_heads" in lacking and isinstance(heads, int) and heads % known["num_key_value_heads"]:
         lacking.remove("num_key_value_heads")  # no such model could be built: as many as queries
-    same = {"model_type": kind_of(config)} if config.get("model_type") in SAME_CODE else {}
+    same = {"model_type": kind_of(config)} if str(config.get("model_type")) in SAME_CODE else {}
     return {**config, **{field: known[field] for field in lacking}, **same}, tuple(lacking)
