@@ -63,7 +63,7 @@ def test_a_day_on_which_clocks_change_has_another_length() -> None:
     st.times(),
 )
 def test_what_is_told_is_over_and_follows_without_a_gap(now: datetime, zone: str, told_at: time) -> None:
-    plan = DigestPlan(zone=zone, at=told_at.replace(tzinfo=None))
+    plan = DigestPlan(zone=zone, at=told_at.replace(tzinfo=None, fold=0))
     day, week = periods(plan, now)
     assert day.window.since < day.window.until <= now
     assert week.window.since < week.window.until <= now

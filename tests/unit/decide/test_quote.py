@@ -243,7 +243,7 @@ offers = st.builds(
     billing_quantum_s=st.sampled_from([1, 60, 3600]),
     billing_minimum_s=st.sampled_from([0, 7200]),
     vcpus=st.sampled_from([1, 26]),
-)
+).map(lambda one: replace(one, gpus=0) if one.accelerator == "cpu" else one)
 markets = st.lists(offers, max_size=12)
 resource_asks = st.fixed_dictionaries(
     {},
