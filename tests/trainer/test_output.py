@@ -1,6 +1,8 @@
 """Results: their card, the merged model, and where else they go once they are safe."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from decimal import Decimal
@@ -135,16 +137,20 @@ def test_a_configuration_without_output_publishes_nothing_and_says_so(
     assert capsys.readouterr().err == f"{spec}: {said}\n"
 
 
-def test_fewer_steps_than_are_done_are_noticed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fewer_steps_than_are_done_are_noticed(tmp_path: Path) -> None:
     kind = KINDS["causal_lm lora"]
     train = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 3, "eval_every_steps": None})
     data = tmp_path / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     done = workers.finished(tmp_path / "run", train, data)
     shorter = train.model_copy(update={"max_steps": 2})
-    again = workers.Worker(tmp_path / "again", shorter, data, restore=done).start()
-    assert again.end().code == ExitCode.COMPLETED
-    assert "notice: max_steps or epochs give 2 steps, and 3 are done" in capfd.readouterr().out
+    again = workers.Worker(tmp_path / "again", shorter, data, restore=done)
+    said = subprocess.run(
+        [sys.executable, "-m", "trainer.worker", str(again.run.root)], capture_output=True, text=True,
+        timeout=workers.HANGS_S,
+    )  # fmt: skip
+    assert said.returncode == ExitCode.COMPLETED, said.stderr[-2000:]
+    assert "notice: max_steps or epochs give 2 steps, and 3 are done" in said.stdout
 
 
 async def test_results_with_a_file_gone_do_not_count(objects: Objects, tmp_path: Path) -> None:
