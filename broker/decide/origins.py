@@ -19,13 +19,9 @@ def unlike(was: JobSpec, now: JobSpec) -> tuple[str, str] | None:
     old, new = (_shaping(spec) for spec in (was, now))
     for field, value in new.items():
         if field in old and old[field] != value:
-            told = f"{_said(value)}, and what init_from names was trained with {_said(old[field])}"
+            told = f"{value}, and what init_from names was trained with {old[field]}"
             return field, f"{told}; set it so, or leave init_from out"
     return None
-
-
-def _said(value: Any) -> str:
-    return "nothing" if value is None else str(value)
 
 
 def _shaping(spec: JobSpec) -> Mapping[str, Any]:
@@ -36,7 +32,7 @@ def _shaping(spec: JobSpec) -> Mapping[str, Any]:
     method = {"kind": method["kind"], **method}
     named: dict[str, Any] = {"task": train.task, "method": method, "optim": {"name": train.optim.name}}
     if method["kind"] != "full":  # else all weights are in the checkpoint, whatever its base was called
-        named = {"model": train.model, "revision": train.revision, **named}
+        named = {"model": train.model, "revision": train.revision or "main", **named}
     return dict(_fields(named, "train"))
 
 

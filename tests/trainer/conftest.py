@@ -1,4 +1,4 @@
-"""Benches, and tiny models built from their configuration classes."""
+"""Benches, a Hub, and tiny models built from their configuration classes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.harness import Bench
+from tests.trainer.hub import Hub, serve
 
 WORDS = 4000
 
@@ -15,6 +16,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    server = serve(made)
+    yield made
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(scope="session")

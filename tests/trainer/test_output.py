@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from tests.grants.gate import gated
 from tests.trainer import tiny_jobs, workers
-from tests.trainer.hub import TOKEN, Hub, serve
+from tests.trainer.hub import TOKEN, Hub
 from tests.trainer.tiny_jobs import KINDS
 from trainer import card, checkpoint, publish
 from trainer.agent import deliver
@@ -33,15 +32,6 @@ RESULTS = {
     "eval.json": b"{}", "metrics.jsonl": b"{}\n", "samples.json": b"[]",
 }  # fmt: skip
 ORIGIN = Origin(job="job", attempt="a", kind="train")
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    server = serve(made)
-    yield made
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture

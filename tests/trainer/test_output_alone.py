@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.grants.gate import gated
 from tests.trainer import tiny_jobs
-from tests.trainer.hub import TOKEN, Hub, serve
+from tests.trainer.hub import TOKEN, Hub
 from tests.trainer.tiny_jobs import KINDS
 from tests.trainer.workers import HANGS_S
 from trainer import standalone
@@ -22,15 +21,6 @@ from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
 
 KIND = KINDS["causal_lm lora"]
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub()
-    server = serve(made)
-    yield made
-    server.shutdown()
-    server.server_close()
 
 
 def job(folder: Path, output: dict[str, Any]) -> Path:

@@ -25,7 +25,7 @@ def train(**changes: Any) -> JobSpec:
         ({"method": {"kind": "full"}}, "train.method.kind", "full, and what init_from names was trained with lora"),
         ({"method": {"kind": "lora", "r": 8, "dora": True}}, "train.method.dora", "True, and"),
         ({"model": "a/c"}, "train.model", "a/c, and what init_from names was trained with a/b"),
-        ({"revision": "v2"}, "train.revision", "v2, and what init_from names was trained with nothing"),
+        ({"revision": "v2"}, "train.revision", "v2, and what init_from names was trained with main"),
         ({"optim": {"name": "sgd", "lr": 0.1}}, "train.optim.name", "sgd, and"),
         ({"task": "reward_model", "data": {"path": "x.csv", "prompt": "{p}", "chosen": "{a}", "rejected": "{b}"}},
          "train.task", "reward_model, and"),
@@ -47,7 +47,8 @@ def test_a_script_is_no_training() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"epochs": 9}, {"seed": 3}, {"method": {"kind": "lora", "r": 8, "alpha": 1}}, {"optim": {"lr": 1e-3}},
+    [{}, {"revision": "main"}, {"epochs": 9}, {"seed": 3}, {"optim": {"lr": 1e-3}},
+     {"method": {"kind": "lora", "r": 8, "alpha": 1}},
      {"data": DATA | {"path": "more.csv"}}, {"method": {"kind": "lora", "r": 8, "rslora": True}}],
 )  # fmt: skip
 def test_what_shapes_no_tensor_may_differ(changes: dict[str, Any]) -> None:
