@@ -59,6 +59,18 @@ def market(count: int, now: datetime) -> tuple[Offer, ...]:
     return tuple(offers)
 
 
+def timed(offers: tuple[Offer, ...], now: datetime) -> tuple[Quote, float, float]:
+    """(the quote with its first 100 lines, ms, ms of the processor)"""
+    caps = {name: Caps(spot=True) for name in PROVIDERS}
+    start, cpu = time.perf_counter(), time.process_time()
+    made = quote(
+        SPEC, WORK, offers, now=now, local_files=False, scoped_store=True, spent=Decimal(0), cap_left=SPEC.cap_usd,
+        excluded={}, caps=caps,
+    )  # fmt: skip
+    tuple(made.lines[:100])
+    return made, (time.perf_counter() - start) * 1000, (time.process_time() - cpu) * 1000
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--offers", type=int, default=50_000)
@@ -66,21 +78,9 @@ def main() -> None:
     args = parser.parse_args()
     now = datetime.now(UTC)
     offers = market(args.offers, now)
-    caps = {name: Caps(spot=True) for name in PROVIDERS}
-
-    def once(offers: tuple[Offer, ...]) -> tuple[Quote, float, float]:
-        start, cpu = time.perf_counter(), time.process_time()
-        left = SPEC.cap_usd
-        made = quote(
-            SPEC, WORK, offers, now=now, local_files=False, scoped_store=True, spent=Decimal(0), cap_left=left,
-            excluded={}, caps=caps,
-        )  # fmt: skip
-        tuple(made.lines[:100])
-        return made, (time.perf_counter() - start) * 1000, (time.process_time() - cpu) * 1000
-
-    once(offers)
-    firsts = [once((*offers,)) for _ in range(args.repeats)]
-    runs = [once(offers) for _ in range(args.repeats)]
+    timed(offers, now)
+    firsts = [timed((*offers,), now) for _ in range(args.repeats)]
+    runs = [timed(offers, now) for _ in range(args.repeats)]
     times, made = sorted(run[1] for run in runs), runs[-1][0]
     start = time.perf_counter()
     tuple(made.lines)
@@ -90,19 +90,16 @@ def main() -> None:
     if best is not None:
         print(f"best: {best.offer.id} at ${best.offer.usd_per_hour}/h, ${best.usd_p50} expected to finish")
     print(f"quote and first 100 lines: median {statistics.median(times):.0f} ms; every line: {every:.0f} ms more")
-    print(
-        json.dumps(
-            {
-                "offers": args.offers,
-                "ms": round(statistics.median(times), 1),
-                "cpu_ms": round(statistics.median(run[2] for run in runs), 1),
-                "first_cpu_ms": round(statistics.median(run[2] for run in firsts), 1),
-                "ms_best": round(times[0], 1),
-                "ms_worst": round(times[-1], 1),
-                "all_lines_ms": round(every, 1),
-            }
-        )
-    )
+    told = {
+        "offers": args.offers,
+        "ms": round(statistics.median(times), 1),
+        "cpu_ms": round(statistics.median(run[2] for run in runs), 1),
+        "first_cpu_ms": round(statistics.median(run[2] for run in firsts), 1),
+        "ms_best": round(times[0], 1),
+        "ms_worst": round(times[-1], 1),
+        "all_lines_ms": round(every, 1),
+    }
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

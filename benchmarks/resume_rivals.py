@@ -177,16 +177,11 @@ def hf_trainer(order: Order, watch: Watch) -> tuple[list[Any], Any]:
 def accelerate(order: Order, watch: Watch) -> tuple[list[Any], Any]:
     """(step, loss) of each step, and the model."""
     import torch
-    from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
+    from accelerate.utils import set_seed
     from transformers import get_linear_schedule_with_warmup
 
     set_seed(SEED)
-    project = ProjectConfiguration(str(order.output), automatic_checkpoint_naming=True, total_limit=KEEP)
-    seedable = DataLoaderConfiguration(use_seedable_sampler=order.rival == "accelerate_seedable")
-    accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=ACCUMULATION, project_config=project, dataloader_config=seedable
-    )
+    accelerator = _accelerator(order)
     bare = _model(order.model)
     optimizer = torch.optim.AdamW(bare.parameters(), lr=RATE)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, STEPS)
@@ -208,8 +203,7 @@ def accelerate(order: Order, watch: Watch) -> tuple[list[Any], Any]:
             if not accelerator.sync_gradients:
                 continue
             step += 1
-            with (order.output / "losses.jsonl").open("a") as file:
-                file.write(json.dumps([step, losses]) + "\n")
+            _note(order.output, step, losses)
             losses = []
             if step % SAVE_EVERY == 0:
                 with watch.saving():
@@ -217,8 +211,29 @@ def accelerate(order: Order, watch: Watch) -> tuple[list[Any], Any]:
             if step == STEPS:
                 break
         epoch, skip = epoch + 1, 0
-    told = map(json.loads, (order.output / "losses.jsonl").read_text().splitlines())
-    return sorted({row[0]: row for row in told}.values()), bare
+    return _noted(order.output), bare
+
+
+def _accelerator(order: Order) -> Any:
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
+
+    project = ProjectConfiguration(str(order.output), automatic_checkpoint_naming=True, total_limit=KEEP)
+    seedable = DataLoaderConfiguration(use_seedable_sampler=order.rival == "accelerate_seedable")
+    return Accelerator(
+        cpu=True, gradient_accumulation_steps=ACCUMULATION, project_config=project, dataloader_config=seedable
+    )
+
+
+def _note(output: Path, step: int, losses: list[float]) -> None:
+    with (output / "losses.jsonl").open("a") as file:
+        file.write(json.dumps([step, losses]) + "\n")
+
+
+def _noted(output: Path) -> list[Any]:
+    """Of each step what was noted last."""
+    told = map(json.loads, (output / "losses.jsonl").read_text().splitlines())
+    return sorted({row[0]: row for row in told}.values())
 
 
 def _loaded(accelerator: Any, folder: Path) -> int:

@@ -81,18 +81,13 @@ async def afit(
     async with client or AsyncClient.found(patience_s=PATIENCE_S) as c:
         file, content = _content(data)
         kept = await c.upload(content, name=file)
-        more = dict((train or {}).get("data", {}))
         columns = tuple((kept.summary or {}).get("columns", ()))
-        if (train or {}).get("task", "causal_lm") == "causal_lm" and not more.get("messages"):
-            for column, given in (("prompt", prompt), ("completion", completion)):
-                more[column] = _template(more.get(column) if given is None else given, column, columns)
-            if not more["completion"]:
-                raise ValueError(_nothing_to_learn(file, columns))
+        rows = {**_columns(train or {}, file, columns, prompt, completion), "path": kept.ref}
         asked = {
             **(spec or {}),
             "name": name,
             "cap_usd": str(_dollars(cap_usd)),
-            "train": {**(train or {}), "model": model, "data": {**more, "path": kept.ref}},
+            "train": {**(train or {}), "model": model, "data": rows},
         }
         job = await c.submit(asked, key=key or secrets.token_hex(16))
         async for event in c.events(job.id):
@@ -102,6 +97,19 @@ async def afit(
         if detail.state is not JobState.SUCCEEDED:
             raise NotFinished(detail)
         return await _fetched(c, detail, Path(to or detail.id))
+
+
+def _columns(
+    train: Mapping[str, Any], file: str, columns: tuple[str, ...], prompt: str | None, completion: str | None
+) -> dict[str, Any]:
+    """`train.data` with the templates of a `causal_lm`. Raises ValueError where nothing says what is to be learned."""
+    more = dict(train.get("data", {}))
+    if train.get("task", "causal_lm") == "causal_lm" and not more.get("messages"):
+        for column, given in (("prompt", prompt), ("completion", completion)):
+            more[column] = _template(more.get(column) if given is None else given, column, columns)
+        if not more["completion"]:
+            raise ValueError(_nothing_to_learn(file, columns))
+    return more
 
 
 def _blocking(work: Callable[P, Coroutine[Any, Any, R]], name: str) -> Callable[P, R]:
