@@ -20,7 +20,7 @@ if os.environ.get("PYTHONHASHSEED") != "0":
 
 from tests.sim import many
 from tests.sim.hunting import mutants
-from tests.sim.outcome import Outcome, never_struck, summary
+from tests.sim.outcome import LEAK_GOAL_S, Outcome, never_struck, summary
 from tests.sim.run import quiet, simulate
 
 PROGRESS_S = 10.0
@@ -40,6 +40,9 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
         lived += one.outcome.lifetimes
         if one.story:
             print(one.story, flush=True)
+        for age in one.outcome.leak_ages:
+            if age > LEAK_GOAL_S:
+                print(f"seed {one.outcome.seed}: a machine that nobody wanted stood for {age:.1f} s", flush=True)
         if lifetimes is not None and lived >= lifetimes:
             break
         if time.monotonic() - told > PROGRESS_S:

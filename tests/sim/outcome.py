@@ -9,6 +9,9 @@ from typing import Any
 from tests.sim.faults import KINDS
 from tests.sim.measures import percentile
 
+LEAK_GOAL_S = 180.0
+"""No machine is to stand for longer, while somebody could act, than this after nobody wants it any more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -69,6 +72,7 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "leak_age_p99": round(percentile(leaks, 0.99), 1),
         "leak_age_max": round(max(leaks, default=0.0), 1),
         "leak_age_raw_max": round(max(raw, default=0.0), 1),
+        "leaks_long": sum(age > LEAK_GOAL_S for age in leaks),
         "detect_p95_s": round(percentile(detects, 0.95), 1),
         "detect_raw_p95_s": round(percentile(detects_raw, 0.95), 1),
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
