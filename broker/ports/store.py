@@ -35,7 +35,7 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """Due attempts of a lane, likewise; those with a signal are due at once.
 
         `turns`: the clouds of whoever claims, who has nothing to ask about machines of others, and for how many seconds
-        a row that is due there is left to other brokers first; None: any, at once.
+        a row that is due there is left to other brokers first, unless it has a signal; None: any, at once.
         """
         ...
 

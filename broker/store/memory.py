@@ -284,7 +284,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
 
 def _has_come(turns: Mapping[str, float], row: Row[Attempt], now: datetime) -> bool:
     later_s = turns.get(row.value.line.offer.provider)
-    return later_s is not None and row.due_at + timedelta(seconds=later_s) <= now
+    return later_s is not None and (row.signal or row.due_at + timedelta(seconds=later_s) <= now)
 
 
 def _due(rows: Iterable[Row[RowT]], now: datetime, limit: int) -> list[Row[RowT]]:

@@ -35,7 +35,8 @@ WITH clock AS MATERIALIZED (
         AND ($5::text[] IS NULL OR EXISTS (
             SELECT FROM unnest($5::text[], $6::float8[]) AS turn (provider, later_s)
             WHERE turn.provider = line -> 'offer' ->> 'provider'
-                AND due_at <= (SELECT now FROM clock) - turn.later_s * interval '1 second'))
+                AND (stop_requested OR signal IS NOT NULL
+                    OR due_at <= (SELECT now FROM clock) - turn.later_s * interval '1 second')))
     ORDER BY due_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
 ), leased AS (
     UPDATE attempts a SET epoch = a.epoch + 1, lease_owner = $3,

@@ -8,7 +8,7 @@ import pytest
 
 from broker.domain.errors import IdempotencyConflict, StoreError
 from broker.domain.ids import JobId
-from broker.domain.job import AttemptState, JobState, Signal
+from broker.domain.job import Attempt, AttemptState, Job, JobState, Signal
 from broker.ports import Change, Charge, JobFilter, Lane, Store
 from tests.conformance.conftest import House
 from tests.conformance.samples import (
@@ -22,6 +22,16 @@ from tests.conformance.samples import (
     running,
     submitted,
 )
+
+
+async def send(store: Store, signal: str, attempt: Attempt, job: Job) -> None:
+    """`signal`: stop, cap or none."""
+    if signal == "stop":
+        await store.request_stop(job.id, make_event(job))
+    if signal == "cap":
+        due = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(0), signal=Signal.CAP)
+        assert await store.charge([due]) == [True]
+
 
 # ---------------------------------------------------------------------------------------------------------- submitting
 
@@ -136,6 +146,16 @@ async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(house: 
     assert await claims(8.0) == 1
 
 
+@pytest.mark.parametrize("signal", ["stop", "cap"])
+async def test_who_does_not_hear_a_cloud_still_acts_on_a_signal_at_once(store: Store, signal: str) -> None:
+    """A launch is broken off without an answer of the cloud: a stop and the cap do not wait for other brokers."""
+    attempt, job = await running(store, AttemptState.LAUNCHING)
+    await send(store, signal, attempt, job)
+    own = attempt.line.offer.provider
+    (leased,) = await store.claim_attempts(Lane.LAUNCH, owner="o", lease_s=HOUR, limit=9, turns={own: HOUR})
+    assert leased.attempt.id == attempt.id
+
+
 async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> None:
     store = house.store
     await submitted(store)
@@ -212,11 +232,7 @@ async def test_an_attempt_is_in_one_lane(
 ) -> None:
     store = house.store
     attempt, job = await running(store, state)
-    if signal == "stop":
-        await store.request_stop(job.id, make_event(job))
-    if signal == "cap":
-        due = Charge(attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(0), signal=Signal.CAP)
-        assert await store.charge([due]) == [True]
+    await send(store, signal, attempt, job)
     claims = {each: await store.claim_attempts(each, owner="a", lease_s=HOUR, limit=9) for each in Lane}
     assert [each for each, leased in claims.items() if leased] == list(
         filter(None, [lane if signal == "none" else lane_with_signal])
