@@ -48,7 +48,7 @@ from broker.notify.slack_socket import SlackSockets
 from broker.notify.webhook import WebhookNotifier
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.models import HubClient
-from broker.private import check_blobs, holding, make_home, with_room
+from broker.private import SPOOL, check_blobs, holding, make_home, with_room
 from broker.secrets import SecretBox, master_key
 from broker.slacks import Slacks
 from broker.store.embedded import EmbeddedPostgres
@@ -65,7 +65,6 @@ LOCAL_OWNER = "local"
 """Whose token client.json holds: the operator of this machine."""
 INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
-SPOOL = "uploads"
 FIRST_MIGRATION = "0001_first.sql"
 CHECK_S = 30.0
 FIRST_PRICES_S = 10.0
@@ -330,6 +329,7 @@ def _service(
         reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
         settings=Settings(
             spool=config.home / SPOOL,
+            blobs=folder_of(config.blobs_url),
             upload_bytes=config.upload_max_bytes,
             lease_stale_s=max(90.0, 4 * config.rhythm.deadman_s),
             storage_usd_per_gib_month=context.costs.storage_usd_per_gib_month,

@@ -18,6 +18,8 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ANYBODY_WRITES = stat.S_IWOTH
 """What a group may write is closed instead: under the umask 002 of many systems it is the user's own."""
 LOCK = "lock"
+SPOOL = ".uploads"
+"""Of files that are on their way to the blob store."""
 WRITTEN = ("client.json", "installation", "master.key", "sweep-report-only")
 DRAFT = "[0-9a-f]" * 8
 """How `providers.private` and `broker.secrets` name what is not yet in its place."""
@@ -102,9 +104,14 @@ def check_blobs(folder: Path | None, home: Path) -> None:
     """Of a blob store that is a folder outside of the home; it is made with mode 0700 where it is missing.
 
     Others may be meant to read what jobs leave there, so that is only told in the log. None is a bucket. Raises
-    InvalidInput for one that anybody can change.
+    InvalidInput for one that anybody can change, and for the folder of uploads on their way.
     """
-    if folder is None or folder.resolve().is_relative_to(home.resolve()):
+    if folder is None:
+        return
+    if folder.resolve().is_relative_to((home / SPOOL).resolve()):
+        message = f"{folder}: uploads on their way lie there, which each start removes; name another folder"
+        raise InvalidInput(Problem(field="blobs", message=message))
+    if folder.resolve().is_relative_to(home.resolve()):
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

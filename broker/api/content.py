@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 import logging
+import lzma
 import re
 import tarfile
+import zlib
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from pydantic import ValidationError
 from broker.api.auth import Caller
 from broker.api.problems import Corrupt, NotFound
 from broker.api.service import Service
-from broker.api.spool import spooled
+from broker.api.spool import leave_room, spooled
 from broker.api.usecases.costs import check_kept
 from broker.decide.retention import last_checkpoint
 from broker.domain.errors import InvalidInput, Problem
@@ -68,6 +70,8 @@ class Content:
                     )
                     raise InvalidInput(Problem(field="sha256", message=message))
                 summary = await asyncio.to_thread(self._examine, file.path, fmt)
+                if settings.blobs is not None:
+                    leave_room(settings.blobs, file.bytes)
                 await self._blobs.put_file(keys.upload(file.sha256), file.path)
         upload = Upload(sha256=file.sha256, bytes=file.bytes, name=name, summary=summary)
         await self._service.rows(caller).put_upload(caller.owner, upload)
@@ -76,7 +80,7 @@ class Content:
     def _examine(self, data: Path, fmt: Format) -> Mapping[str, Any] | None:
         """The data check's summary with the format in it; None for a .tar of code, without pictures that can be
         trained on. Runs in a thread."""
-        if fmt == "tar" and not tarfile.is_tarfile(data):
+        if fmt == "tar" and not _is_tar(data):
             raise InvalidInput(Problem(field="body", message="is not a tar archive; pack the folder with tar -cf"))
         try:
             return {**self._service.preflight.summarise(data, fmt), "format": fmt}
@@ -265,6 +269,13 @@ class LogPiece:
     attempt: int
     node: int
     text: str
+
+
+def _is_tar(path: Path) -> bool:
+    try:
+        return tarfile.is_tarfile(path)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError):  # of one that is compressed, and cut off
+        return False
 
 
 def _format(name: str, declared: Format | None) -> Format:

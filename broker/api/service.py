@@ -57,6 +57,8 @@ class Settings:
 
     spool: Path
     """Folder of uploads under way; made when the first one comes."""
+    blobs: Path | None = None
+    """The blob store, where it is a folder."""
     upload_bytes: int = 256 * 1024**2
     poll_s: float = 2.0
     """Followers look again at least so often."""

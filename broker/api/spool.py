@@ -8,6 +8,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from broker.api.problems import NoRoom, TooLarge
+from broker.private import FULL
 
 T = TypeVar("T")
 WRITE_BYTES = 1 << 20
 KEPT_FREE_BYTES = 64 << 20
 """Of the disk, which the database may share."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,12 @@ class Spooled:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what an earlier daemon left. Only one daemon works in a home."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Removes what an earlier daemon left, and nothing else. Only one daemon works in a home."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if NAME.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
 
 
 @asynccontextmanager
@@ -93,9 +99,20 @@ async def _settled(call: Callable[[], T]) -> T:
         raise
 
 
+def leave_room(folder: Path, size: int) -> None:
+    """Before so many bytes are written below it. Raises NoRoom where the database would be left with too little."""
+    if _free(folder) < KEPT_FREE_BYTES + size:
+        raise _no_room(folder)
+
+
+def _free(folder: Path) -> int:
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
 def _no_room(folder: Path) -> NoRoom:
-    free = shutil.disk_usage(folder).free >> 20
+    free, kept = _free(folder) >> 20, KEPT_FREE_BYTES >> 20
     return NoRoom(
-        f"the daemon's disk has {free} MiB free, and keeps {KEPT_FREE_BYTES >> 20} MiB for its database; send less, or "
-        "have room made in the daemon's home, then send it again"
+        f"the daemon's disk has {free} MiB free, and keeps {kept} MiB for its database; send less, or have room made "
+        "for the daemon, then send it again"
     )

@@ -1,10 +1,12 @@
 """Uploads and artifacts."""
 
 import asyncio
+import errno
 import hashlib
 import io
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,6 +19,8 @@ import pytest
 
 from broker.api.content import UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
 from broker.api.context import CONTENT
+from broker.api.problems import NoRoom
+from broker.api.spool import KEPT_FREE_BYTES, spooled, sweep
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState
 from broker.domain.money import usd
@@ -156,6 +160,47 @@ async def test_without_room_an_upload_is_refused_in_one_line(api: Running, monke
     assert detail.startswith("the daemon's disk has ")
     assert "\n" not in detail
     assert (spool(api), await api.service.blobs.list("uploads/")) == ([], [])
+
+
+async def test_what_the_blob_folder_has_no_room_for_is_refused_before_it_is_written_there(
+    api: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Often one disk has the spool, the store and the database: a second copy must not take what is kept for that."""
+    api.service.settings = replace(api.service.settings, blobs=tmp_path / "not" / "yet")
+    usage = shutil.disk_usage
+
+    def nearly_full(path: Path) -> Any:
+        return usage(path)._replace(free=KEPT_FREE_BYTES + 10 if tmp_path.is_relative_to(path) else 1 << 40)
+
+    monkeypatch.setattr("broker.api.spool.shutil.disk_usage", nearly_full)
+    async with api.http.post(
+        f"{api.url}/v1/uploads?name=a.csv", data=CSV.encode(), headers=await api.token("ada") | OCTETS
+    ) as answer:
+        assert answer.status == 507
+    assert (spool(api), await api.service.blobs.list("uploads/")) == ([], [])
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def mkdir(path: Path, *more: Any, **settings: Any) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"a"
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(NoRoom):
+        async with spooled(tmp_path / "spool", body(), most=1):
+            pass
+
+
+def test_a_start_removes_what_was_on_its_way_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ("0123456789abcdef" * 2)).touch()
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 FILLS = """

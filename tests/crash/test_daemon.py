@@ -14,7 +14,7 @@ import pytest
 
 from broker.api.models import JobDetail
 from broker.api.spool import WRITE_BYTES
-from broker.app import SPOOL
+from broker.private import SPOOL
 from tests.crash.daemon import Daemon, submit
 from tests.crash.waits import Within
 

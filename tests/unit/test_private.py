@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.domain.errors import InvalidInput
-from broker.private import HomeFull, HomeInUse, check_blobs, holding, make_home, with_room
+from broker.private import SPOOL, HomeFull, HomeInUse, check_blobs, holding, make_home, with_room
 from providers.private import write_private
 
 
@@ -99,6 +99,9 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
     check_blobs(outside, home)
     check_blobs(tmp_path / "new", home)
     assert mode(tmp_path / "new") == 0o700
+    for folder in (home / SPOOL, home / SPOOL / "below"):
+        with pytest.raises(InvalidInput, match=r"blobs: .*uploads on their way lie there"):
+            check_blobs(folder, home)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=r"blobs: .*Not a directory"):
         check_blobs(tmp_path / "file" / "below", home)
