@@ -20,7 +20,7 @@ from aiohttp import web
 
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
-from broker.api.service import Service, Settings
+from broker.api.service import Service, Settings, nowhere
 from broker.api.spool import sweep
 from broker.api.streams import StreamLimits
 from broker.blobs import GrantSettings, ObstoreBlobs
@@ -39,6 +39,7 @@ from broker.decide.experience import Learned
 from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, SchemaNewer
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.domain.job import Handle
 from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
 from broker.gate import gated
@@ -326,7 +327,7 @@ def _service(
         entropy=os.urandom,
         notifiers=notifiers,
         check_providers=partial(_check_providers, context.providers),
-        reach=lambda handle, words, tty: context.providers[handle.provider].reach(handle, words, tty=tty),
+        reach=partial(_reach, context.providers),
         settings=Settings(
             spool=config.home / SPOOL,
             blobs=folder_of(config.blobs_url),
@@ -336,6 +337,13 @@ def _service(
             tempo=context.tempo,
         ),
     )
+
+
+async def _reach(providers: Mapping[str, Provider], handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
+    """A machine may be in a cloud that only another broker on this database has."""
+    if (provider := providers.get(handle.provider)) is None:
+        return await nowhere(handle, command, tty)
+    return await provider.reach(handle, command, tty=tty)
 
 
 async def _check_providers(providers: Mapping[str, Provider]) -> dict[str, str | None]:

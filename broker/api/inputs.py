@@ -108,7 +108,7 @@ def batched(spec: JobSpec, upload: Upload) -> tuple[JobSpec, str]:
     """(with a number for `global_batch: auto`, what to tell of it), by the rows of the upload."""
     if spec.train is None or upload.summary is None:
         return spec, ""
-    train, told = batches.settled(spec.train, upload.summary["rows"])
+    train, told = batches.settled(spec.train, upload.summary["rows"], spec.resources.nodes)
     return spec.model_copy(update={"train": train}), told
 
 

@@ -75,7 +75,7 @@ Reach = Callable[[Handle, Sequence[str], bool], Awaitable[Sequence[str]]]
 """(machine, command, terminal or not) -> argv that runs it there. Raises ProviderError."""
 
 
-async def _nowhere(handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
+async def nowhere(handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
     raise Rejected(f"{handle.provider} is not configured here, so there is no way to {handle.name}")
 
 
@@ -101,7 +101,7 @@ class Service:
         clock: Clock,
         entropy: Callable[[int], bytes],
         settings: Settings,
-        reach: Reach = _nowhere,
+        reach: Reach = nowhere,
         check_providers: CheckProviders = _unasked,
         notifiers: Sequence[Notifier] = (),
         skew: Callable[[], float] = lambda: 0.0,
@@ -175,6 +175,8 @@ class Service:
             return [Problem(field="init_from", message=f"{origin_deleted(origin, when)}; leave it out")]
         if not await self._committed(job):
             return [Problem(field="init_from", message=f"job {origin} has no committed checkpoint; leave it out")]
+        with contextlib.suppress(InvalidInput):  # which is told with the other faults
+            spec = self.preflight.permit(spec)  # as the job's own spec was stored
         if (wrong := unlike(job.spec, spec)) is not None:
             return [Problem(field=wrong[0], message=wrong[1])]
         return []

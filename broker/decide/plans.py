@@ -68,7 +68,8 @@ def ways(devices: int, nodes: int, *, divided: bool) -> list[list[Parallelism]]:
         return [["single"]]
     if not divided:
         return [["ddp"]]
-    return [["ddp"], ["fsdp"] if nodes == 1 or devices <= nodes else ["fsdp", "hybrid"]]
+    alike = nodes > 1 and devices > nodes and devices % nodes == 0  # machines that can have a copy each
+    return [["ddp"], ["fsdp", "hybrid"] if alike else ["fsdp"]]
 
 
 def shards_of(plan: Plan, nodes: int) -> int:

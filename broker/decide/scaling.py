@@ -146,16 +146,18 @@ class _Scale:
 
     def _of(self, plan: Plan, nodes: int) -> int:
         """Bytes that one GPU needs."""
-        several = {"single": 1, "ddp": 2, "fsdp": plan.devices, "hybrid": -(-plan.devices // nodes)}
+        # Of DDP two say what any number does, and a division over all GPUs what its machines do: asked once.
+        devices = {"single": 1, "ddp": 2}.get(plan.parallelism, plan.devices)
+        machines = nodes if plan.parallelism == "hybrid" else 1
         return self._need(
-            plan.micro_batch, plan.accumulation > 1, plan.gradient_checkpointing, plan.parallelism == "ddp",
-            several[plan.parallelism],
+            plan.micro_batch, plan.accumulation > 1, plan.gradient_checkpointing, SHARDED[plan.parallelism], devices,
+            machines,
         )  # fmt: skip
 
-    def _needed(self, rows: int, accumulated: bool, again: bool, whole: bool, devices: int) -> int:
+    def _needed(self, rows: int, accumulated: bool, again: bool, way: Sharding, devices: int, machines: int) -> int:
         asked = replace(
-            self._ask, rows=rows, accumulated=accumulated, checkpointing=again, gpus=devices,
-            sharding="none" if devices == 1 else "ddp" if whole else "fsdp",
+            self._ask, rows=rows, accumulated=accumulated, checkpointing=again, gpus=devices, nodes=machines,
+            sharding="none" if devices == 1 else way,
         )  # fmt: skip
         found = sizes.estimate(self._shape, asked)
         return int(found.peak_allocated * (1 + found.margin)) + sizes.CONTEXT

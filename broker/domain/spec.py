@@ -79,7 +79,8 @@ class Resources(Config):
     gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of GPUs; `auto` takes what the estimate needs."""
     nodes: Annotated[int, Field(ge=1, le=16)] = 1
-    """Machines that train together; AWS and Lambda join several."""
+    """Machines that train together; AWS and Lambda join several. Of each step of a training they take equal parts, so
+    they must divide `global_batch`, and its micro-batches where `micro_batch` is a number."""
     accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
     """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and shops write them (`NVIDIA
     A100-SXM4-80GB`); `a100` means all of that name. Empty: any."""
@@ -153,6 +154,17 @@ class JobSpec(Config):
     def origin(self) -> JobId | None:
         """The job that `init_from` names."""
         return None if self.init_from is None else JobId(self.init_from.removeprefix("job/"))
+
+    @model_validator(mode="after")
+    def _even_steps(self) -> Self:
+        if self.train is None or self.train.global_batch == "auto":
+            return self
+        batch, nodes = self.train.global_batch, self.resources.nodes
+        unit = nodes * (1 if self.train.micro_batch == "auto" else self.train.micro_batch)
+        if batch % unit:
+            message = f"train.global_batch: {nodes} nodes cannot take equal parts of {batch} rows"
+            raise ValueError(f"{message}; give a multiple of {unit}")
+        return self
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:

@@ -1,8 +1,10 @@
 """What a job keeps: shown, deleted, and then answered for as what it is."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,3 +174,23 @@ async def test_an_upload_that_was_deleted_is_asked_for_again(api: Running) -> No
     await api.call("POST", "/v1/jobs", fresh, 422, json=spec(upload["ref"]))
     await api.upload(me)
     await api.call("POST", "/v1/jobs", me, 202, json=spec(upload["ref"]))
+
+
+async def test_a_start_from_another_job_is_compared_as_that_one_was_stored(api: Running, tmp_path: Path) -> None:
+    """Where a model's own code may run, a link to its folder is stored as the folder."""
+    (tmp_path / "real").mkdir()
+    config: dict[str, Any] = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "vocab_size": 256, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    (tmp_path / "real" / "config.json").write_text(json.dumps(config))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "real" / name).touch()
+    (tmp_path / "link").symlink_to("real")
+    api.service.preflight = Checks(None, api.service.clock, [f"{tmp_path}/*"])
+    me = await api.token("ada")
+    body = spec((await api.upload(me))["ref"])
+    body["train"] |= {"model": str(tmp_path / "link"), "trust_remote_code": True}
+    origin = (await api.call("POST", "/v1/jobs", me, 202, json=body))["id"]
+    await api.service.blobs.put(f"checkpoints/{origin}/a1/10-x/manifest.json", b"{}")
+    await api.call("POST", "/v1/jobs", me, 202, json={**body, "init_from": f"job/{origin}"})

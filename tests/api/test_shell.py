@@ -7,6 +7,7 @@ import select
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -14,6 +15,7 @@ import pytest
 
 from broker.api.context import STREAMS
 from broker.api.streams import StreamLimits
+from broker.app import _reach
 from broker.domain.ids import JobId
 from broker.domain.job import AttemptState, Handle
 from broker.ports import Change, Lane
@@ -67,6 +69,16 @@ async def test_streams_and_the_exit_code_come_back(api: Running, training: tuple
     job, headers = training
     said = await ran(api, job, headers, "sh", "-c", "cat; echo wrong >&2; exit 3", stdin=b"some \x00 bytes")
     assert said == (3, b"some \x00 bytes", b"wrong\n")
+
+
+async def test_a_machine_in_a_cloud_of_another_broker_is_refused_in_words(
+    api: Running, training: tuple[str, dict[str, str]]
+) -> None:
+    job, headers = training
+    api.service.reach = partial(_reach, {})
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await ran(api, job, headers, "true")
+    assert refused.value.status == 409
 
 
 async def test_a_terminal_has_the_size_of_the_client_s(api: Running, training: tuple[str, dict[str, str]]) -> None:

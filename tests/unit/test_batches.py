@@ -64,6 +64,20 @@ def test_the_recipe_is_that_of_the_task_the_method_and_the_rows(
     assert found.model_copy(update={"global_batch": "auto"}) == config
 
 
+@pytest.mark.parametrize(
+    ("config", "machines", "batch", "words"),
+    [
+        (train(), 3, 15, "a multiple of 3 machines"),
+        (train(micro_batch=5), 2, 10, "a multiple of micro_batch 5 for 2 machines"),
+        (train(), 4, 16, "QLoRA"),
+    ],
+)
+def test_machines_take_equal_parts_of_a_step(config: TrainConfig, machines: int, batch: int, words: str) -> None:
+    found, told = batches.settled(config, 10_000, machines)
+    assert found.global_batch == batch
+    assert words in told
+
+
 @given(
     st.sampled_from(sorted(DATA)), st.integers(1, 200_000), st.sampled_from([0.0, 0.05, 0.9]),
     st.just("auto") | st.integers(1, 64),

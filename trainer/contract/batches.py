@@ -43,12 +43,12 @@ RECIPES: dict[str, tuple[Recipe, ...]] = {
 """By task, those of more rows later; a language model's are by the method."""
 
 
-def settled(train: TrainConfig, rows: int) -> tuple[TrainConfig, str]:
+def settled(train: TrainConfig, rows: int, machines: int = 1) -> tuple[TrainConfig, str]:
     """(with a number for `auto`, what to tell of it); as it was, and nothing, where it is one already.
 
     `rows`: of the data set, of which those held out do not count. The recipe is that of the largest published data set
     that is no larger; of fewer rows than any, the power of two that is in proportion. It is a multiple of
-    `micro_batch`, and no more than the rows if it can be.
+    `micro_batch` for each of the machines, and no more than the rows if it can be.
     """
     if train.global_batch != "auto":
         return train, ""
@@ -60,9 +60,13 @@ def settled(train: TrainConfig, rows: int) -> tuple[TrainConfig, str]:
     if batch > rows:
         batch = max(1, rows)
         said.append(f"no more than the {rows} rows to train on")
-    if train.micro_batch != "auto" and batch % train.micro_batch:
-        batch = max(1, batch // train.micro_batch) * train.micro_batch
-        said.append(f"a multiple of micro_batch {train.micro_batch}")
+    unit = (1 if train.micro_batch == "auto" else train.micro_batch) * machines
+    if batch % unit:
+        batch = max(1, batch // unit) * unit
+        of = [f"micro_batch {train.micro_batch}"] * (train.micro_batch != "auto") + [f"{machines} machines"] * (
+            machines > 1
+        )
+        said.append(f"a multiple of {' for '.join(of)}")
     return train.model_copy(update={"global_batch": batch}), f"global_batch auto: {batch} ({'; '.join(said)})"
 
 

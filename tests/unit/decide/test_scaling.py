@@ -45,6 +45,22 @@ def test_a_model_is_divided_only_where_it_must_be_and_can_be() -> None:
         assert plans
 
 
+def test_copies_on_several_machines_need_what_the_estimate_of_that_plan_says() -> None:
+    """Gradients that machines have summed are kept as well while micro-batches accumulate."""
+    points = table((16, 32, 64), replace(LOAD, global_batch=1024), method="full").values()
+    hybrids = [point for point in points if point.plan and point.plan.parallelism == "hybrid"]
+    assert hybrids
+    for point in hybrids:
+        assert point.plan
+        ask = sizes.Ask(
+            method="full", length=2048, rows=point.plan.micro_batch, accumulated=point.plan.accumulation > 1,
+            checkpointing=point.plan.gradient_checkpointing, gpus=point.plan.devices, nodes=point.nodes,
+            sharding="hybrid",
+        )  # fmt: skip
+        alone = sizes.estimate(LLAMA_3_8B, ask)
+        assert point.need_bytes == int(alone.peak_allocated * (1 + alone.margin)) + sizes.CONTEXT
+
+
 def test_throughput_grows_and_utilisation_falls_with_gpus() -> None:
     points = [p for p in table(method="full").values() if p.plan]
     rates = [p.speed.tokens_per_s for p in points if p.speed]
