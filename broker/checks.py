@@ -17,7 +17,7 @@ from broker.ports import Clock
 from broker.preflight import code
 from broker.preflight.check import preflight
 from broker.preflight.data import DataSummary, summarise
-from broker.preflight.models import HubClient, is_folder, resolve_for
+from broker.preflight.models import HubClient, Unshaped, is_folder, resolve_for
 from trainer.contract.train import DataFormat, TrainConfig
 
 REMEMBERED_S = 60.0
@@ -79,5 +79,5 @@ class Checks:
         local = spec.train is not None and is_folder(spec.train.model)
         return Checked(workload=found.workload, report=report, local_model=local)
 
-    async def _resolve(self, train: TrainConfig) -> ModelShape | None:
+    async def _resolve(self, train: TrainConfig) -> ModelShape | Unshaped:
         return await resolve_for(train, hub=self._hub)

@@ -11,6 +11,7 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape, Workload
 from broker.preflight.data import DataReport, DataSummary, check, rows_of
+from broker.preflight.models import Unshaped
 from trainer.contract.train import LowRank, TrainConfig
 
 HEADS = ("lm_head", "embed_out")
@@ -26,10 +27,9 @@ class Preflight:
 
 
 async def preflight(
-    spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[TrainConfig], Awaitable[ModelShape | None]]
+    spec: JobSpec, *, summary: DataSummary | None, resolve: Callable[[TrainConfig], Awaitable[ModelShape | Unshaped]]
 ) -> Preflight:
-    """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the
-    model's shape; None for a task that is not estimated.
+    """`summary`: of the data set that `train.data.path` names; None when it was not uploaded. `resolve`: the model.
 
     Raises InvalidInput. The data set is looked at first, since the model may need the network.
     """
@@ -39,15 +39,16 @@ async def preflight(
     if summary is None:
         raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
     report = check(train, summary)
-    shape = await resolve(train)
+    model = await resolve(train)
+    shape, positions = (None, model.positions) if isinstance(model, Unshaped) else (model, model.max_positions)
     if shape is not None and train.adapters is not None:
         _check_targets(train.adapters, shape)
     if shape is not None and shape.experts and train.quantised is not None:
         message = f"qlora quantises linear modules, and the experts of {shape.name} are none; use lora"
         raise InvalidInput(Problem(field="train.method.kind", message=message))
     work = workload(spec, shape, rows_of(train, summary))
-    if shape is not None and shape.max_positions is not None and work.sequence > shape.max_positions:
-        message = f"rows reach {work.sequence} tokens, {shape.name} has {shape.max_positions} positions; lower it"
+    if positions is not None and work.sequence > positions:
+        message = f"rows reach {work.sequence} tokens, {model.name} has {positions} positions; lower it"
         raise InvalidInput(Problem(field="train.max_length", message=message))
     return Preflight(workload=work, report=report)
 

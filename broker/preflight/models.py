@@ -13,7 +13,7 @@ import aiohttp
 
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.workload import ModelShape
-from broker.models import catalogue
+from broker.models import catalogue, count
 from broker.models.tasks import task_shape
 from trainer.contract.architectures import is_quantised
 from trainer.contract.train import MODEL_FILES, TrainConfig, model_files
@@ -116,21 +116,38 @@ def is_folder(model: str) -> bool:
     return model.startswith(("/", "./", "../", "~")) or os.path.isdir(model)
 
 
-async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | None:
-    """The shape of the model as the task trains it; None where nobody estimates such a one. Raises InvalidInput as
-    `find`, and for a model that the task cannot train."""
+@dataclass(frozen=True, kw_only=True)
+class Unshaped:
+    """A model that is trained, and that nobody estimates. `positions`: tokens of a row; None: nothing says."""
+
+    name: str
+    positions: int | None = None
+
+
+async def resolve_for(train: TrainConfig, *, hub: HubClient | None) -> ModelShape | Unshaped:
+    """The shape of the model as the task trains it. Raises InvalidInput as `find`, and for a model that the task cannot
+    train."""
     found = await find(train.model, hub=hub, files=model_files(train.task), revision=train.revision)
     if train.task == "text_to_image":
         if (kind := found.config.get("_class_name")) not in DIFFUSION:
             raise _invalid(f"{found.name!r} is of the kind {kind}; task text_to_image takes {' or '.join(DIFFUSION)}")
-        return None
+        return Unshaped(name=found.name)
     try:
         shape = task_shape(found.name, found.config, train.task)
     except InvalidInput:
         if not train.trust_remote_code or is_quantised(found.config):
             raise
-        return None  # its own code says what it is
-    return shape and replace(shape, bundled=found.bundled)
+        return Unshaped(name=found.name)  # its own code says what it is
+    if shape is None:
+        return Unshaped(name=found.name, positions=_positions(found.config))
+    return replace(shape, bundled=found.bundled)
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    try:
+        return count.positions(config)
+    except ValueError:  # a kind that nobody knows may say it otherwise
+        return None
 
 
 async def find(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from broker.domain.spec import JobSpec
 from broker.domain.workload import ModelShape
 from broker.preflight.check import preflight
 from broker.preflight.data import summarise
-from broker.preflight.models import resolve_for
+from broker.preflight.models import Unshaped, resolve_for
 from trainer.contract.train import TrainConfig
 
 SUMMARY = summarise(json.dumps([{"t": "word " * 100, "n": n} for n in range(100)]).encode(), "json")
@@ -22,7 +23,7 @@ def spec(**train: Any) -> JobSpec:
     return JobSpec.model_validate({"name": "job", "cap_usd": "5", "train": wanted})
 
 
-async def offline(config: TrainConfig) -> ModelShape | None:
+async def offline(config: TrainConfig) -> ModelShape | Unshaped:
     return await resolve_for(config, hub=None)
 
 
@@ -63,9 +64,33 @@ async def test_rows_longer_than_the_models_positions() -> None:
     assert (await preflight(spec(max_length=1024), summary=long, resolve=offline)).workload.sequence == 1024
 
 
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "max_position_embeddings": 2048}, 2048),
+        ({"model_type": "openai-gpt", "n_embd": 768, "n_positions": 512}, 512),
+        ({"model_type": "mamba", "hidden_size": 768}, None),
+    ],
+)
+async def test_rows_longer_than_the_positions_of_a_model_that_is_not_estimated(
+    tmp_path: Path, config: dict[str, Any], most: int | None
+) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    long = summarise(json.dumps([{"t": "word " * 8000} for _ in range(100)]).encode(), "json")
+    job = spec(model=str(tmp_path), max_length=4096)
+    if most is None:
+        assert (await preflight(job, summary=long, resolve=offline)).workload.sequence == 4096
+        return
+    with pytest.raises(InvalidInput, match=f"has {most} positions; lower it") as caught:
+        await preflight(job, summary=long, resolve=offline)
+    assert caught.value.problems[0].field == "train.max_length"
+
+
 async def test_a_task_that_is_not_estimated_says_so() -> None:
-    async def nothing(config: TrainConfig) -> ModelShape | None:
-        return None
+    async def nothing(config: TrainConfig) -> ModelShape | Unshaped:
+        return Unshaped(name="some")
 
     data = {"path": "a.csv", "prompt": "{t}", "label": "n"}
     found = await preflight(spec(task="text_regression", data=data), summary=SUMMARY, resolve=nothing)
@@ -89,9 +114,10 @@ async def test_targets_that_the_architecture_lacks_are_refused_before_anything_i
 
 
 async def test_of_an_architecture_that_nobody_knows_any_name_may_be_right() -> None:
-    async def unknown(config: TrainConfig) -> ModelShape | None:
+    async def unknown(config: TrainConfig) -> ModelShape | Unshaped:
         shape = await offline(config)
-        return shape and replace(shape, family="unheard_of", known=False)
+        assert isinstance(shape, ModelShape)
+        return replace(shape, family="unheard_of", known=False)
 
     method = {"kind": "lora", "targets": ["wq"]}
     found = await preflight(spec(method=method), summary=SUMMARY, resolve=unknown)
@@ -99,9 +125,10 @@ async def test_of_an_architecture_that_nobody_knows_any_name_may_be_right() -> N
 
 
 async def test_experts_are_not_quantised_so_a_qlora_of_a_mixture_is_refused() -> None:
-    async def mixture(config: TrainConfig) -> ModelShape | None:
+    async def mixture(config: TrainConfig) -> ModelShape | Unshaped:
         shape = await offline(config)
-        return shape and replace(shape, name="mix", experts=8, active_experts=2)
+        assert isinstance(shape, ModelShape)
+        return replace(shape, name="mix", experts=8, active_experts=2)
 
     with pytest.raises(InvalidInput, match="the experts of mix are none; use lora") as caught:
         await preflight(spec(method={"kind": "qlora"}), summary=SUMMARY, resolve=mixture)

@@ -14,7 +14,7 @@ from broker.domain.workload import ModelShape
 from broker.models import catalogue
 from broker.models.shape import shape_of
 from broker.models.tasks import task_shape
-from broker.preflight.models import HubClient, is_folder, resolve_for
+from broker.preflight.models import HubClient, Unshaped, is_folder, resolve_for
 from trainer.contract.train import TrainConfig
 
 
@@ -31,7 +31,7 @@ async def resolve(model: str, *, hub: HubClient | None) -> ModelShape:
     """A decoder's, for its next tokens."""
     train = TrainConfig.model_validate({"model": model, "data": {"path": "a.csv", "completion": "{x}"}})
     shape = await resolve_for(train, hub=hub)
-    assert shape is not None
+    assert isinstance(shape, ModelShape)
     return shape
 
 
@@ -279,7 +279,7 @@ async def test_a_pipeline_is_known_by_its_index(hub: tuple[Hub, str], tmp_path: 
             train = TrainConfig.model_validate({"task": "text_to_image", "model": model, "data": data})
             client = HubClient(endpoint=url)
             if not refused:
-                assert await resolve_for(train, hub=client) is None
+                assert isinstance(await resolve_for(train, hub=client), Unshaped)
                 continue
             with pytest.raises(InvalidInput, match="is of the kind FluxPipeline; task text_to_image takes Stable"):
                 await resolve_for(train, hub=client)
@@ -313,4 +313,5 @@ def test_tasks_to_come_have_their_heads_too() -> None:
 async def of_task(task: str, data: dict[str, str], config: dict[str, Any], tmp_path: Path) -> ModelShape | None:
     path = folder(tmp_path, "config.json", "model.safetensors", "tokenizer.json", config=json.dumps(config))
     train = TrainConfig.model_validate({"task": task, "model": path, "data": {"path": "a.csv", **data}})
-    return await resolve_for(train, hub=None)
+    found = await resolve_for(train, hub=None)
+    return found if isinstance(found, ModelShape) else None
