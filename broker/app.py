@@ -21,7 +21,7 @@ from aiohttp import web
 from broker.api.auth import Authenticator, hashed, mint
 from broker.api.http import build_app
 from broker.api.service import Service, Settings, nowhere
-from broker.api.spool import sweep
+from broker.api.spool import sweep, sweep_halves
 from broker.api.streams import StreamLimits
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.blobs.connect import folder_of, options_of
@@ -44,6 +44,7 @@ from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
 from broker.gate import gated
 from broker.market.market import Market, MarketRhythm
+from broker.neighbours import LOOK_S, refuse_other_clouds, seat_of
 from broker.notify.log import LogNotifier
 from broker.notify.slack_socket import SlackSockets
 from broker.notify.webhook import WebhookNotifier
@@ -163,6 +164,8 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         stack.enter_context(holding(config.home))
         sweep(config.home / SPOOL)
         context, clock, report_only = await _context(stack, config)
+        if (folder := folder_of(config.blobs_url)) is not None:
+            sweep_halves(folder / context.installation / "uploads")
         box = SecretBox(master_key(config.home / "master.key", os.environ))
         market = await _market(context, config)
         slacks = Slacks(box, context.clock, api_url=config.slack.api_url)
@@ -210,6 +213,8 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
     providers = gated(providers, config.providers.rented(), clock)
     for provider in providers.values():
         stack.push_async_callback(provider.close)
+    seat, rhythm = seat_of(config.home, providers), rhythm_of(config)
+    await refuse_other_clouds(blobs, clock, seat, watch_s=2 * rhythm.deadman_s + LOOK_S)
     await _refuse_lost_providers(store, set(providers))
     context = Context(
         installation=installation,
@@ -218,7 +223,8 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
         blobs=blobs,
         providers=providers,
         clock=clock,
-        rhythm=rhythm_of(config),
+        rhythm=rhythm,
+        seat=seat,
         limits=Limits(**config.limits.model_dump()),
         costs=costs_of(config),
         forbidden=partial(forbidden, config.trainer.remote_code),

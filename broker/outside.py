@@ -15,8 +15,8 @@ from broker.decide.sweep import orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
+from broker.neighbours import lease_moves
 from broker.ports import Blobs, Clock, Provider, Store
-from trainer.contract import keys
 
 LOOK_S = 5.0
 ABSENT_S = 180.0
@@ -86,7 +86,7 @@ async def _judge(
     if blobs.local:
         return {}, "nobody: neither a database nor a shared blob store is at hand, so nothing is known"
     try:
-        lives = await _lease_moves(blobs, clock, watch_s)
+        lives = await lease_moves(blobs, clock, watch_s)
     except BlobsUnavailable as e:
         return {}, f"nobody: the blob store cannot be read, so nothing is known ({e})"
     if lives:
@@ -117,16 +117,6 @@ async def _by_the_database(
             since=one.observed.created_at or sent,
         )
     return found
-
-
-async def _lease_moves(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
-    first = await blobs.get(keys.BROKER_LEASE)
-    until = clock.monotonic() + watch_s
-    while clock.monotonic() < until:
-        await clock.sleep(min(LOOK_S, watch_s))
-        if await blobs.get(keys.BROKER_LEASE) != first:
-            return True
-    return False
 
 
 async def destroy(found: Found, provider: Provider, clock: Clock) -> str | None:

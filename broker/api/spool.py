@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ T = TypeVar("T")
 WRITE_BYTES = 1 << 20
 KEPT_FREE_BYTES = 64 << 20
 """Of the disk, which the database may share."""
+HALF_S = 3600.0
 NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -43,6 +45,15 @@ def sweep(folder: Path) -> None:
             if NAME.fullmatch(path.name):
                 path.unlink()
         folder.rmdir()
+
+
+def sweep_halves(folder: Path) -> None:
+    """Removes from a blob store that is a folder what it began to write when a daemon was killed: files that no listing
+    of it shows. Those of the last hour may be another broker's, under way."""
+    for path in folder.glob("*#*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > HALF_S:
+                path.unlink()
 
 
 @asynccontextmanager

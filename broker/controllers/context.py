@@ -10,6 +10,7 @@ from broker.domain.ids import Installation
 from broker.domain.job import Attempt
 from broker.domain.money import ZERO
 from broker.domain.spec import JobSpec, Retention
+from broker.neighbours import Seat
 from broker.ports import Blobs, Clock, Provider, Store
 from trainer.contract.rendezvous import Limits
 
@@ -90,6 +91,7 @@ class Context:
     limits: Limits = field(default_factory=Limits)
     patience: Patience = field(default_factory=Patience)
     costs: Costs = field(default_factory=Costs)
+    seat: Seat = field(default_factory=Seat)
     forbidden: Callable[[JobSpec], str] = lambda spec: ""
     """Why the installation does not let a job run, in one line; empty: it does. It may have let it once."""
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from broker.api.content import UPLOADS_AT_ONCE, UPLOADS_OF_TEAM
 from broker.api.context import CONTENT
 from broker.api.problems import NoRoom
-from broker.api.spool import KEPT_FREE_BYTES, spooled, sweep
+from broker.api.spool import KEPT_FREE_BYTES, spooled, sweep, sweep_halves
 from broker.domain.ids import AttemptId, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState
 from broker.domain.money import usd
@@ -194,6 +195,15 @@ async def test_a_disk_that_takes_not_even_the_spool_s_folder_is_full(
     with pytest.raises(NoRoom):
         async with spooled(tmp_path / "spool", body(), most=1):
             pass
+
+
+def test_a_start_removes_what_a_killed_daemon_had_begun_to_write_into_a_folder_store(tmp_path: Path) -> None:
+    """What obstore leaves where it is killed within a write, which none of its listings shows."""
+    for name, age_s in (("whole", 9e4), ("half#1", 9e4), ("under-way#1", 60)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    sweep_halves(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "under-way#1"}
 
 
 def test_a_start_removes_what_was_on_its_way_and_nothing_else(tmp_path: Path) -> None:

@@ -330,3 +330,7 @@ class Lease(Document):
 
     broker: str
     seq: int
+    home: str = ""
+    """Which daemon's, over its starts."""
+    clouds: dict[str, str] = Field(default_factory=dict)
+    """What it can ask about machines: see broker/neighbours.py."""

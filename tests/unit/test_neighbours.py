@@ -1,0 +1,96 @@
+"""Brokers on one database must be able to ask about each other's machines."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.blobs import ObstoreBlobs
+from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import Installation
+from broker.domain.instance import Caps
+from broker.neighbours import OtherClouds, Seat, refuse_other_clouds, seat_of
+from broker.ports import Blobs, Provider
+from tests.unit.providers.clocks import SteppedClock
+from trainer.contract import keys
+from trainer.contract.rendezvous import Lease
+
+CLOUDS = {"aws": "", "local": "one"}
+
+
+class Other(SteppedClock):
+    """A broker that touches its lease while this one waits, as long as it lives."""
+
+    def __init__(self, blobs: ObstoreBlobs, seat: Seat, *, lives: bool) -> None:
+        super().__init__()
+        self._blobs, self._seat, self._lives, self._seq = blobs, seat, lives, 0
+
+    async def touch(self) -> None:
+        self._seq += 1
+        lease = Lease(broker="other/1", seq=self._seq, home=self._seat.home, clouds=dict(self._seat.clouds))
+        await self._blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        if self._lives:
+            await self.touch()
+
+
+async def started(own: Seat, other: Seat, *, lives: bool = True) -> float:
+    """Seconds for which a start waited beside another broker."""
+    blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
+    clock = Other(blobs, other, lives=lives)
+    await clock.touch()
+    begun = clock.monotonic()
+    await refuse_other_clouds(blobs, clock, own, watch_s=60)
+    return clock.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+    ("clouds", "words"),
+    [
+        ({"local": "one"}, "broker other/1 on this database lacks the provider 'aws'"),
+        ({**CLOUDS, "vast": ""}, "has the provider 'vast'; stop it, or give both the same providers"),
+        (
+            {"aws": "", "local": "two"},
+            "has 'local' on another computer or home; stop it, or set providers.local to null",
+        ),
+    ],
+)
+async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
+    own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds=clouds)
+    with pytest.raises(OtherClouds) as refused:
+        await started(own, other)
+    assert words in str(refused.value)
+    assert await started(own, other, lives=False) == pytest.approx(60), "it is dead, and in nobody's way"
+
+
+async def test_a_start_waits_for_nobody_who_has_the_same_clouds_or_sat_in_the_same_home() -> None:
+    own = Seat(home="here", clouds=CLOUDS)
+    for other in (Seat(home="there", clouds=CLOUDS), Seat(home="here", clouds={"runpod": ""}), Seat()):
+        assert await started(own, other) == 0
+
+
+async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
+    class Away:
+        async def get(self, key: str) -> bytes | None:
+            raise BlobsUnavailable("no answer")
+
+    own = Seat(home="here", clouds=CLOUDS)
+    await refuse_other_clouds(cast(Blobs, Away()), SteppedClock(), own, watch_s=60)
+    blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
+    await blobs.put(keys.BROKER_LEASE, b"{")
+    await refuse_other_clouds(blobs, SteppedClock(), own, watch_s=60)
+
+
+def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_path: Path) -> None:
+    @dataclass
+    class Cloud:
+        caps: Caps
+
+    clouds: dict[str, Any] = {"aws": Cloud(Caps(spot=True)), "local": Cloud(Caps(spot=False, reaches_local_files=True))}
+    one, two = (seat_of(tmp_path / name, cast(dict[str, Provider], clouds)) for name in ("one", "two"))
+    assert (one.clouds["aws"], one.clouds["local"]) == ("", one.home)
+    assert one.home != two.home
+    assert str(tmp_path) not in one.home
