@@ -1,7 +1,7 @@
 """Whole lives of jobs through the real controllers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
@@ -11,9 +11,10 @@ from broker.controllers.fleet import Fleet
 from broker.decide.billing import accrued
 from broker.decide.decision import unpacked
 from broker.domain.ids import JobId, attempt_id, instance_name
-from broker.domain.instance import BootSpec
+from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
 from broker.domain.money import usd
+from providers.simulated import SimulatedProvider
 from tests.controllers.house import BOX, ENDLESS, INSTALLATION, SAVE_RARELY, SILENT, House, spent
 from trainer.contract import keys
 
@@ -125,18 +126,48 @@ async def test_an_unknown_create_is_looked_up_and_never_bought_twice(house: Buil
         assert await broker.machines() == []
 
 
+class Lagging(SimulatedProvider):
+    """What it lists is true, but a broker must not rely on that for `LAG_S`."""
+
+    LAG_S = 100.0
+    without = 0
+    """Listings since the last that showed a machine."""
+
+    @property
+    def caps(self) -> Caps:
+        return replace(super().caps, list_lag_s=self.LAG_S)
+
+    async def list(self) -> Sequence[Observed]:
+        listed = await super().list()
+        stands = any(machine.state is not InstanceState.GONE for machine in listed)
+        self.without = 0 if stands else self.without + 1
+        return listed
+
+
 async def test_the_time_that_listings_lag_is_not_charged(house: Build) -> None:
     """A destroyed machine is absent once a listing does not show it, though the proof takes a whole lag longer."""
-    async with house(faults={"list_lag_s": 3.0}).running() as broker:
-        job = await broker.submit()
+    broker = house(Lagging, virtual=ENDLESS)
+    cloud, job = broker.provider, await broker.submit()
+    assert isinstance(cloud, Lagging)
+
+    async def listed_without() -> bool:
+        return cloud.without > 3
+
+    async with broker.running():
+        await _training(broker, job)
+        broker.clock.forward(cloud.LAG_S)  # no listing leaves it out because it is young
+        broker.finish()
+        await broker.eventually(listed_without)
+        assert [attempt.state for attempt in await broker.attempts(job)] == [AttemptState.TERMINATING]
+        broker.clock.forward(cloud.LAG_S)
         done = await broker.state_of(job, JobState.SUCCEEDED)
         (attempt,) = await broker.attempts(job)
         assert attempt.absent_at is not None
         assert attempt.ended_at is not None
-        # The whole lag but the time from one listing to the next, which a busy machine stretches.
-        assert (attempt.ended_at - attempt.absent_at).total_seconds() > 1.5
+        assert (attempt.ended_at - attempt.absent_at).total_seconds() >= cloud.LAG_S
         assert attempt.charged_to == attempt.absent_at
         assert done.spent_usd == attempt.charged_usd == accrued(attempt, attempt.absent_at)
+        assert attempt.charged_usd < accrued(attempt, attempt.ended_at)
 
 
 async def test_a_wrong_machine_is_given_back(house: Build) -> None:
