@@ -83,7 +83,7 @@ async def hung_up(tmp_path: Path) -> AsyncIterator[list[tuple[str, str]]]:
     held = os.open(fifo, os.O_RDWR)
     script = f"trap 'echo gone > {fifo}; exit' HUP; echo up; while :; do sleep 0.05; done"
     yield [("word", "sh"), ("word", "-c"), ("word", script)]
-    assert (await asyncio.to_thread(select.select, [held], [], [], 60))[0], "it goes on"
+    assert (await asyncio.to_thread(select.select, [held], [], [], 300))[0], "it goes on"
     assert os.read(held, 9) == b"gone\n"
     os.close(held)
 
@@ -106,7 +106,7 @@ async def test_it_ends_with_its_token(api: Running, training: tuple[str, dict[st
     ):
         assert (await socket.receive()).data == b"\x01up\n"
         await api.revoke("ann")
-        assert (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
+        assert (await socket.receive(timeout=300)).type is aiohttp.WSMsgType.CLOSE
         assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
 
 
@@ -168,6 +168,6 @@ async def test_shells_are_counted_by_owner_and_in_all(
     for socket in mine:
         await socket.send_str(json.dumps({"eof": True}))
         while not socket.closed:
-            await socket.receive(timeout=60)
+            await socket.receive(timeout=300)
     assert await ran(api, job, headers, "true") == (0, b"", b"")
     await theirs.close()
