@@ -182,12 +182,12 @@ async def test_each_budget_of_a_policy_is_told_though_the_same_share_is_reached_
     house: Build, store: Store
 ) -> None:
     here = house()
-    first = day("0.06", ("0.00001", "notify"))
+    first = day("0.006", ("0.0001", "notify"))
     await store.put_policy(policy(budgets=[*first, {**first[0], "per": "week"}]))
     async with here.running():
-        await here.state_of(await here.submit(cap_usd="0.05"), JobState.SUCCEEDED)
+        await here.state_of(await here.submit(cap_usd="0.005"), JobState.SUCCEEDED)
     await Budgets(here.fleet("late").context).step()
-    assert {notice.data["budget"] for notice in await notices(store)} == {"day/rolling/0.06", "week/rolling/0.06"}
+    assert {notice.data["budget"] for notice in await notices(store)} == {"day/rolling/0.006", "week/rolling/0.006"}
 
 
 async def notices(store: Store) -> list[Notice]:
