@@ -116,10 +116,9 @@ async def test_every_way_out_gives_the_place_back(kind: Kind) -> None:
             assert [e async for e in ada.events(job, follow=False)]
             left = await following(ada, job)
             await left.aclose()
-            late, limit_s = [], 0.2
-            while not late:  # a busy machine needs longer for the first one
-                late = await until(lambda s=limit_s: _seen(ada.events(job, timeout_s=s)))  # type: ignore[misc]
-                limit_s *= 2
+            limit_s = 0.2
+            while not (late := await until(lambda s=limit_s: _seen(ada.events(job, timeout_s=s)))):  # type: ignore[misc]
+                limit_s *= 2  # a busy machine needs longer for the first one
             assert late[0] == "job.submitted"
             await until(lambda: ada.artifact(job, "a"))
 
