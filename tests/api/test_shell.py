@@ -75,6 +75,12 @@ async def test_a_terminal_has_the_size_of_the_client_s(api: Running, training: t
     assert (code, out.splitlines()[-1]) == (0, b"31 97")
 
 
+@pytest.fixture(autouse=True)
+def _hung_up_on_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program on a busy machine may take long to hear of it; none here has to be killed."""
+    monkeypatch.setattr("broker.api.terminal.HANG_UP_S", 300.0)
+
+
 @asynccontextmanager
 async def hung_up(tmp_path: Path) -> AsyncIterator[list[tuple[str, str]]]:
     """A program that says `up`, and must have been hung up on by the end of the body."""
