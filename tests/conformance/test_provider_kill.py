@@ -70,9 +70,9 @@ async def test_a_creator_that_is_killed_leaves_nothing_or_one_machine(tmp_path: 
             await provider.destroy(machine.handle)
         kills = 0
         # A machine that is busy now or was at the first create misses the moments of interest, until it hits them.
-        while kills < 40 or not 0 < left < kills:
+        while kills < 40 or (kills < 120 and not 0 < left < kills):
             if kills >= 40:
-                whole_s *= 1.3 if left == 0 else 0.7
+                whole_s = min(1.2 * whole_s, 10.0) if left == 0 else 0.8 * whole_s
             kills += 1
             name, creator = await begin()
             await asyncio.sleep(draw.uniform(0.0, 1.3 * whole_s))
@@ -90,3 +90,4 @@ async def test_a_creator_that_is_killed_leaves_nothing_or_one_machine(tmp_path: 
     finally:
         server.stdin.close()
         await server.wait()
+    assert 0 < left < kills, "the kills missed the moments of interest"

@@ -139,7 +139,7 @@ async def test_work_ends_with_the_callers_deadline(house: House, monkeypatch: py
     me, limit_s = await signed(house), 0.2
     while not stuck.entered.is_set():  # a busy machine needs longer to begin with it
         told = await fails(stub.ListJobs(pb.ListJobsRequest(), metadata=me, timeout=limit_s))
-        assert told.kind == "deadline"
+        assert (told.kind, limit_s < PATIENCE_S) == ("deadline", True)
         limit_s *= 2
     async with asyncio.timeout(PATIENCE_S):
         await stuck.left.wait()
