@@ -27,6 +27,22 @@ settings.register_profile(
 settings.load_profile("gpubroker")
 
 
+PATIENT = (
+    "broker.notify.slack_client.TIMEOUT_S", "broker.notify.webhook.CONNECT_S",
+    "broker.store.postgres_hints.CONNECT_TIMEOUT_S",
+    "broker.store.postgres_pool.CONNECT_TIMEOUT_S", "broker.store.postgres_pool.STATEMENT_TIMEOUT_S",
+)  # fmt: skip
+"""Limits for answers of others, which in tests are this process or beside it: it may stand still for longer."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        for limit in PATIENT:
+            patched.setattr(limit, 300.0)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """A daemon that a test runs in this process logs to the stderr of that test, which is closed when it ends."""

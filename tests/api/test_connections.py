@@ -12,7 +12,7 @@ from broker.clock import SystemClock
 from broker.store.memory import MemoryStore
 from tests.api.harness import Running, memory_blobs, serving
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture

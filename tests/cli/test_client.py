@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from broker.client import sse
 from broker.client.client import AsyncClient
 from broker.client.connection import Connection
 from broker.client.errors import ApiError, BrokenOff, Damaged, NotSaved, Unreachable
+from trainer.agent.child import free_port
 
 JOB = "a" * 13
 
@@ -34,9 +34,7 @@ class Daemon:
     """Something that answers on a port of its own and can be stopped."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()  # none that is given to somebody else while nothing answers here
         self.url = f"http://127.0.0.1:{self.port}"
         self.seen: list[str] = []
         self._runner: web.AppRunner | None = None

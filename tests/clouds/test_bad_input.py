@@ -360,7 +360,7 @@ async def test_a_cloud_that_hangs_keeps_the_daemon_from_nothing(
     monkeypatch.setattr("broker.app.FIRST_PRICES_S", 0.5)
     async with answering(200, "", hangs=True) as url:
         sections = {"runpod": {"endpoint": url, "emulated": True}}
-        async with asyncio.timeout(120), daemon(postgres_dsn, tmp_path, sections, monkeypatch) as broker:
+        async with asyncio.timeout(300), daemon(postgres_dsn, tmp_path, sections, monkeypatch) as broker:
             await broker.succeeds()
 
 

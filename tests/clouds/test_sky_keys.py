@@ -57,7 +57,7 @@ async def test_a_request_calls_with_the_keys_that_lie_there_then(tmp_path: Path)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(180):
+        async with asyncio.timeout(600):
             while words:
                 copies.refresh()
                 process.stdin.write(b"\n")

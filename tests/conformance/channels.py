@@ -48,7 +48,7 @@ async def say(store: Store, job: Job, *kinds: str) -> None:
 
 
 async def claim(store: Store, **changes: Any) -> Sequence[Stream]:
-    asked: dict[str, Any] = {"busy": [], "owner": "o", "lease_s": 30, "limit": 10, "depth": 10}
+    asked: dict[str, Any] = {"busy": [], "owner": "o", "lease_s": 300, "limit": 10, "depth": 10}
     return await store.claim_streams(KINDS, **asked | changes)
 
 

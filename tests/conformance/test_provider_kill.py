@@ -68,7 +68,12 @@ async def test_a_creator_that_is_killed_leaves_nothing_or_one_machine(tmp_path: 
         whole_s = time.monotonic() - begun
         for machine in await provider.list():
             await provider.destroy(machine.handle)
-        for _ in range(40):
+        kills = 0
+        # A machine that is busy now or was at the first create misses the moments of interest, until it hits them.
+        while kills < 40 or (kills < 120 and not 0 < left < kills):
+            if kills >= 40:
+                whole_s = min(1.2 * whole_s, 10.0) if left == 0 else 0.8 * whole_s
+            kills += 1
             name, creator = await begin()
             await asyncio.sleep(draw.uniform(0.0, 1.3 * whole_s))
             with suppress(ProcessLookupError):
@@ -85,4 +90,4 @@ async def test_a_creator_that_is_killed_leaves_nothing_or_one_machine(tmp_path: 
     finally:
         server.stdin.close()
         await server.wait()
-    assert 0 < left < 40, "the kills missed the moments of interest"
+    assert 0 < left < kills, "the kills missed the moments of interest"

@@ -135,15 +135,15 @@ async def test_only_who_has_the_cloud_claims_what_runs_there(store: Store) -> No
 async def test_who_does_not_hear_a_cloud_leaves_its_rows_to_others_first(house: House) -> None:
     attempt, _ = await running(house.store)
     own = attempt.line.offer.provider
-    await house.pass_time(5)
+    await house.pass_time(500)
 
     async def claims(later_s: float) -> int:
         found = await house.store.claim_attempts(Lane.LIVENESS, owner="o", lease_s=HOUR, limit=9, turns={own: later_s})
         return len(found)
 
-    assert await claims(8.0) == 0
-    await house.pass_time(5)
-    assert await claims(8.0) == 1
+    assert await claims(800.0) == 0
+    await house.pass_time(500)
+    assert await claims(800.0) == 1
 
 
 @pytest.mark.parametrize("signal", ["stop", "cap"])
@@ -159,10 +159,10 @@ async def test_who_does_not_hear_a_cloud_still_acts_on_a_signal_at_once(store: S
 async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> None:
     store = house.store
     await submitted(store)
-    zombie = await claimed_job(store, lease_s=30)
-    assert not await store.claim_jobs([JobState.QUEUED], owner="b", lease_s=30, limit=9)
-    await house.pass_time(31)
-    heir = await claimed_job(store, lease_s=30)
+    zombie = await claimed_job(store, lease_s=300)
+    assert not await store.claim_jobs([JobState.QUEUED], owner="b", lease_s=300, limit=9)
+    await house.pass_time(301)
+    heir = await claimed_job(store, lease_s=300)
     assert heir.epoch > zombie.epoch
     late = Change(job=(zombie, replace(zombie, reason="zombie")))
     assert await store.apply([late, Change(job=(heir, replace(heir, reason="heir")))]) == [False, True]
@@ -174,9 +174,9 @@ async def test_a_lease_expires_and_the_epoch_fences_the_zombie(house: House) -> 
 async def test_an_expired_attempt_lease_fences_the_zombie(house: House) -> None:
     store = house.store
     attempt, _ = await running(store)
-    (zombie,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=30, limit=9)
-    await house.pass_time(31)
-    (heir,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=30, limit=9)
+    (zombie,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=300, limit=9)
+    await house.pass_time(301)
+    (heir,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=300, limit=9)
     assert heir.attempt.epoch > zombie.attempt.epoch
     gone = in_state(zombie.attempt, AttemptState.TERMINATING)
     assert await store.apply([Change(attempt=(zombie.attempt, gone))]) == [False]
@@ -188,10 +188,10 @@ async def test_a_row_is_due_again_after_its_time(house: House) -> None:
     await submitted(store)
     job = await claimed_job(store)
     waiting = replace(job, state=JobState.RECOVERING, attempts=1)
-    assert await store.apply([Change(job=(job, waiting), due_in_s=60)]) == [True]
-    assert not await store.claim_jobs([JobState.RECOVERING], owner="a", lease_s=1, limit=9)
-    await house.pass_time(61)
-    (again,) = await store.claim_jobs([JobState.QUEUED, JobState.RECOVERING], owner="a", lease_s=1, limit=9)
+    assert await store.apply([Change(job=(job, waiting), due_in_s=600)]) == [True]
+    assert not await store.claim_jobs([JobState.RECOVERING], owner="a", lease_s=HOUR, limit=9)
+    await house.pass_time(601)
+    (again,) = await store.claim_jobs([JobState.QUEUED, JobState.RECOVERING], owner="a", lease_s=HOUR, limit=9)
     assert again.state is JobState.RECOVERING
 
 
@@ -201,9 +201,9 @@ async def test_a_released_row_is_due_after_the_time_given_and_only_its_holder_re
     (leased,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=9)
     await store.release([], [attempt], due_in_s=0)  # as read before the claim: an older epoch
     assert not await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=9)
-    await store.release([], [leased.attempt], due_in_s=20)
+    await store.release([], [leased.attempt], due_in_s=200)
     assert not await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=9)
-    await house.pass_time(21)
+    await house.pass_time(201)
     assert await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=9)
 
     job = await submitted(store)

@@ -64,14 +64,14 @@ async def test_a_stream_is_one_brokers_until_its_lease_lapses(house: House) -> N
     await told(store, "a", "b")
     (first,) = await claim(store)
     assert not await claim(store)
-    await house.pass_time(31)
+    await house.pass_time(301)
     (second,) = await claim(store)
     assert kinds(second) == ["a", "b"]
     assert await settle(store, first, done=numbers(first)) == 0
     assert (await status(store, "log")).waiting == 2
     assert await settle(store, second, done=numbers(second)) == 1
     assert (await status(store, "log")).waiting == 0
-    await house.pass_time(31)
+    await house.pass_time(301)
     assert not await claim(store)
 
 
@@ -88,11 +88,11 @@ async def test_a_failed_delivery_holds_its_stream_and_no_other(house: House) -> 
     store = house.store
     job = await told(store, "a", "b")
     (stream,) = await claim(store)
-    await settle(store, stream, attempts=3, due_in_s=60)
+    await settle(store, stream, attempts=3, due_in_s=600)
     other = await told(store, "x")
     await say(store, job, "c")
     assert [one.name for one in await claim(store)] == [other.id]
-    await house.pass_time(61)
+    await house.pass_time(601)
     again = {one.name: one for one in await claim(store)}[job.id]
     assert kinds(again) == ["a", "b", "c"]
     assert [pending.delivery.attempts for pending in again.pending] == [3, 0, 0]
@@ -113,11 +113,11 @@ async def test_a_channel_that_waits_gives_nothing(house: House) -> None:
     await only(store, make_channel("a"), make_channel("b"))
     await told(store, "x")
     streams = {one.channel.name: one for one in await claim(store)}
-    await settle(store, streams["a"], wait_s=60)
+    await settle(store, streams["a"], wait_s=600)
     await settle(store, streams["b"])
     await told(store, "y")
     assert {one.channel.name for one in await claim(store)} == {"b"}
-    await house.pass_time(61)
+    await house.pass_time(601)
     assert {one.channel.name for one in await claim(store)} == {"a", "b"}
 
 
@@ -126,7 +126,7 @@ async def test_a_failing_channel_gives_one_stream_as_a_probe(house: House) -> No
     for _ in range(3):
         await told(store, "a")
     first, *_ = await claim(store, limit=1)
-    await settle(store, first, channel={"failures": 1, "reason": "503"}, attempts=1, due_in_s=5)
+    await settle(store, first, channel={"failures": 1, "reason": "503"}, attempts=1, due_in_s=500)
     assert len(await claim(store)) == 1
     assert (await status(store, "log")).channel.failures == 1
 
@@ -150,9 +150,9 @@ async def test_a_refresh_is_due_when_nothing_waits(house: House) -> None:
     store = house.store
     job = await told(store, "a")
     (stream,) = await claim(store)
-    await settle(store, stream, done=numbers(stream), refresh_in_s=10, state={"ts": "1"})
+    await settle(store, stream, done=numbers(stream), refresh_in_s=100, state={"ts": "1"})
     assert not await claim(store)
-    await house.pass_time(11)
+    await house.pass_time(101)
     (stream,) = await claim(store)
     assert (stream.name, stream.pending, stream.state) == (job.id, (), {"ts": "1"})
     assert stream.snapshot is not None

@@ -105,11 +105,11 @@ async def test_nothing_is_noted_of_an_attempt_that_has_ended(store: Store) -> No
 async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> None:
     store = house.store
     job = await submitted(store)
-    (due,) = await store.claim_stored(lease_s=60, limit=9)
+    (due,) = await store.claim_stored(lease_s=600, limit=9)
     assert due.id == job.id
-    assert await store.claim_stored(lease_s=60, limit=9) == []
-    await house.pass_time(61)
-    assert [one.id for one in await store.claim_stored(lease_s=60, limit=9)] == [job.id]
+    assert await store.claim_stored(lease_s=600, limit=9) == []
+    await house.pass_time(601)
+    assert [one.id for one in await store.claim_stored(lease_s=600, limit=9)] == [job.id]
     stored = Stored(bytes=5, accrued_usd=Decimal("0.1234567"), charged_usd=Decimal("0.123457"), to=START)
     charge = StorageCharge(job_id=job.id, read=None, to=stored, usd=stored.charged_usd, due_in_s=600)
     assert await store.charge_storage(charge)
@@ -120,13 +120,13 @@ async def test_storage_is_looked_at_by_turns_and_charged_once(house: House) -> N
     assert now.spent_usd == Decimal(0)
     (entry,) = await store.ledger(job.id)
     assert (entry.category, entry.attempt_id, entry.usd) == (LedgerCategory.STORAGE, None, stored.charged_usd)
-    await house.pass_time(599)
-    assert await store.claim_stored(lease_s=60, limit=9) == []
-    await house.pass_time(2)
-    assert len(await store.claim_stored(lease_s=60, limit=9)) == 1
+    await house.pass_time(300)
+    assert await store.claim_stored(lease_s=600, limit=9) == []
+    await house.pass_time(301)
+    assert len(await store.claim_stored(lease_s=600, limit=9)) == 1
     assert await store.charge_storage(replace(charge, read=stored, usd=Decimal(0), due_in_s=None))
     await house.pass_time(10**6)
-    assert await store.claim_stored(lease_s=60, limit=9) == []
+    assert await store.claim_stored(lease_s=600, limit=9) == []
 
 
 async def test_a_job_at_rest_is_looked_at_at_once(house: House) -> None:
@@ -138,7 +138,7 @@ async def test_a_job_at_rest_is_looked_at_at_once(house: House) -> None:
     row = await claimed_job(store)
     rest = replace(row, state=JobState.FAILED, finished_at=START)
     assert await store.apply([Change(job=(row, rest))]) == [True]
-    assert [one.id for one in await store.claim_stored(lease_s=60, limit=9)] == [job.id]
+    assert [one.id for one in await store.claim_stored(lease_s=600, limit=9)] == [job.id]
 
 
 async def test_only_what_is_at_rest_is_deleted_and_only_by_its_team(store: Store) -> None:
@@ -177,10 +177,10 @@ async def test_an_upload_is_forgotten_when_nobody_has_sent_it_for_long(house: Ho
     mine, old, new = store.as_tenant(ANN), "a" * 64, "b" * 64
     for sha256 in (old, new):
         await mine.put_upload("ann", Upload(sha256=sha256, bytes=1, name="x.csv", summary=None))
-    await house.pass_time(100)
+    await house.pass_time(1000)
     await mine.put_upload("bob", Upload(sha256=new, bytes=1, name="x.csv", summary=None))
-    assert await store.forget_uploads(older_than_s=50, limit=9) == [old]
-    assert await store.forget_uploads(older_than_s=50, limit=9) == []
+    assert await store.forget_uploads(older_than_s=500, limit=9) == [old]
+    assert await store.forget_uploads(older_than_s=500, limit=9) == []
     assert set(await store.known_uploads([old, new, "c" * 64])) == {new}
     gone = await mine.upload("ann", old)
     assert gone is not None

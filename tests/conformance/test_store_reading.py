@@ -100,11 +100,11 @@ async def test_counts_name_every_state(store: Store) -> None:
 
 async def test_blocked_offers_come_back(house: House) -> None:
     store = house.store
-    await store.block_offer("a", "sold out", for_s=30)
-    await store.block_offer("b", "quota", for_s=30)
-    await store.block_offer("b", "still no quota", for_s=90)
+    await store.block_offer("a", "sold out", for_s=300)
+    await store.block_offer("b", "quota", for_s=300)
+    await store.block_offer("b", "still no quota", for_s=900)
     assert await store.blocked_offers() == {"a": "sold out", "b": "still no quota"}
-    await house.pass_time(31)
+    await house.pass_time(301)
     assert await store.blocked_offers() == {"b": "still no quota"}
 
 

@@ -17,7 +17,7 @@ from tests.controllers.house import INSTALLATION, House
 class Rented(SimulatedProvider):
     """Machines are listed, and bill, as soon as create is called. A launch goes on when its caller has gone."""
 
-    agent_start_s = 0.3
+    agent_start_s = 60.0
     deadline_s = 300.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -36,6 +36,8 @@ class Rented(SimulatedProvider):
         self.findings: list[ProviderError] = []
         """What the next looks at machines say whose create was not heard."""
         self.called: list[tuple[str, str]] = []
+        self.listings = 0
+        """That have answered."""
 
     @property
     def caps(self) -> Caps:
@@ -94,6 +96,7 @@ class Rented(SimulatedProvider):
 
     async def list(self) -> Sequence[Observed]:
         listed = [*self.bare.values(), *await super().list()]
+        self.listings += 1
         return [replace(o, **self.shown.get(o.handle.id, {})) for o in listed]
 
     async def destroy(self, handle: Handle) -> None:

@@ -31,7 +31,10 @@ async def test_a_machine_is_not_adopted_before_its_agent_runs(house: Build) -> N
         assert await cloud_of(broker).list() == []
 
 
-async def test_a_launcher_that_dies_between_leaves_no_bare_machine(house: Build) -> None:
+async def test_a_launcher_that_dies_between_leaves_no_bare_machine(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rented, "agent_start_s", 0.3)
     broker = house(Rented)
     async with broker.running():
         job = await broker.submit()

@@ -259,7 +259,12 @@ async def test_a_long_boot_is_not_paid_for_where_the_cloud_bills_from_running(ho
         async def known_to_run() -> bool:
             return (await broker.attempts(job))[0].running_at is not None
 
+        async def listed_since() -> bool:
+            return cloud.listings > before + 1
+
         await broker.eventually(charged)
+        before = cloud.listings
+        await broker.eventually(listed_since)  # as starting, after all that was charged
         assert not await known_to_run()
         runs = broker.clock.now()
         del cloud.shown[name_of(job)]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from broker.domain.errors import BlobsUnavailable
+from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
 from broker.domain.job import JobState, Reason
 from tests.controllers.house import House
@@ -25,13 +26,22 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
             raise BlobsUnavailable("the blob store does not answer")
         return await put(key, data, **how)
 
-    async def alive(launched_by: str, name: str) -> Liveness:
-        return Liveness.ALIVE
+    create, told = broker.provider.create, broker.provider.launcher
+    sent: list[Any] = []
+
+    async def creates(*asked: Any) -> Any:
+        sent.append(asked)
+        return await create(*asked)
+
+    async def alive(launched_by: str, name: InstanceName) -> Liveness:
+        return await told(launched_by, name) if sent else Liveness.ALIVE
 
     monkeypatch.setattr(broker.blobs, "put", flaky)
+    monkeypatch.setattr(broker.provider, "create", creates)
     monkeypatch.setattr(broker.provider, "launcher", alive)
     async with broker.running():
         job = await broker.submit()
         await broker.state_of(job, JobState.SUCCEEDED)
         assert [attempt.reason for attempt in await broker.attempts(job)] == [Reason.COMPLETED]
         assert refused
+        assert len(sent) == 1

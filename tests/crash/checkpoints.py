@@ -39,7 +39,7 @@ RANDOM_S = 0.3
 """Within which a life is ended that is ended at some time; about ten saves in a folder, two in an S3."""
 ROUND = 10
 """Kills of one job."""
-LIFE_S = 120.0
+LIFE_S = 300.0
 """Far more than one takes."""
 LOOK_S = 0.002
 

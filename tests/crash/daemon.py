@@ -17,6 +17,7 @@ import psutil
 import yaml
 
 from broker.client.client import AsyncClient
+from providers.born import INSTANCE_DIR, kill_all
 from tests.crash.waits import Within
 from tests.processes import processes_of
 
@@ -67,7 +68,7 @@ class Daemon:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "broker.cli", "serve", "--home", str(self.home), stdout=log, stderr=log,
         )  # fmt: skip
-        async with Within(60, f"the start of {self.home}", self.log):
+        async with Within(300, f"the start of {self.home}", self.log):
             while not client_file.exists() or client_file.stat().st_mtime_ns == before:
                 assert self.process.returncode is None, self.log()
                 await asyncio.sleep(0.02)
@@ -92,6 +93,14 @@ class Daemon:
 
     def processes(self) -> list[psutil.Process]:
         return processes_of(self.home)
+
+    def preempt(self) -> None:
+        """All of its machines are taken away at once, without notice."""
+        machines = [process for process in self.processes() if INSTANCE_DIR in process.environ()]
+        for process in machines:
+            process.suspend()  # none sees another one's end
+        for folder in {Path(process.environ()[INSTANCE_DIR]) for process in machines}:
+            kill_all(folder, lambda: False)
 
     async def remove(self) -> None:
         await self.stop()

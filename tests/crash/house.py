@@ -41,11 +41,11 @@ CONFIG: dict[str, Any] = {
     "limits": {"beat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},
 }  # fmt: skip
 LOOK_S = 0.03
-SETTLE_S = 120.0
+SETTLE_S = 300.0
 """Within which all jobs must have ended; far more than it takes."""
 CLOCK_S = 0.25
 """By which a broker's reading of the database's clock may be wrong here."""
-SWEEP_S = 60.0
+SWEEP_S = 300.0
 """Within which a machine that nobody answers for must be gone."""
 LASTED = """
     SELECT id, GREATEST(absent_at, (SELECT max(at) FROM ledger WHERE attempt_id = attempts.id AND kind = 'adjustment'))

@@ -105,11 +105,11 @@ class Rig:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        await asyncio.to_thread(psutil.wait_procs, backends, 10)  # the postmaster's own end is for its keeper to take
+        await asyncio.to_thread(psutil.wait_procs, backends, 300)  # the postmaster's own end is for its keeper to take
 
     async def postgres_answers(self) -> None:
         """Waits until it does."""
-        async with Within(120, "PostgreSQL answers"):
+        async with Within(300, "PostgreSQL answers"):
             while True:
                 try:
                     return await self.administer("SELECT 1")

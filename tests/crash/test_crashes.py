@@ -120,7 +120,7 @@ async def test_a_start_that_is_broken_off_leaves_no_process_and_no_number_to_the
         first.cancel()
         second = await nursery.fork(seconds=600)
         left = [child for child in psutil.Process(nursery.process.pid).children() if child.pid != second]
-        await asyncio.to_thread(psutil.wait_procs, left, 60)
+        await asyncio.to_thread(psutil.wait_procs, left, 600)
         assert [child.pid for child in psutil.Process(nursery.process.pid).children()] == [second]
 
 

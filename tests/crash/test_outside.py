@@ -59,7 +59,7 @@ def stands(rig: Rig, name: str) -> Stand:
 
 async def gone(stand: Stand) -> None:
     """Destroyed, and no listing shows it any more."""
-    async with Within(60, f"{stand.id} is gone"):
+    async with Within(300, f"{stand.id} is gone"):
         while time.monotonic() < stand.destroyed + LAG_S:  # noqa: ASYNC110 - another process destroys it
             await asyncio.sleep(LOOK_S)
 
@@ -70,7 +70,7 @@ async def working(house: House) -> Stand:
     house.seat.gate.hold = asyncio.Event().wait
     house.seat.start()
     await house.submit()
-    async with Within(60, "a machine is bought", house.seat.told):
+    async with Within(300, "a machine is bought", house.seat.told):
         while not house.rig.cloud.alive(house.installation):  # noqa: ASYNC110 - another process buys it
             await asyncio.sleep(LOOK_S)
     return house.rig.cloud.alive(house.installation)[0]
@@ -100,7 +100,7 @@ async def test_on_a_restored_database_orphans_are_only_reported_until_a_person_e
         await house.seat.leave()
         await house.restore()
         house.seat.start()
-        async with Within(60, "the log tells of what is only reported", house.seat.told):
+        async with Within(300, "the log tells of what is only reported", house.seat.told):
             while "only reported: this installation bought it" not in house.seat.log():  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         told = await run(home, "doctor", "--orphans")

@@ -13,7 +13,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """Of a caller who names no deadline: for a machine that has much else to do."""
 
 

@@ -44,6 +44,9 @@ class Gate:
 
     moto: str
     life_s: float
+    """As the callers of STS are told."""
+    patience_s: float = 0.0
+    """Beyond which a key that has ended is let through: for a machine that stood still when it was to be renewed."""
     bucket: str = ""
     """One of its own: all servers of moto in a process show the same S3."""
     url: str = ""
@@ -71,12 +74,12 @@ class Gate:
             "aws_secret_access_key": "hidden-from-instances",
         }  # fmt: skip
 
-    async def fresh(self, life_s: float) -> None:
+    async def fresh(self, life_s: float, patience_s: float = 0.0) -> None:
         """Forgets everything and makes another bucket."""
         assert self._client is not None
         self.sessions, self.denied, self.writes, self.used, self.issues = {}, [], {}, set(), True
         self.requests = self.expired = self.absent = 0
-        self.life_s, self.bucket = life_s, f"bucket-{secrets.token_hex(4)}"
+        self.life_s, self.patience_s, self.bucket = life_s, patience_s, f"bucket-{secrets.token_hex(4)}"
         signed = {"Authorization": f"AWS4-HMAC-SHA256 Credential={ROOT}/20200101/us-east-1/s3/aws4_request"}
         async with self._client.put(f"{self.moto}/{self.bucket}", headers=signed) as made:
             assert made.status == 200
@@ -93,7 +96,7 @@ class Gate:
         session = self.sessions.get(key)
         if session is None or request.headers.get("x-amz-security-token") != session.token:
             return self._refuse(403, "InvalidAccessKeyId", f"{request.method} {request.rel_url}")
-        if time.monotonic() >= session.expires:
+        if time.monotonic() >= session.expires + self.patience_s:
             self.expired += 1
             return _error(400, "ExpiredToken")
         for action, resource, context in _asks(request, body):

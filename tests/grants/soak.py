@@ -97,7 +97,7 @@ class Soak:
         try:
             job = await self._submit()
             disturbing = asyncio.create_task(meanwhile(self)) if meanwhile else None
-            async with asyncio.timeout(self.ticks * self.tick_s + 120):
+            async with asyncio.timeout(self.ticks * self.tick_s + 600):
                 while (found := await self.store.job(job)) is None or found.state not in TERMINAL_JOB_STATES:
                     await self.store.wait(f"job/{job}", 0.5)
             if disturbing is not None:

@@ -97,7 +97,7 @@ async def test_plaintext_is_not_spoken_where_there_is_a_certificate(tmp_path: Pa
         assert at.grpc is not None
         async with grpc.aio.insecure_channel(at.grpc) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=300)
             assert error.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -18,7 +18,7 @@ from tests.security.tried import Tried, Tries
 from tests.security.world import World, data_set
 
 DETAILS = "grpc-status-details-bin"
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 LAST = ("CancelJob", "RefuseJob", "DeleteJobData")
 READING = ("Get", "List", "Watch", "Follow", "Download")
 TARGETS = ("job_id", "path")

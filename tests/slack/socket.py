@@ -13,7 +13,7 @@ REFRESH = {"type": "disconnect", "reason": "refresh_requested", "debug_info": {"
 class Sockets:
     """`retry_s`: how long Slack waits for an acknowledgement before it sends the envelope again."""
 
-    def __init__(self, retry_s: float = 0.3) -> None:
+    def __init__(self, retry_s: float = 60.0) -> None:
         self.retry_s = retry_s
         self.open: list[web.WebSocketResponse] = []
         self.opened = 0
@@ -57,7 +57,7 @@ class Sockets:
         async with self._changed:
             self._changed.notify_all()
 
-    async def until(self, true: Any, within_s: float = 60.0) -> None:
+    async def until(self, true: Any, within_s: float = 300.0) -> None:
         async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(true)
 

@@ -43,7 +43,7 @@ async def gpubroker(daemon: Daemon, *words: str, stdin: str = "") -> Any:
     return json.loads(out)
 
 
-async def until(there: Slack, text: str, *, within_s: float = 60.0) -> None:
+async def until(there: Slack, text: str, *, within_s: float = 300.0) -> None:
     """What Slack shows is only seen by looking."""
     async with asyncio.timeout(within_s):
         while text not in json.dumps(there.messages(), ensure_ascii=False) + json.dumps(  # noqa: ASYNC110
@@ -57,7 +57,7 @@ async def test_one_thread_tells_it_all(there: Slack, daemon: Daemon) -> None:
     tested = await gpubroker(daemon, "channel", "test", "jobs")
     assert tested[0]["delivered"], tested
     assert "a test of the channel jobs" in there.messages()[0]["text"]
-    await there.sockets.until(lambda: there.sockets.open, 30)
+    await there.sockets.until(lambda: there.sockets.open)
 
     async with daemon.client() as client:
         job = await submit(client, 10_000)
@@ -73,7 +73,8 @@ async def test_one_thread_tells_it_all(there: Slack, daemon: Daemon) -> None:
             "channel": {"id": "C0JOBS"}, "response_url": url,
             "actions": [{"type": "button", "action_id": "gpubroker.cancel", "value": job}],
         }  # fmt: skip
-        await there.sockets.deliver("interactive", payload, tries=60)
+        there.sockets.retry_s = 1.0
+        await there.sockets.deliver("interactive", payload, tries=300)
         await until(there, "counting cancelled")
         await until(there, "⏹️ counting")
         detail = await client.job(job)

@@ -69,7 +69,7 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def eventually(check: Callable[[], bool], seconds: float = 30) -> None:
+async def eventually(check: Callable[[], bool], seconds: float = 300) -> None:
     async with asyncio.timeout(seconds):
         while True:
             if check():

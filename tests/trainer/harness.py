@@ -54,7 +54,7 @@ class Agent:
     def kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and was waited for
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(600)
 
     def wait(self, seconds: float = 600.0) -> Final:
         self.code = self.process.wait(seconds)

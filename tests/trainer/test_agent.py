@@ -200,7 +200,7 @@ def test_deadman_saves_and_stops(bench: Bench) -> None:
         bench.put(keys.BROKER_LEASE, Lease(broker="b", seq=next(renewed)))
 
     renew()
-    agent = script(bench, SAVER, limits=FAST.model_copy(update={"deadman_s": 2.0}))
+    agent = script(bench, SAVER, limits=FAST.model_copy(update={"deadman_s": 12.0}))
     until(lambda: (renew(), "saved" in agent.log)[1], "the start")
     final = agent.wait()
     assert final.outcome is Outcome.DEADMAN

@@ -81,12 +81,12 @@ def _names(processes: list[psutil.Process]) -> list[str]:
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -KILL $$", 137), ("true", 0)])
 def test_the_command_s_code_is_its_own(start: Start, notice: Path, command: str, code: int) -> None:
     notice.write_text("5.0")
-    assert start("sh", "-c", command).wait(60) == code
+    assert start("sh", "-c", command).wait(600) == code
     assert not notice.exists(), "it was of an earlier start"
 
 
 def test_a_command_that_does_not_exist_ends_it(start: Start) -> None:
-    assert start("/no/such/program").wait(60) == 127
+    assert start("/no/such/program").wait(600) == 127
 
 
 def test_a_sigterm_is_written_down_and_handed_on(start: Start, notice: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_sigterm_is_written_down_and_handed_on(start: Start, notice: Path) -> 
     told_at = time.monotonic()
     first.terminate()
     until(notice.exists, "the notice is written")
-    assert first.wait(60) == 3
+    assert first.wait(600) == 3
     assert float(notice.read_text()) == 2.0
     assert time.monotonic() - told_at >= 2.0, "its end would be the container's, and with it the last save's"
 

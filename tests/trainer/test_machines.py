@@ -74,7 +74,7 @@ def nodes(tmp_path: Path, tiny_models: dict[str, Path]) -> Iterator[tuple[Node, 
     for node in made:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(node.process.pid, signal.SIGKILL)
-        node.process.wait(60)
+        node.process.wait(600)
 
 
 @pytest.mark.parametrize(("code", "told"), [(3, True), (0, False), (70, False)])
@@ -131,7 +131,7 @@ def test_two_agents_make_one_checkpoint_of_what_each_has(bench: Bench, tiny_mode
 
 def test_the_machine_that_knows_why_has_the_word(bench: Bench, tiny_models: dict[str, Path]) -> None:
     """The first one only sees that the second has gone, and waits with that."""
-    slow = FAST.model_copy(update={"beat_s": 1.0})
+    slow = FAST.model_copy(update={"beat_s": 4.0})
     first, second = two_agents(bench, tiny_models["lora"], steps=10_000, limits=slow)
     status = RunFolder(root=bench.folder / "work" / "second" / "run").status
     until(lambda: status.exists() and Status.model_validate_json(status.read_bytes()).step, "both train")

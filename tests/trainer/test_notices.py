@@ -68,24 +68,25 @@ async def test_without_a_notice_nothing_happens(watch: Watch, service: Service) 
 
 
 async def test_a_notice_goes_into_the_beat_and_drains_in_time(watch: Watch, service: Service) -> None:
-    service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:01:40Z"}'
+    service.pages[ACTION] = '{"action": "terminate", "time": "2026-01-02T03:16:40Z"}'
     await watch.notices.once()
     ending, notice_s = watch.state.ending, watch.state.beat(1, None).notice_s
     assert ending is not None
     assert (ending.outcome, ending.save) == (Outcome.DRAINED, True)
-    assert "takes this machine away in 100 s" in ending.reason
+    assert "takes this machine away in 1000 s" in ending.reason
     assert notice_s is not None
-    assert 90 < notice_s <= 100
+    assert 900 < notice_s <= 1000
     assert watch.hurried.is_set(), "the broker hears at once"
-    watch.state.limits = Limits(drain_s=500)
-    assert watch.state.drain_left_s <= 100 - LAST_WORDS_S, "the checkpoint has to be safe before"
+    watch.state.limits = Limits(drain_s=5000)
+    assert watch.state.drain_left_s <= 1000 - LAST_WORDS_S, "the checkpoint has to be safe before"
 
 
 async def test_a_notice_that_cannot_be_read_is_one_of_two_minutes(watch: Watch, service: Service) -> None:
     service.pages[ACTION] = "soon"
     await watch.notices.once()
     assert watch.state.ending is not None
-    assert watch.state.notice_s == pytest.approx(120, abs=5)
+    assert watch.state.notice_s is not None
+    assert 60 < watch.state.notice_s <= 120
 
 
 async def test_advice_to_move_is_written_down_once_and_not_obeyed(watch: Watch, service: Service) -> None:

@@ -362,7 +362,7 @@ def test_an_order_that_leaves_no_time_for_the_results_wins(bench: Bench, hold: H
     agent = script(bench, WORKS, limits=FAST.model_copy(update={"drain_s": 1.0, "outage_s": 3600}))
     until(lambda: agent.beat and agent.beat.phase == "saving", "the upload of the results")
     agent.desire(want)
-    final = agent.wait(120)
+    final = agent.wait()
     assert final.outcome is Outcome.DRAINED
     assert final.message == f"test wants {want}, before the results were in the blob store"
     assert bench.committed() == []

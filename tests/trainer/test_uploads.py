@@ -23,7 +23,7 @@ from trainer.blobs import Objects, StoreError, connect
 from trainer.contract import keys
 
 MIB = 1 << 20
-GUARD_S = 120.0
+GUARD_S = 300.0
 PEAK = """
 import asyncio, os, pathlib, sys
 from trainer.blobs import Objects, connect

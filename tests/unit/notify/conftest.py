@@ -22,4 +22,4 @@ async def desk() -> AsyncIterator[Desk]:
             stack.push_async_callback(notifier.close)
             return notifier
 
-        yield Desk(clock=clock, make=make, notifier=make(insecure_hosts=["127.0.0.1"], total_s=2.0))
+        yield Desk(clock=clock, make=make, notifier=make(insecure_hosts=["127.0.0.1"], total_s=300.0))

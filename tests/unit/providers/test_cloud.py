@@ -119,7 +119,7 @@ def opened(paper: Paper) -> CloudProvider:
 
 @pytest.mark.parametrize("error", [Throttled("429"), Rejected("the key has expired"), OutcomeUnknown("500")])
 async def test_a_listing_that_fails_after_the_launch_gives_no_machine_back(error: ProviderError) -> None:
-    paper = Paper(listings=[None, error])
+    paper = Paper(listings=[None, error], caps=Caps(spot=False, list_lag_s=300))
     (handle,) = await opened(paper).create(NAME, OFFER, BOOT)
     assert handle.id == "1"
 

@@ -134,6 +134,7 @@ async def test_a_launch_that_was_sent_and_not_answered_is_not_dead_at_once(
         launch = asyncio.create_task(sky.launch(NAME, BOUGHT, TASK))
         async with asyncio.timeout(300):
             await sent.wait()
+        monkeypatch.setattr("providers.sky.SETTLE_S", 600.0)
         launch.cancel()
         await asyncio.gather(launch, return_exceptions=True)
         assert await sky.liveness(sky.id, NAME) is Liveness.UNKNOWN

@@ -44,7 +44,7 @@ class Machine:
     def folder(self) -> Path:
         return self.home / ".gpubroker"
 
-    def text(self, name: str, within_s: float = 60.0) -> str:
+    def text(self, name: str, within_s: float = 300.0) -> str:
         """Of a file, as soon as it is there."""
         until = time.monotonic() + within_s
         while not (self.folder / name).exists():

@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-async def until(what: str, seen: Callable[[], Awaitable[bool]], *, within_s: float = 60.0) -> None:
+async def until(what: str, seen: Callable[[], Awaitable[bool]], *, within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
     while not await seen():
         assert time.monotonic() < deadline, f"not seen within {within_s} s: {what}"
