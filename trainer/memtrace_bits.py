@@ -38,7 +38,7 @@ def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dty
             module.weight = new._quantize(value.device)
     if norms:
         models._prepare(model)
-    return model
+    return quantiser._process_model_after_weight_loading(model)  # by what this sets peft knows a base of 4 bits
 
 
 def scales(model: Any) -> Iterator[torch.Tensor]:

@@ -18,9 +18,25 @@ BY_INDEX = frozenset({aten.index.Tensor, aten._index_put_impl_.default, aten.ind
 """Operations whose sizes follow from the values of a mask, which the meta device does not have."""
 
 
+ALONE = 4, 2
+"""Holders of a tensor and of its storage, as seen from a mode, where autograd alone holds it (torch 2.13)."""
+
+
 def in_backward() -> bool:
     """Whether autograd is running a graph now."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _adds_in_place(func: Any, args: Sequence[Any]) -> bool:
+    """Whether autograd adds a second gradient to one that nobody else holds and that is no view. It does that in place,
+    but under a mode such as ours never: torch's input_buffer.cpp, `can_accumulate_inplace`."""
+    if func is not aten.add.Tensor or not in_backward() or torch.is_grad_enabled():
+        return False
+    first, second = args
+    if not isinstance(second, torch.Tensor) or (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False  # a step of some module's own
+    storage = torch._C._storage_Use_Count(first.untyped_storage()._cdata)
+    return bool((first._use_count(), storage) == ALONE)
 
 
 class Storages(TorchDispatchMode):
@@ -110,6 +126,8 @@ class Storages(TorchDispatchMode):
             return self.answer if args[0].dtype is torch.bool else 1.0
         if func in BY_INDEX:
             args = (args[0], [n for index in args[1] for n in self._numbers(index)], *args[2:])
+        if _adds_in_place(func, args):
+            return args[0].add_(args[1])
         out = None
         for part in self.in_parts:
             with self:  # what is done in parts is looked at in parts

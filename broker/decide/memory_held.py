@@ -16,6 +16,11 @@ STATES: Mapping[str, float] = {
 """Optimizers, and how many moments each keeps of a trained weight."""
 
 
+CODES = 512 + 1024 + 512
+"""Of each matrix of 4 bits: the 16 values of NF4, the 256 of its scales, their mean, in the allocator's blocks
+(bitsandbytes 0.50, `QuantState`)."""
+
+
 def adapter_parameters(shape: ModelShape, rank: int, adapted: frozenset[str]) -> int:
     """Of LoRA's two matrices beside every adapted linear module."""
     return rank * sum(
@@ -33,7 +38,8 @@ def base_bytes(shape: ModelShape, n: Numerics) -> int:
     norms = sum(s.layers * (build.norms + (s.decoder_layers > 0)) + 1 for s in parts) * shape.hidden
     rest = (shape.parameters - matrices) * n.weight + (2 * norms if n.norms_float32 else 0)
     if n.bits == 4:  # NF4 in blocks of 64, whose scales are quantised in blocks of 256 (QLoRA, arXiv 2305.14314)
-        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4
+        many = sum(s.layers * copies(s, role) for s in parts for role in linears(s).keys() - build_of(s).kept)
+        return rest + matrices // 2 + matrices // 64 + matrices // 64 // 256 * 4 + CODES * many
     return rest + matrices * (1 if n.bits == 8 else n.weight)
 
 

@@ -139,16 +139,18 @@ class Layer:
         normal = tape.op([wide, root], x.count, 4, saves=[wide, root], back=x.count * 4)
         tape.drop(wide, root)
         if kind == "gemma":
-            scaled = tape.op([normal], x.count, 4, saves=[normal] if n.full else [], weights=trained)
+            scale = tape.new(w.count, 4)  # the weight and one
+            kept = [scale, normal] if n.full else [scale]
+            scaled = tape.op([normal], x.count, 4, saves=kept, weights=trained)
             out = self.cast(scaled, x.width)
-            tape.drop(normal, scaled)
+            tape.drop(scale, normal, scaled)
             return out
-        narrow = self.cast(normal, x.width)
-        tape.drop(normal)
-        back = x.count * narrow.width if n.full else 0
+        narrow, width = tape.after(normal, self.cast(normal, x.width)), max(x.width, weight)
+        wide_gradient = n.full or narrow.width < width  # the weight's before it is summed, or the input's to be cast
         out = tape.op(
-            [narrow], x.count, max(x.width, weight), saves=[narrow] if n.full else [], weights=trained, back=back
-        )
+            [narrow], x.count, width, saves=[narrow] if n.full else [], weights=trained,
+            back=x.count * width if wide_gradient else 0,
+        )  # fmt: skip
         tape.drop(narrow)
         return out
 
@@ -202,16 +204,19 @@ class Layer:
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scaled dot products by a fused kernel where there is one; its inputs stay their caller's."""
         n, s, tape = self.numerics, self.shape, self.tape
-        q, k, v = [self.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
-        grouped = k.count != q.count
+        grouped, width = k.count != q.count, 2 if n.compute == 2 else q.width
+        written = n.attention == "sdpa" and grouped and (self.build.broadcast or width == 4)
+        masked = self.masked and n.attention != "eager" and not (written and self.build.broadcast)
+        named: list[Tensor] = []
+        if masked and grouped:  # no kernel shares keys under a mask
+            q, (k, v, *named) = self.cast(q, width), self._for_every_head(q.count, width, k, v)
+        else:
+            q, k, v = [self.cast(t, 2 if n.compute == 2 else t.width) for t in (q, k, v)]
         if n.attention == "eager":
             return self._eager(q, k, v)
         bias = None
-        written = n.attention == "sdpa" and grouped and (self.build.broadcast or q.width == 4)
-        if self.masked and not (written and self.build.broadcast):  # in the type of the queries
+        if masked:  # in the type of the queries
             bias = tape.new(self.rows * self.length * self.length, q.width)
-            if grouped and s.kv_heads > 1:  # no kernel shares keys under a mask; those of one head are a view
-                q, k, v = self._repeated([q, k, v])
         elif written:
             return self._written_out(q, k, v)
         sums = tape.new(self.tokens * s.heads, 4)
@@ -219,8 +224,22 @@ class Layer:
         back = self.rows * s.heads * padded[0] * padded[1] * 4 + (2 * q.size if grouped and not bias else 0)
         masks = [bias] if bias else []
         out = tape.op([q, k, v], q.count, q.width, saves=[q, k, v, sums, *masks], back=back, saves_out=True)
-        tape.drop(q, k, v, sums, *masks)
+        tape.drop(q, k, v, sums, *masks, *named)
         return out
+
+    def _for_every_head(self, count: int, width: int, *heads: Tensor) -> list[Tensor]:
+        """Keys and values repeated for the queries' heads, and only then cast; what is cast keeps its name meanwhile.
+        Of one head they are a view, which a cast makes whole (`repeat_kv` in transformers' sdpa_attention.py)."""
+        made, named, tape = [], [], self.tape
+        for t in heads:
+            if self.shape.kv_heads > 1:
+                named.append(tape.op([t], count, t.width))
+                made.append(self.cast(named[-1], width))
+            elif t.width == width:
+                made.append(self.cast(t, width))
+            else:
+                made.append(tape.op([t], count, width, back=count * t.width))
+        return made + named
 
     def _written_out(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """torch's attention without a fused kernel: in float32, the scores whole."""

@@ -41,7 +41,7 @@ class Player:
         self.forth: dict[int, Bytes] = {}
         self.back: dict[int, Bytes] = {}
         """What each played layer between leaves behind, on its way forward and back."""
-        self.probed: dict[bool, tuple[int, int]] = {}
+        self.probed: dict[tuple[bool, int], tuple[int, int]] = {}
         self.ends: Layer | None = None
         """Holds the embeddings' adapter, where they have one."""
         self.word = ""
@@ -274,13 +274,13 @@ class Player:
         """A checkpointed layer: computed again, then back."""
         tape, step, x, layer = self.tape, self.step, self.inputs[number], self.layers[number]
         out, mark = self.leaving, len(tape.nodes)
-        ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number])
+        ahead, stop = (0, None) if step.reentrant else self._probe(self.depth.played[number], x)
         tape.shift("temporary", ahead)
         tape.category = "activations"
         inner = Tensor(x.count, x.width, x.category, x.grad, base=x)
-        tape.operations, tape.stop = 0, stop
+        tape.operations, tape.stop, tape.unpacks = 0, stop, not step.reentrant
         y = layer(inner)
-        tape.stop = None
+        tape.stop, tape.unpacks = None, False
         layer.forget()
         tape.category = "temporary"
         tape.shift("temporary", -ahead)
@@ -299,20 +299,20 @@ class Player:
         elif step.reentrant and x.gradient is not None:
             x.gradient.hold()
 
-    def _probe(self, masked: bool) -> tuple[int, int]:
+    def _probe(self, masked: bool, x: Tensor) -> tuple[int, int]:
         """(bytes of the gradients that a checkpointed layer's backward pass has made when it first needs something
-        saved and computes the layer again, the operation before which that stops)."""
-        if masked not in self.probed:
+        saved and computes the layer again, the operation before which that stops). Of inputs of that width: what is in
+        float32 already is not cast to it, which is an operation less."""
+        if (kind := (masked, x.width)) not in self.probed:
             tape = Tape()
             tape.enter("ahead", "temporary")
-            x = self.inputs[0]
             y = self._alone(tape, masked)(tape.new(x.count, x.width, grad=True))
             y.gradient = tape.new(y.count, y.width)
             tape.drop(y)
             before = tape.total
             tape.backward_until_saved()
-            self.probed[masked] = max(0, tape.total - before), tape.last_saving
-        return self.probed[masked]
+            self.probed[kind] = max(0, tape.total - before), tape.last_saving
+        return self.probed[kind]
 
     def _alone(self, tape: Tape, masked: bool) -> Layer:
         """A layer between the first and the last, on a tape of its own."""

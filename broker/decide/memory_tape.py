@@ -73,6 +73,8 @@ class Tape:
         self.whole: Category = "gradients"
         """What whole gradients of weights are counted as."""
         self.recording = True
+        self.unpacks = False
+        """What is recorded is handed to its derivatives by checkpointing's hooks."""
         self.nodes: list[_Node] = []
         self.operations = 0
         self.last_saving = 0
@@ -165,11 +167,12 @@ class Tape:
         return out
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of two tensors, number by number; each is kept for the other's gradient, which is as wide as the result
-        before it is cast."""
+        """Of two tensors, number by number; each is kept for the other's gradient, which is as wide as the result, and
+        still there while it is cast (`validate_outputs` in torch's engine.cpp). So is what was kept, unless
+        checkpointing's hooks hand it out, when it has gone by then."""
         kept = [one for one, other in ((x, y), (y, x)) if other.grad]
         width = max(x.width, y.width)
-        cast = sum(t.count * (width - t.width) for t in (x, y) if t.grad)
+        cast = sum(t.count * (width - t.width * self.unpacks) for t in (x, y) if t.grad and t.width < width)
         return self.op([x, y], x.count, width, saves=kept, back=cast)
 
     def added(self, into: Tensor, more: Tensor) -> Tensor:

@@ -169,6 +169,12 @@ def test_two_gpus_by_ddp_are_played_within_their_margin(quantised: bool, off: fl
         assert estimated == pytest.approx(traced, rel=off), (config, ask)
 
 
+def test_a_base_of_4_bits_is_played_within_two_percent() -> None:
+    for config, ask in cases(5, seed=13, only=("gemma", "gemma3_text", "gpt2", "phi3", "qwen2"), quantised=True):
+        traced, estimated, _, _ = compared(config, ask)
+        assert estimated == pytest.approx(traced, rel=0.02), (config, ask)
+
+
 def test_a_table_equals_a_trace_of_other_sizes() -> None:
     found = catalogue.find("openai/whisper-base")
     assert found is not None

@@ -4,18 +4,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+import peft
+import torch
 from accelerate.state import AcceleratorState
+from torch.nn import functional
 
+from trainer import memtrace, storages
 from trainer.asif import AsIf, allowed
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, QloraConfig, TrainConfig
 from trainer.memtrace import CATEGORIES, Peak, at_depth, extrapolate, mark, trace, watch
+from trainer.memtrace_kinds import task_of
 from trainer.memtrace_step import Ask
 from trainer.storages import Storages
 
@@ -101,6 +106,50 @@ def test_the_trace_is_what_torch_allocates(model: dict[str, Any], wanted: Ask) -
         assert sizes[segment] == pytest.approx(size, rel=0.01), segment
     for category, size in real[worst].items():
         assert traced[worst].get(category, 0) == pytest.approx(size, rel=0.001, abs=64), category
+
+
+SQUARE = torch.ones(8, 8)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: functional.linear(x, SQUARE) + functional.linear(x, SQUARE),
+        lambda x: x.bfloat16() @ SQUARE.bfloat16() + x.bfloat16() @ SQUARE.bfloat16(),
+        lambda x: functional.linear(x, SQUARE) + x,
+        lambda x: x * 2 + x * 3 + x * 4,
+        lambda x: ((x + x * 2) + x * 4) * 5 + (x + x * 6) * SQUARE[:1],
+    ],
+    ids=["views", "casts", "residual", "products", "shared"],
+)
+def test_gradients_are_added_in_place_where_torch_does_without_a_mode(
+    step: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss() -> torch.Tensor:
+        return step(torch.ones(2, 4, 8, requires_grad=True) * 2).sum()
+
+    alone, watched = loss(), loss()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        alone.backward()  # type: ignore[no-untyped-call]
+    found: list[bool] = []
+    asked = storages._adds_in_place
+
+    def told(func: Any, args: Any) -> bool:
+        if func is torch.ops.aten.add.Tensor:
+            found.append(asked(func, args))
+        return asked(func, args)
+
+    monkeypatch.setattr(storages, "_adds_in_place", told)
+    with Storages("cpu"):
+        watched.backward()  # type: ignore[no-untyped-call]
+    assert found == [e.name == "aten::add_" for e in seen.events() if e.name in ("aten::add", "aten::add_")]
+
+
+def test_a_base_of_4_bits_has_the_adapters_that_peft_gives_a_loaded_one() -> None:
+    wanted = ask("qlora")
+    model = memtrace._build(LLAMA, (1,), wanted, task_of(wanted.task, wanted.train, LLAMA), device="meta")
+    kinds = {type(m) for m in model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
+    assert kinds == {peft.tuners.lora.bnb.Linear4bit}
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

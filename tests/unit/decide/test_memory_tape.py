@@ -97,6 +97,19 @@ def test_a_gradient_changes_type_where_an_addition_did() -> None:
     assert wide.gradient.width == 4
 
 
+def test_a_gradient_is_there_beside_its_cast_to_a_narrower_type() -> None:
+    tape = tape_in()
+    narrow, wide = tape.new(COUNT, 2, grad=True), tape.new(COUNT, 4, grad=True)
+    product = tape.product(narrow, wide)
+    tape.drop(narrow, wide)
+    product.gradient = tape.new(COUNT, 4)
+    tape.drop(product)
+    tape.enter("backward", "temporary")
+    tape.backward()
+    # both numbers, the product's gradient, theirs, and the first as wide as it was computed
+    assert tape.peaks["backward"][0] == (2 + 4 + 4 + 2 + 4 + 4) * COUNT
+
+
 def test_a_view_holds_the_whole_and_gradients_of_views_are_joined() -> None:
     tape = tape_in()
     whole = tape.new(COUNT, 2, grad=True)
