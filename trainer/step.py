@@ -129,6 +129,10 @@ class Steps(ABC):
                 group["lr"] = rate
             self._before_update()
             self._optimizer.step()
+        elif (scaler := self._accelerator.scaler) is not None:
+            # Its gradients are unscaled already, and only an update readies it for the next ones. The scale stays: a
+            # loss that is no number is not of its making.
+            scaler.update(scaler.get_scale())
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
         self._record(row, tokens, time.monotonic() - started)

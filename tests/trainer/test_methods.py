@@ -1,6 +1,7 @@
 """Adapters over quantised bases, DoRA, and optimizers beside AdamW: exact to resume, and of use with plain peft."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from trainer.faults import UserFault
 
 STEPS = 6
 FIRST_SCALE = 2.0**17
+OVERFLOWS = 3
+"""Step, from 1, whose loss is no finite number."""
 NF4 = QloraConfig(r=4, dropout=0.2)
 DORA = QloraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))
 INT8 = QloraConfig(r=4, dropout=0.2, bits=8)
@@ -208,6 +211,49 @@ def test_the_scaler_of_fp16_is_resumed(model: Path, data: Path, tmp_path: Path) 
     scalers = [_scaler(snapshot) for snapshot in (drained, last, whole)]
     assert scalers[1] == scalers[2] != scalers[0]
     assert scalers[0]["scale"] != FIRST_SCALE
+
+
+def fp16_overflowing(rank: int) -> None:
+    """As `fp16`, with a loss that is no finite number at one step."""
+    import torch
+
+    from trainer.loop import Loop
+
+    fp16(rank)
+    forward = Loop._forward
+
+    def overflowing(loop: Loop, batch: list[Any]) -> torch.Tensor:
+        return forward(loop, batch) * (math.inf if loop._progress.step + 1 == OVERFLOWS else 1.0)
+
+    Loop._forward = overflowing  # type: ignore[method-assign]
+
+
+def fp16_overflowing_drained(rank: int) -> None:
+    """Within the step after it."""
+    from trainer.loop import Loop
+
+    fp16_overflowing(rank)
+    forward = Loop._forward
+
+    def draining(loop: Loop, batch: list[Any]) -> Any:
+        if loop._progress.step == OVERFLOWS:
+            loop._run.drain.touch()
+        return forward(loop, batch)
+
+    Loop._forward = draining  # type: ignore[method-assign]
+
+
+def test_a_step_that_is_left_out_under_fp16_is_gone_on_from(model: Path, data: Path, tmp_path: Path) -> None:
+    train = job(model, method=LoraConfig(r=4, dropout=0.2), max_steps=OVERFLOWS + 3)
+    whole = Crew(tmp_path / "whole", train, data, each=1, harm=fp16_overflowing).done().last
+    drained = Crew(tmp_path / "drained", train, data, each=1, harm=fp16_overflowing_drained).start()
+    assert [ended.code for ended in drained.ends()] == [ExitCode.DRAINED]
+    assert json.loads((drained.last / "state.json").read_text())["micro"] > 0
+    last = Crew(tmp_path / "last", train, data, each=1, harm=fp16_overflowing, restore=drained.last).done().last
+    assert told(last) == told(whole)
+    assert [step for step, loss, *_ in told(whole) if loss is None] == [OVERFLOWS]
+    assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert _scaler(last) == _scaler(whole)
 
 
 def _scaler(snapshot: Path) -> dict[str, Any]:
