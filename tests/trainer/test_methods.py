@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.trainer import tiny_jobs, workers
+from tests.trainer import diffusion, tiny_jobs, workers
 from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.heads import llama
 from tests.trainer.workers import HANGS_S, killed_within_a_step
 from trainer import optimizers
-from trainer.base_weights import Base, identity
+from trainer.base_weights import Base, _files, identity
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, QloraConfig, TrainConfig
 from trainer.faults import UserFault
@@ -106,6 +106,39 @@ def test_the_identity_of_a_base_is_its_weights_and_how_they_are_quantised(model:
     names = {identity(job(model, method=method)) for method in (LoraConfig(), LoraConfig(r=2), NF4, INT8)}
     assert len(names) == 3
     assert Base(job(model, method=FullConfig())).name() == ""
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "text_encoder_2"])
+def test_the_identity_of_a_diffusion_model_is_the_weights_of_its_parts(part: str, tmp_path: Path) -> None:
+    folder = diffusion.sdxl(tmp_path / "sdxl")
+    pictures = {"path": "rows.tar", "image": "image", "prompt": "{label}"}
+    train = job(folder, method=LoraConfig(), task="text_to_image", data=pictures)
+    before = identity(train)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.safetensors").write_bytes(b"not read")
+    assert identity(train) == before
+    (weights,) = (folder / part).glob("*.safetensors")
+    _change(weights)
+    assert identity(train) != before
+
+
+def test_a_model_of_the_hub_s_cache_is_known_by_the_names_of_its_blobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub" / "models--owner--name"
+    files = [f"{part}/diffusion_pytorch_model.safetensors" for part in ("unet", "vae", "onnx")]
+    for number, name in enumerate(files):
+        link, blob = cache / "snapshots" / "c0" / name, cache / "blobs" / (str(number) * 64)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(b"")
+        link.parent.mkdir(parents=True)
+        link.symlink_to(blob)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("c0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    pictures = {"path": "rows.tar", "image": "image", "prompt": "{label}"}
+    train = job(Path("owner/name"), method=LoraConfig(), task="text_to_image", data=pictures)
+    assert _files(train) == {name: str(number) * 64 for number, name in enumerate(files[:2])}
 
 
 def _change(weights: Path) -> None:
