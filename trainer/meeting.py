@@ -35,6 +35,10 @@ def prepared(what: str) -> Iterator[None]:
     beats.start()
     try:
         yield
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            store.set(f"{what}/failed/{rank}", "")
+        raise
     finally:
         over.set()
         beats.join()
@@ -58,6 +62,8 @@ def _await(store: Any, what: str, rank: int) -> None:
         now, found = time.monotonic(), store.add(f"{what}/alive/{rank}", 0)
         if found != beats:
             beats, heard = found, now
+        if store.check([f"{what}/failed/{rank}"]):
+            raise distributed.DistStoreError(f"process {rank} failed as it prepared its {what}")
         if now - heard > SILENT_S or now - began > PATIENCE_S:
             told = f"process {rank}, which prepares its {what}, was last heard of {now - heard:.0f} s ago"
             raise distributed.DistStoreError(f"{told} and waited for since {now - began:.0f} s")

@@ -54,6 +54,20 @@ def dies(rank: int) -> None:
     Task.examples = killed  # type: ignore[method-assign]
 
 
+def fails(rank: int) -> None:
+    """The second process, which says so."""
+    from trainer.tasks.base import Task
+
+    examples = Task.examples
+
+    def failing(task: Task[Any], *given: Any, **more: Any) -> Any:
+        if rank:
+            raise MemoryError
+        return examples(task, *given, **more)
+
+    Task.examples = failing  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     path = tmp_path / "rows.csv"
@@ -75,3 +89,10 @@ def test_a_machine_that_dies_meanwhile_is_not_waited_for(data: Path, tmp_path: P
     assert f'"code":{int(ExitCode.INFRASTRUCTURE)}' in ended
     assert '"pulled":true' in ended
     assert "process 1, which prepares its rows, was last heard of" in ended
+
+
+def test_a_machine_that_fails_meanwhile_ends_the_others_at_once(data: Path, tmp_path: Path) -> None:
+    crew = Crew(tmp_path / "crew", tiny_jobs.train(KIND, tmp_path / "model"), data, each=1, nodes=2, harm=fails)
+    ends = crew.start().ends()
+    assert [(one.code, one.pulled) for one in ends] == [(ExitCode.INFRASTRUCTURE, True), (ExitCode.OOM, False)]
+    assert ends[0].message == "another process of this job has gone: process 1 failed as it prepared its rows"
