@@ -7,10 +7,12 @@ from pathlib import Path
 
 from trainer import trust
 from trainer.contract.data import digest
-from trainer.contract.train import TrainConfig
+from trainer.contract.train import TrainConfig, model_files
 from trainer.faults import UserFault
 
-PATTERN = "*.safetensors"
+SUFFIX = ".safetensors"
+SECOND = f"text_encoder_2/*{SUFFIX}"
+"""Beside the files that every model for a task has: SDXL's."""
 ADAPTERS = "its adapters belong to other weights"
 
 
@@ -20,21 +22,29 @@ def identity(config: TrainConfig) -> str:
 
 
 def _weights(config: TrainConfig) -> str:
-    files = _files(config.model, config.revision)
+    files = _files(config)
     found = hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in sorted(files.items())).encode())
     quantised = config.quantised
     return f"sha256:{found.hexdigest()}{f', {quantised.bits} bits' if quantised else ''}"
 
 
-def _files(model: str, revision: str | None) -> dict[str, str]:
-    """Digests of the weight files by name: of a folder's content; the Hub's cache has them as names."""
-    folder = Path(model)
-    if folder.is_dir():
-        return {path.name: digest(path) for path in folder.glob(PATTERN)}
-    from huggingface_hub import snapshot_download
+def _files(config: TrainConfig) -> dict[str, str]:
+    """Digests of the weight files by their path in the model: of a folder's content; the Hub's cache has them as names.
 
-    cached = Path(snapshot_download(model, revision=revision, allow_patterns=[PATTERN], local_files_only=True))
-    return {path.name: path.resolve().name for path in cached.glob(PATTERN)}
+    Only of the folders that the task reads: what lies in others, as `onnx/`, is not under the adapters.
+    """
+    patterns = [one for one in (*model_files(config.task), SECOND) if one.endswith(SUFFIX)]
+    folder = Path(config.model)
+    if local := folder.is_dir():
+        root = folder
+    else:
+        from huggingface_hub import snapshot_download
+
+        root = Path(
+            snapshot_download(config.model, revision=config.revision, allow_patterns=patterns, local_files_only=True)
+        )
+    paths = [path for pattern in patterns for path in root.glob(pattern)]
+    return {p.relative_to(root).as_posix(): digest(p) if local else p.resolve().name for p in paths}
 
 
 class Base:

@@ -31,7 +31,9 @@ def _info(snapshot: Path) -> SnapshotInfo:
 async def bring(objects: Objects, origin: Origin, snapshot: Path) -> None:
     """Commits it, unless its run did so and was cut off right after. Raises StoreError, OSError; then it stays."""
     info = _info(snapshot)
-    if all(keys.step_of(key) < info.step for key in await checkpoint.own(objects, origin)):
+    there = [key for key in await checkpoint.own(objects, origin) if keys.step_of(key) >= info.step]
+    # What a training that ended right after a save has of that step in the store are no results.
+    if not there or (info.complete and not any([await checkpoint.verified(objects, key) for key in there])):
         await checkpoint.commit(objects, origin, snapshot, step=info.step, complete=info.complete, taken_s=info.taken_s)
     shutil.rmtree(snapshot)
 

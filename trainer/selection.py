@@ -96,8 +96,10 @@ class Selection:
             return
         last = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
         _put(self._kept, settle, parameters)
-        yield found[0]
-        _put(last, settle, parameters)
+        try:
+            yield found[0]
+        finally:  # also where the results cannot be written: the last weights are saved then, beside their moments
+            _put(last, settle, parameters)
 
 
 def _put(

@@ -16,6 +16,7 @@ from trainer import (
     evaluate,
     guard,
     kept,
+    meeting,
     model,
     optimizers,
     order,
@@ -40,14 +41,15 @@ class Steps(ABC):
         config = job.train
         self._join()
         self._task = tasks.of(config)
-        examples, self._dropped = self._task.examples(
-            Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
-        )
+        with meeting.prepared("rows"):
+            examples, self._dropped = self._task.examples(
+                Path(job.data), job.data_format, folder=run.root, of=job.data_sha256
+            )
         self._train, self._held = kept.divided(examples, config.seed, config.data.eval_share)
         order.insist_on_a_step(len(self._train), config.rows_a_step)
         self._total = schedule.total_steps(config, len(self._train))
         self._micro = min(config.rows_at_once, math.ceil(config.rows_a_step / self._parallel.groups))
-        self._bare = self._parallel.build(lambda hollow: self._task.model(self._precision, hollow=hollow))
+        self._bare = self._parallel.build(self._made)
         self._parameters = model.trainable(self._bare)
         self._rate = rates.of(config, self._bare)
         optimizer = optimizers.of(self._parameters, config.optim, divided=self._parallel.divided)
@@ -77,6 +79,11 @@ class Steps(ABC):
         self._report.say(devices.check(self._device))
         self._report.set(0, phase="loading", message=f"loading {config.model}")
         set_seed(config.seed)
+
+    def _made(self, hollow: bool) -> Any:
+        """The model, once all processes have read their weights."""
+        with meeting.prepared("weights"):
+            return self._task.model(self._precision, hollow=hollow)
 
     def _batches(self) -> tuple[list[list[Any]], int]:
         """This process's micro-batches of the next step, and how many losses the whole step has.
@@ -129,6 +136,10 @@ class Steps(ABC):
                 group["lr"] = rate
             self._before_update()
             self._optimizer.step()
+        elif (scaler := self._accelerator.scaler) is not None:
+            # Its gradients are unscaled already, and only an update readies it for the next ones. The scale stays: a
+            # loss that is no number is not of its making.
+            scaler.update(scaler.get_scale())
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(self._task.size(e) for b in batches for e in b) * self._parallel.groups
         self._record(row, tokens, time.monotonic() - started)

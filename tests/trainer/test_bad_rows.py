@@ -1,5 +1,6 @@
 """Pictures and chats that cannot be used are bad rows by their place, and never quietly something else."""
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -44,6 +45,20 @@ def test_a_picture_of_numbers_without_a_white_is_a_bad_row(kind: Any) -> None:
     content = picture(np.full((4, 4), 9, kind), "TIFF")
     with pytest.raises(DataError, match=r"^rows row 7 \(a/1.tif\): does not decode \(its pixels are numbers"):
         pictures.taken({"image": held(content)}, "image", "rows", 7)
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["the beginning", "the whole"])
+def test_a_disk_that_does_not_read_is_not_the_row_s_fault(read: int) -> None:
+    content, begun = picture(np.zeros((4, 4), np.uint8)), iter(range(2))
+
+    def start(count: int) -> bytes:
+        if next(begun) == read:
+            raise OSError(errno.EIO, "Input/output error")
+        return content[:count]
+
+    cell = Picture(name="a/1.png", size=len(content), start=start)
+    with pytest.raises(OSError, match="Input/output error"):
+        pictures.taken({"image": cell}, "image", "rows", 7)
 
 
 FAULTS = ["1 + 'a'", "'abc'.index('z')", "'{a}'.format()", "1 // 0", "raise_exception('no')"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.harness import Bench
@@ -17,6 +18,7 @@ from trainer.contract.guard import GuardConfig, SelectionConfig
 from trainer.contract.rendezvous import ExitCode, Outcome
 from trainer.contract.train import TrainConfig
 from trainer.faults import UserFault
+from trainer.results import Unwritten
 
 NAN = math.nan
 KIND = KINDS["text_regression full"]
@@ -94,6 +96,24 @@ def test_a_selection_without_evaluations_is_refused(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"model": "m", "data": {"path": "x.csv", "completion": "{a}"}}
     with pytest.raises(ValueError, match="set eval_every_steps"):
         TrainConfig.model_validate({**fields, "selection": {"patience": 1}})
+
+
+def test_the_last_weights_are_back_whatever_happens_to_the_results() -> None:
+    """They are saved then, beside the last moments."""
+    weights = {"w": torch.tensor([1.0])}
+    chosen = selection.Selection(SelectionConfig(best=True))
+    progress = chosen.scored(Progress(step=1), 2.0, {}, weights)
+    weights["w"].fill_(5.0)
+    progress = chosen.scored(progress.model_copy(update={"step": 2}), 3.0, {}, weights)
+
+    def written() -> None:
+        with chosen.chosen(progress, lambda: None, weights) as at:
+            assert (at, weights["w"].item()) == (1, 1.0)
+            raise Unwritten("the disk is full")
+
+    with pytest.raises(Unwritten):
+        written()
+    assert weights["w"].item() == 5.0
 
 
 # ------------------------------------------------------------------------------------------------------ whole trainings

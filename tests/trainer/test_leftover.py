@@ -80,19 +80,36 @@ def test_what_a_full_store_did_not_take_is_gone_on_from(place: Path) -> None:
     assert not (place / "out/work").exists()
 
 
+def waiting(run: RunFolder, step: int, *, complete: bool = False) -> Path:
+    """A snapshot that its run left."""
+    snapshot = run.snapshots / f"{step:010d}-000001"
+    snapshot.mkdir()
+    (snapshot / "state.json").write_text("{}")
+    info_of(snapshot).write_text(SnapshotInfo(step=step, taken_s=0.0, stall_s=0.0, complete=complete).model_dump_json())
+    return snapshot
+
+
 async def test_what_had_been_committed_is_not_brought_twice(tmp_path: Path) -> None:
     """The run was killed between the commit and the removal."""
     run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open((tmp_path / "store").as_uri(), {}, "standalone")
     assert leftover.found(run) is None
     run.make()
     for step, committed in ((3, 1), (5, 2), (5, 2)):
-        snapshot = run.snapshots / f"{step:010d}-000001"
-        snapshot.mkdir()
-        (snapshot / "state.json").write_text("{}")
-        info_of(snapshot).write_text(SnapshotInfo(step=step, taken_s=0.0, stall_s=0.0).model_dump_json())
+        snapshot = waiting(run, step)
         assert leftover.found(run) == snapshot
         await leftover.bring(objects, ORIGIN, snapshot)
         assert leftover.found(run) is None
         assert len(await checkpoint.own(objects, ORIGIN)) == committed
     assert leftover.clear(tmp_path / "work", run, tmp_path / "store") == ""
     assert not (tmp_path / "work").exists()
+
+
+async def test_results_are_brought_beside_a_checkpoint_of_their_step(tmp_path: Path) -> None:
+    """The training ended early right after a save, and the store was full at the results."""
+    run, objects = RunFolder(root=tmp_path / "work/run"), Objects.open((tmp_path / "store").as_uri(), {}, "standalone")
+    run.make()
+    for complete, verified in ((False, [False]), (True, [False, True]), (True, [False, True])):
+        await leftover.bring(objects, ORIGIN, waiting(run, 5, complete=complete))
+        found = [await checkpoint.verified(objects, key) for key in await checkpoint.own(objects, ORIGIN)]
+        assert sorted(found) == verified
+        assert leftover.found(run) is None

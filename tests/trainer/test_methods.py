@@ -1,6 +1,7 @@
 """Adapters over quantised bases, DoRA, and optimizers beside AdamW: exact to resume, and of use with plain peft."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.trainer import tiny_jobs, workers
+from tests.trainer import diffusion, tiny_jobs, workers
 from tests.trainer.crews import Crew, tensors, told
 from tests.trainer.heads import llama
 from tests.trainer.workers import HANGS_S, killed_within_a_step
 from trainer import optimizers
-from trainer.base_weights import Base, identity
+from trainer.base_weights import Base, _files, identity
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import FullConfig, LoraConfig, OptimConfig, QloraConfig, TrainConfig
 from trainer.faults import UserFault
 
 STEPS = 6
 FIRST_SCALE = 2.0**17
+OVERFLOWS = 3
+"""Step, from 1, whose loss is no finite number."""
 NF4 = QloraConfig(r=4, dropout=0.2)
 DORA = QloraConfig(r=4, dropout=0.2, dora=True, rslora=True, targets=("q_proj", "down_proj"))
 INT8 = QloraConfig(r=4, dropout=0.2, bits=8)
@@ -103,6 +106,39 @@ def test_the_identity_of_a_base_is_its_weights_and_how_they_are_quantised(model:
     names = {identity(job(model, method=method)) for method in (LoraConfig(), LoraConfig(r=2), NF4, INT8)}
     assert len(names) == 3
     assert Base(job(model, method=FullConfig())).name() == ""
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder", "text_encoder_2"])
+def test_the_identity_of_a_diffusion_model_is_the_weights_of_its_parts(part: str, tmp_path: Path) -> None:
+    folder = diffusion.sdxl(tmp_path / "sdxl")
+    pictures = {"path": "rows.tar", "image": "image", "prompt": "{label}"}
+    train = job(folder, method=LoraConfig(), task="text_to_image", data=pictures)
+    before = identity(train)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.safetensors").write_bytes(b"not read")
+    assert identity(train) == before
+    (weights,) = (folder / part).glob("*.safetensors")
+    _change(weights)
+    assert identity(train) != before
+
+
+def test_a_model_of_the_hub_s_cache_is_known_by_the_names_of_its_blobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub" / "models--owner--name"
+    files = [f"{part}/diffusion_pytorch_model.safetensors" for part in ("unet", "vae", "onnx")]
+    for number, name in enumerate(files):
+        link, blob = cache / "snapshots" / "c0" / name, cache / "blobs" / (str(number) * 64)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(b"")
+        link.parent.mkdir(parents=True)
+        link.symlink_to(blob)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("c0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    pictures = {"path": "rows.tar", "image": "image", "prompt": "{label}"}
+    train = job(Path("owner/name"), method=LoraConfig(), task="text_to_image", data=pictures)
+    assert _files(train) == {name: str(number) * 64 for number, name in enumerate(files[:2])}
 
 
 def _change(weights: Path) -> None:
@@ -208,6 +244,49 @@ def test_the_scaler_of_fp16_is_resumed(model: Path, data: Path, tmp_path: Path) 
     scalers = [_scaler(snapshot) for snapshot in (drained, last, whole)]
     assert scalers[1] == scalers[2] != scalers[0]
     assert scalers[0]["scale"] != FIRST_SCALE
+
+
+def fp16_overflowing(rank: int) -> None:
+    """As `fp16`, with a loss that is no finite number at one step."""
+    import torch
+
+    from trainer.loop import Loop
+
+    fp16(rank)
+    forward = Loop._forward
+
+    def overflowing(loop: Loop, batch: list[Any]) -> torch.Tensor:
+        return forward(loop, batch) * (math.inf if loop._progress.step + 1 == OVERFLOWS else 1.0)
+
+    Loop._forward = overflowing  # type: ignore[method-assign]
+
+
+def fp16_overflowing_drained(rank: int) -> None:
+    """Within the step after it."""
+    from trainer.loop import Loop
+
+    fp16_overflowing(rank)
+    forward = Loop._forward
+
+    def draining(loop: Loop, batch: list[Any]) -> Any:
+        if loop._progress.step == OVERFLOWS:
+            loop._run.drain.touch()
+        return forward(loop, batch)
+
+    Loop._forward = draining  # type: ignore[method-assign]
+
+
+def test_a_step_that_is_left_out_under_fp16_is_gone_on_from(model: Path, data: Path, tmp_path: Path) -> None:
+    train = job(model, method=LoraConfig(r=4, dropout=0.2), max_steps=OVERFLOWS + 3)
+    whole = Crew(tmp_path / "whole", train, data, each=1, harm=fp16_overflowing).done().last
+    drained = Crew(tmp_path / "drained", train, data, each=1, harm=fp16_overflowing_drained).start()
+    assert [ended.code for ended in drained.ends()] == [ExitCode.DRAINED]
+    assert json.loads((drained.last / "state.json").read_text())["micro"] > 0
+    last = Crew(tmp_path / "last", train, data, each=1, harm=fp16_overflowing, restore=drained.last).done().last
+    assert told(last) == told(whole)
+    assert [step for step, loss, *_ in told(whole) if loss is None] == [OVERFLOWS]
+    assert (last / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert _scaler(last) == _scaler(whole)
 
 
 def _scaler(snapshot: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +20,12 @@ from trainer.ipc import RunFolder, Status
 
 MESSAGE = 500
 """Characters of what people are told."""
+AT_ONCE = 5
+"""Of a kind, told whenever they come; then after pauses: the broker hears only the first hundred things of a start."""
+TRIES = ("upload_waits", "save_failed")
+"""Kinds that each failed try of the same thing brings once more: the first is told at once."""
+PAUSE_S = 60.0
+"""The first pause; each is twice the one before."""
 LOOK_S = 0.1
 LAST_WORDS_S = 5.0
 """What a notice must leave for `final.json` after the last checkpoint, at the most."""
@@ -69,7 +75,10 @@ class AttemptState:
     """This machine was looked at and found unfit."""
     complete: str | None = None
     """Manifest of the checkpoint that holds the results, once it is committed."""
+    clock: Callable[[], float] = time.monotonic
     _told: list[Told] = field(default_factory=list)
+    _silent_until: dict[str, float] = field(default_factory=dict)
+    """By kind, on the clock."""
     _lines: int = 0
     """Of what the worker has to tell, those taken over."""
     ran_out: Literal["device", "host"] | None = None
@@ -148,7 +157,13 @@ class AttemptState:
         return self._status
 
     def tell(self, kind: str, message: str) -> None:
-        """People should hear of it; `kind` as in `Told`."""
+        """People should hear of it; `kind` as in `Told`. What comes over and over is told after pauses that double."""
+        now, before = self.clock(), sum(one.kind == kind for one in self._told)
+        if now < self._silent_until.get(kind, -math.inf):
+            return
+        paused = before + 1 - (1 if kind in TRIES else AT_ONCE)
+        if paused >= 0:
+            self._silent_until[kind] = now + PAUSE_S * 2**paused
         self._told.append(Told(seq=len(self._told) + 1, kind=kind, message=message[:MESSAGE]))
 
     def told(self) -> tuple[Told, ...]:

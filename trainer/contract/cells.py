@@ -90,9 +90,10 @@ def picture(value: Any) -> Picture | bytes | Pixels | None:
 
 
 def _begins_a_picture(value: Picture | str) -> bool:
+    """Raises OSError where the machine could not read it."""
     try:
         start = value.start(8) if isinstance(value, Picture) else base64.b64decode(_payload(value)[:BEGINNING])
-    except (BadArchive, OSError, binascii.Error, ValueError):
+    except (BadArchive, binascii.Error, ValueError):
         return False
     return start.startswith(SIGNATURES)
 

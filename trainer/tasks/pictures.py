@@ -26,13 +26,16 @@ KEPT_BYTES = 1024**3
 
 
 def taken(row: dict[str, Any], column: str, where: str, number: int) -> Image.Image:
-    """The picture of a row, in RGB, as a camera's note of its orientation has it. Raises DataError."""
+    """The picture of a row, in RGB, as a camera's note of its orientation has it. Raises DataError, and OSError where
+    the machine could not read it."""
     cell = cells.taken("picture", row, column, where, number)
     try:
         return opened(cell)
     except MemoryError:
         raise
     except Exception as e:  # of bytes that are no picture Pillow's readers raise nearly anything
+        if isinstance(e, OSError) and e.errno is not None:  # the system's word, which Pillow's own errors never have
+            raise
         named = f" ({cell.name})" if isinstance(cell, Picture) else ""
         unknown = isinstance(e, UnidentifiedImageError)  # its text has an address of memory
         reason = "it is no picture that is known" if unknown else (str(e).strip().splitlines() or [type(e).__name__])[0]
