@@ -93,6 +93,24 @@ def test_resume_bitwise_of_a_whole_model(kind: str, models: Made, data: Path, tm
         assert torch.equal(weight, trained.read("model", name))
 
 
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+def test_a_lora_is_merged_into_a_whole_pipeline(kind: str, models: Made, data: Path, tmp_path: Path) -> None:
+    from diffusers import DiffusionPipeline
+
+    merging = {"output": {"merge": True}, "max_steps": 2, "samples": SamplesConfig(), "precision": "fp32"}
+    done = workers.finished(tmp_path / "run", config(models[kind], **merging), data)
+    merged, adapted = (DiffusionPipeline.from_pretrained(folder) for folder in (done / "model", models[kind]))
+    published = {name: weight.clone() for name, weight in adapted.unet.named_parameters()}
+    adapted.load_lora_weights(done / "adapter")
+    adapted.fuse_lora()
+    adapted.unload_lora_weights()
+    wanted = dict(adapted.unet.named_parameters())
+    found = dict(merged.unet.named_parameters())
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in found.items())
+    assert any(not torch.equal(weight, published[name]) for name, weight in found.items())
+
+
 def test_two_processes_learn_what_one_does_at_any_micro_batch(models: Made, data: Path, tmp_path: Path) -> None:
     train = config(models["sdxl"], max_steps=3, precision="fp32", samples=SamplesConfig())
     alone = Crew(tmp_path / "alone", train, data, each=1).done().last

@@ -216,6 +216,16 @@ class TextToImage(Task[Drawn]):
         parts = self._parts(next(model.parameters()).device)
         diffusers_io.pipeline(self.config, self._kind, parts, unet).save_pretrained(folder / "model")
 
+    def merge(self, folder: Path) -> None:
+        """A whole pipeline, its UNet in float32, as a full fine-tune leaves it."""
+        cpu = torch.device("cpu")
+        unet = diffusers_io.unet(self.config, torch.float32, hollow=False)
+        made = diffusers_io.pipeline(self.config, self._kind, self._parts(cpu), unet)
+        made.load_lora_weights(folder / "adapter")
+        made.fuse_lora(components=["unet"])
+        made.unload_lora_weights()
+        made.save_pretrained(folder / "model")
+
 
 def _bare(model: Any) -> Any:
     """The UNet, its adapters in it."""
