@@ -198,6 +198,17 @@ def test_captions_are_measured_and_shown_before_a_purchase(
     assert found["rendered"][0]["learned"] == "circle/00.png: 64 x 64 pixels, as 16 x 16"
 
 
+def test_a_preflight_finds_the_attention_of_a_unet(
+    models: Made, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for targets, code in (("attention", 0), (["to_q"], 0), (["q_proj"], 64)):
+        (tmp_path / "job.yaml").write_text(
+            config(models["sd"], method={"kind": "lora", "targets": targets}).model_dump_json()
+        )
+        assert preflight.main([str(tmp_path / "job.yaml")]) == code
+    assert "'q_proj' matches no linear module of this model; it has" in capsys.readouterr().err
+
+
 def test_a_base_of_four_bits_is_refused(models: Made) -> None:
     with pytest.raises(ValidationError, match="text_to_image trains over whole weights"):
         config(models["sd"], method={"kind": "qlora"})

@@ -195,6 +195,11 @@ class Task(ABC, Generic[E]):
         except models.UNREAD as e:
             raise models.unloadable(self.config, e) from None
 
+    def check_targets(self, model: Any) -> None:
+        """Whether a hollow model has what gets adapters. Raises UserFault."""
+        if self.config.adapters is not None:
+            models.chosen(model, self.config.adapters)
+
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""
 

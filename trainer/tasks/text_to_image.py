@@ -121,6 +121,10 @@ class TextToImage(Task[Drawn]):
     def hollow(self) -> Any:
         return diffusers_io.unet(self.config, torch.float32, hollow=True)
 
+    def check_targets(self, model: Any) -> None:
+        if not diffusers_io.targets(model, self.config):  # they are named
+            super().check_targets(model)
+
     def _parts(self, device: torch.device) -> Frozen:
         if self._frozen is None:
             with diffusers_io.refusals(self.config):
