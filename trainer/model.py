@@ -350,3 +350,31 @@ def save_adapter(folder: Path, model: Any, state: dict[str, torch.Tensor] | None
         settings.save_pretrained(folder)
     finally:
         settings.inference_mode = training
+
+
+def save_whole(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
+    """As transformers saves it; `state`: in place of the model's own weights. It refuses settings for generation that
+    contradict each other, with which it loads a model all the same: these are left as they were published."""
+    settings: Any = getattr(model, "generation_config", None)
+    if not (wrong := _contradicts(settings)):
+        model.save_pretrained(folder, state_dict=state)
+        return
+    model.generation_config = type(settings)()
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        model.generation_config = settings
+    if model.can_generate():
+        settings.to_json_file(folder / "generation_config.json", use_diff=True, keys_to_pop=["compile_config"])
+        switches.notice(f"generation_config.json: {wrong}; it is left as it was published, mend it before it is used")
+
+
+def _contradicts(settings: Any) -> str:
+    """Why transformers would not save settings for generation, in one line; empty: it would."""
+    if settings is None:
+        return ""
+    try:
+        settings.validate(strict=True)
+    except ValueError as e:
+        return " ".join(str(e).splitlines()[:2])[:300]
+    return ""

@@ -283,7 +283,7 @@ class Task(ABC, Generic[E]):
             self.tokenizer.save_pretrained(folder / "adapter")
             return
         model.config.use_cache = True
-        model.save_pretrained(folder / "model", state_dict=state)
+        models.save_whole(folder / "model", model, state)
         self.tokenizer.save_pretrained(folder / "model")
 
     def merge(self, folder: Path) -> None:
@@ -296,7 +296,7 @@ class Task(ABC, Generic[E]):
         )
         self._settle(base)
         merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
-        merged.save_pretrained(folder / "model")
+        models.save_whole(folder / "model", merged)
         self.tokenizer.save_pretrained(folder / "model")
 
     def _tokenizer(self) -> Any:
