@@ -126,6 +126,26 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
         raise unloadable(config, e) from None
 
 
+def embeddings(config: TrainConfig) -> int | None:
+    """Tokens that the model has embeddings of; None where its config does not say. Raises UserFault."""
+    rows = getattr(config_of(config).get_text_config(), "vocab_size", None)
+    return rows if isinstance(rows, int) and rows > 0 else None
+
+
+def learned_positions(config: TrainConfig) -> int | None:
+    """Tokens that a model reaches at the most, where its positions are a table; None for rotary ones, which go on, and
+    where nothing says. Raises UserFault."""
+    found = config_of(config).get_text_config()
+    made = getattr(found, "max_position_embeddings", None)
+    rotary = getattr(found, "rope_parameters", None) is not None
+    return made if isinstance(made, int) and made > 0 and not rotary else None
+
+
+def largest(tokenizer: Any) -> int:
+    """The highest id of its tokens."""
+    return max(tokenizer.get_vocab().values(), default=0)
+
+
 def told_apart(tokenizer: Any) -> str:
     """A hash of what texts become by this tokenizer and its chat template."""
     import transformers

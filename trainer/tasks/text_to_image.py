@@ -92,6 +92,9 @@ class TextToImage(Task[Drawn]):
     def lengths(self, example: Drawn) -> tuple[int, ...]:
         return (example.length,)
 
+    def sequences(self, example: Drawn) -> tuple[Sequence[int], ...]:
+        return ()
+
     def shown(self, example: Drawn) -> tuple[str, str]:
         cell = example.row[self.config.data.image]
         name = cell.name if isinstance(cell, Picture) else f"row {example.number}"
