@@ -11,13 +11,15 @@ from accelerate.utils import set_seed
 
 from trainer import board, card, evaluate, order, parallel, results
 from trainer.checkpoint_plan import METRICS, Progress, Rate
-from trainer.faults import Drained
+from trainer.faults import Drained, Fault
 from trainer.ipc import RunFolder, WorkerJob
 from trainer.report import Reporter
 from trainer.tasks.base import Task
 
 EVALUATION = 2**31
 """In place of a step's number, where evaluations draw at random: each draws the same."""
+GRAVE = (Fault, Drained, MemoryError, OSError, torch.cuda.OutOfMemoryError)
+"""What is no fault of the samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,13 @@ class Judge:
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
     def written(self) -> list[str]:
-        """What the weights as they are make of the prompts."""
-        with evaluate.as_trained(self.job.train, self.accelerator):
-            return self.task.write(self.model, self.accelerator.device)
+        """What the weights as they are make of the prompts; blanks where that fails, which ends no training."""
+        try:
+            with evaluate.as_trained(self.job.train, self.accelerator):
+                return self.task.write(self.model, self.accelerator.device)
+        except Exception as e:
+            if self.arrangement.divided or isinstance(e, GRAVE):  # of a divided model others wait for this process
+                raise
+            told = (str(e).strip().splitlines() or ["no message"])[0][:300]
+            self.report.event("no_samples", f"the samples could not be written ({type(e).__name__}: {told})")
+            return [""] * len(self.job.train.samples.prompts)

@@ -126,6 +126,26 @@ def tokenizer_of(config: TrainConfig, **options: Any) -> Any:
         raise unloadable(config, e) from None
 
 
+def embeddings(config: TrainConfig) -> int | None:
+    """Tokens that the model has embeddings of; None where its config does not say. Raises UserFault."""
+    rows = getattr(config_of(config).get_text_config(), "vocab_size", None)
+    return rows if isinstance(rows, int) and rows > 0 else None
+
+
+def learned_positions(config: TrainConfig) -> int | None:
+    """Tokens that a model reaches at the most, where its positions are a table; None for rotary ones, which go on, and
+    where nothing says. Raises UserFault."""
+    found = config_of(config).get_text_config()
+    made = getattr(found, "max_position_embeddings", None)
+    rotary = getattr(found, "rope_parameters", None) is not None
+    return made if isinstance(made, int) and made > 0 and not rotary else None
+
+
+def largest(tokenizer: Any) -> int:
+    """The highest id of its tokens."""
+    return max(tokenizer.get_vocab().values(), default=0)
+
+
 def told_apart(tokenizer: Any) -> str:
     """A hash of what texts become by this tokenizer and its chat template."""
     import transformers
@@ -350,3 +370,31 @@ def save_adapter(folder: Path, model: Any, state: dict[str, torch.Tensor] | None
         settings.save_pretrained(folder)
     finally:
         settings.inference_mode = training
+
+
+def save_whole(folder: Path, model: Any, state: dict[str, torch.Tensor] | None = None) -> None:
+    """As transformers saves it; `state`: in place of the model's own weights. It refuses settings for generation that
+    contradict each other, with which it loads a model all the same: these are left as they were published."""
+    settings: Any = getattr(model, "generation_config", None)
+    if not (wrong := _contradicts(settings)):
+        model.save_pretrained(folder, state_dict=state)
+        return
+    model.generation_config = type(settings)()
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        model.generation_config = settings
+    if model.can_generate():
+        settings.to_json_file(folder / "generation_config.json", use_diff=True, keys_to_pop=["compile_config"])
+        switches.notice(f"generation_config.json: {wrong}; it is left as it was published, mend it before it is used")
+
+
+def _contradicts(settings: Any) -> str:
+    """Why transformers would not save settings for generation, in one line; empty: it would."""
+    if settings is None:
+        return ""
+    try:
+        settings.validate(strict=True)
+    except ValueError as e:
+        return " ".join(str(e).splitlines()[:2])[:300]
+    return ""

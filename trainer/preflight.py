@@ -252,11 +252,10 @@ def _check_model(task: Task[Any], train: TrainConfig) -> None:
     """Raises UserFault for adapters of modules and for a kernel that the model does not have; it is built without
     weights."""
 
-    from trainer import model, switches
+    from trainer import switches
 
     built = task.hollow()
-    if train.adapters is not None:
-        model.chosen(built, train.adapters)
+    task.check_targets(built)
     if not switches.has_kernel(built, train.attention):
         raise UserFault(
             f"train.attention: {train.model!r} ({built.config.model_type}) has no {train.attention} kernel; use auto"

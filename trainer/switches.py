@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from trainer.contract.train import Attention
 
@@ -62,13 +63,14 @@ def fp8(layers: Iterable[torch.nn.Module], device: torch.device, *, emulate: boo
 
             # Of a weight's gradient the tokens are the inner dimension, of which there may be any number.
             how = Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
+            layers = [*layers]
             found = [layer for layer in layers if any(_takes_fp8(m) for m in layer.modules())]
             for layer in found:
                 convert_to_float8_training(layer, module_filter_fn=lambda module, name: _takes_fp8(module), config=how)
         except Exception as e:
             why = f"torchao does not work on this machine ({_first_line(e)})"
         else:
-            why = "" if found else "no linear module is trained whole that has dimensions in multiples of 16"
+            why = "" if found else _takes_none(layers)
     if why:
         notice(f"train.fp8: {why}; linear modules compute as without it")
     return not why
@@ -83,8 +85,17 @@ def _lacks_fp8(device: torch.device) -> str:
     return ""
 
 
+def _takes_none(layers: Iterable[torch.nn.Module]) -> str:
+    """Why no module of the layers computes in fp8."""
+    weights = (m.weight for layer in layers for m in layer.modules() if type(m) is torch.nn.Linear)
+    if any(isinstance(weight, DTensor) for weight in weights):
+        return "the weights are divided among the processes (FSDP or tensor parallelism), which it is not done over"
+    return "no linear module is trained whole that has dimensions in multiples of 16"
+
+
 def _takes_fp8(module: torch.nn.Module) -> bool:
-    """Neither quantised, nor divided by tensor parallelism, nor a frozen one: torchao would compute its gradient."""
+    """Neither quantised, nor divided by FSDP or tensor parallelism, nor a frozen one: torchao would compute its
+    gradient."""
     if type(module) is not torch.nn.Linear or type(module.weight) is not torch.nn.Parameter:
         return False
     return module.weight.requires_grad and not module.in_features % 16 and not module.out_features % 16

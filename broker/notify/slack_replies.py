@@ -52,6 +52,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "job.stop_requested": ("⏹️", "Stopping"),
     "training.diverged": ("💥", "Diverged"),
     "training.early_stop": ("🏁", "It learns no more"),
+    "training.no_samples": ("📝", "No samples"),
     "training.not_published": ("📭", "Not published"),
     "training.published": ("📬", "Published"),
     "training.rolled_back": ("⏪", "Went back"),

@@ -38,6 +38,9 @@ async def preflight(
         return Preflight(workload=workload(spec, None, None), report=None)
     if summary is None:
         raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
+    if train.task != "text_to_image" and not all(prompt.strip() for prompt in train.samples.prompts):
+        message = "one of them is blank, so nothing can follow it; give it a word, or remove it"
+        raise InvalidInput(Problem(field="train.samples.prompts", message=message))
     report = check(train, summary)
     model = await resolve(train)
     shape, positions = (None, model.positions) if isinstance(model, Unshaped) else (model, model.max_positions)

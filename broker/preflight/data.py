@@ -177,10 +177,16 @@ def _at(field: str, message: str) -> InvalidInput:
 
 
 CHATS = {"data.prompt": "turns", "data.chosen": "chat", "data.rejected": "chat"}
-"""Settings whose column may hold messages in the place of text, of preferences."""
+"""Settings whose column may hold messages in the place of text, of preferences whose answers do."""
 
 
-def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
+def _chats(train: TrainConfig, summary: DataSummary) -> bool:
+    """Whether both answers of every row are lists of messages, as the trainer asks before it reads any as such."""
+    names = [whole_column(template) or "" for template in (train.data.chosen, train.data.rejected)]
+    return all(n in summary.columns and "chat" not in summary.columns[n].first_unlike for n in names)
+
+
+def _template(train: TrainConfig, field: str, template: str, summary: DataSummary) -> tuple[tuple[str, ...], int]:
     """(columns, bytes of literal text). Raises InvalidInput for a template that this data set cannot fill."""
     try:
         names = template_columns(template, field)
@@ -188,7 +194,7 @@ def _template(field: str, template: str, summary: DataSummary) -> tuple[tuple[st
         raise _at(field, str(e)) from None
     for name in names:
         found = summary.columns.get(name)
-        chats = field in CHATS and name == whole_column(template)
+        chats = field in CHATS and name == whole_column(template) and _chats(train, summary)
         messages = chats and found is not None and CHATS[field] not in found.first_unlike
         column(field, name, summary, CHATS[field] if messages else "text")
     return names, len(fill(template, dict.fromkeys(names, "")).encode())
@@ -215,15 +221,15 @@ def rows_of(train: TrainConfig, summary: DataSummary) -> Rows:
     """What the estimators need. Raises InvalidInput as `check`."""
     whole = _all_columns(train, summary)
     if train.data.chosen:  # two sequences, each the prompt with an answer
-        prompt = _template("data.prompt", train.data.prompt, summary)
-        answers = [_template(field, template, summary) for field, template in _learned(train)]
+        prompt = _template(train, "data.prompt", train.data.prompt, summary)
+        answers = [_template(train, field, template, summary) for field, template in _learned(train)]
         parts = [(prompt[0] + names, prompt[1] + literal) for names, literal in answers]
         means, longest = zip(*(_tokens(summary, part) for part in parts), strict=True)
         mean = sum(means) / len(parts)
         return Rows(count=summary.rows, tokens_mean=mean, tokens_longest=max(longest), sequences=len(parts))
     if train.task == "seq2seq":
         read, written = (
-            _tokens(summary, _template(field, template, summary))
+            _tokens(summary, _template(train, field, template, summary))
             for field, template in (("data.prompt", train.data.prompt), *_learned(train))
         )
         return Rows(
@@ -266,12 +272,12 @@ def _all_columns(train: TrainConfig, summary: DataSummary) -> tuple[tuple[str, .
         if train.data.image:
             column("data.image", train.data.image, summary, "picture")
             return (), 0
-        return _template("data.prompt", train.data.prompt, summary)
+        return _template(train, "data.prompt", train.data.prompt, summary)
     if train.data.image:
         column("data.image", train.data.image, summary, "picture")
-    names, literal = _template("data.prompt", train.data.prompt, summary)
+    names, literal = _template(train, "data.prompt", train.data.prompt, summary)
     for field, template in _learned(train):
-        more, text = _template(field, template, summary)
+        more, text = _template(train, field, template, summary)
         blank = not fill(template, dict.fromkeys(more, "")).strip()
         if blank and all(summary.columns[n].empty == summary.rows for n in more):
             raise _at(field, "is empty in every row, so there is nothing to learn; name a column with text")

@@ -213,6 +213,6 @@ def test_a_model_that_learns_from_chats_is_asked_as_in_one(model: Path, tmp_path
     trained.examples(data, "jsonl")
     asked: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.tasks.dpo.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts))
+        patch.setattr("trainer.tasks.writing.continuations", lambda m, t, s, d, prompts, special: asked.extend(prompts))
         trained.write(None, CPU)
     assert asked == [chats.asked(trained.tokenizer, "w30")]

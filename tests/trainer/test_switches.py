@@ -150,6 +150,23 @@ def test_fp8_is_for_linear_modules_that_are_trained_and_take_it(capsys: pytest.C
     assert "no linear module is trained whole" in capsys.readouterr().out
 
 
+def test_fp8_over_divided_weights_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import torch
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    pytest.importorskip("torchao", reason="extra fp8")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        layer = torch.nn.Sequential(torch.nn.Linear(16, 32))
+        fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        assert not switches.fp8(iter([layer]), torch.device("cpu"), emulate=True)
+    finally:
+        distributed.destroy_process_group()
+    assert "the weights are divided among the processes (FSDP or tensor parallelism)" in capsys.readouterr().out
+
+
 def emulated_fp8(rank: int) -> None:
     import functools
 

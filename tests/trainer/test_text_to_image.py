@@ -93,6 +93,24 @@ def test_resume_bitwise_of_a_whole_model(kind: str, models: Made, data: Path, tm
         assert torch.equal(weight, trained.read("model", name))
 
 
+@pytest.mark.parametrize("kind", ["sd", "sdxl"])
+def test_a_lora_is_merged_into_a_whole_pipeline(kind: str, models: Made, data: Path, tmp_path: Path) -> None:
+    from diffusers import DiffusionPipeline
+
+    merging = {"output": {"merge": True}, "max_steps": 2, "samples": SamplesConfig(), "precision": "fp32"}
+    done = workers.finished(tmp_path / "run", config(models[kind], **merging), data)
+    merged, adapted = (DiffusionPipeline.from_pretrained(folder) for folder in (done / "model", models[kind]))
+    published = {name: weight.clone() for name, weight in adapted.unet.named_parameters()}
+    adapted.load_lora_weights(done / "adapter")
+    adapted.fuse_lora()
+    adapted.unload_lora_weights()
+    wanted = dict(adapted.unet.named_parameters())
+    found = dict(merged.unet.named_parameters())
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(weight, wanted[name]) for name, weight in found.items())
+    assert any(not torch.equal(weight, published[name]) for name, weight in found.items())
+
+
 def test_two_processes_learn_what_one_does_at_any_micro_batch(models: Made, data: Path, tmp_path: Path) -> None:
     train = config(models["sdxl"], max_steps=3, precision="fp32", samples=SamplesConfig())
     alone = Crew(tmp_path / "alone", train, data, each=1).done().last
@@ -178,6 +196,17 @@ def test_captions_are_measured_and_shown_before_a_purchase(
     assert (found["rows"], found["max_length"], found["truncated_share"]) == (36, 16, 1)
     assert found["lengths"]["max"] == len("triangledrawnwithapen") + 2
     assert found["rendered"][0]["learned"] == "circle/00.png: 64 x 64 pixels, as 16 x 16"
+
+
+def test_a_preflight_finds_the_attention_of_a_unet(
+    models: Made, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for targets, code in (("attention", 0), (["to_q"], 0), (["q_proj"], 64)):
+        (tmp_path / "job.yaml").write_text(
+            config(models["sd"], method={"kind": "lora", "targets": targets}).model_dump_json()
+        )
+        assert preflight.main([str(tmp_path / "job.yaml")]) == code
+    assert "'q_proj' matches no linear module of this model; it has" in capsys.readouterr().err
 
 
 def test_a_base_of_four_bits_is_refused(models: Made) -> None:

@@ -270,7 +270,7 @@ class TrainConfig(Config):
     """Multiply float32 matrices in TF32 where the GPU has it: faster, with ten bits of mantissa."""
     fp8: bool = False
     """Method `full`: multiply in 8 bits in the layers where the GPU has it (Ada, Hopper and later), by torchao. Pays
-    with `compile` and large layers."""
+    with `compile` and large layers. Not where FSDP or tensor parallelism divides the weights."""
     compile: bool = False
     """Compile each layer (torch.compile): faster steps, after a first one that takes minutes."""
     attention: Attention = "auto"

@@ -5,7 +5,7 @@ import logging
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from trainer.contract.data import DataError, check_columns, digest, source, too_
 from trainer.contract.tables import Placed, each_row
 from trainer.contract.train import TrainConfig
 from trainer.dataset import by_size
-from trainer.faults import DataFault
+from trainer.faults import DataFault, UserFault
 from trainer.ipc import rows_note
 from trainer.kept import Chosen
 
@@ -55,6 +55,8 @@ class Task(ABC, Generic[E]):
         self.config = config
         self.tokenizer: Any = None
         self.pad = 0
+        self._embedded: int | None = None
+        """Tokens that the model has embeddings of, where the tokenizer makes others."""
         self.where = source(config.data.path)
         """How messages name the data set."""
         self.rows = 0
@@ -85,11 +87,28 @@ class Task(ABC, Generic[E]):
         if self.bad and os.environ.get("RANK", "0") == "0":
             _log.warning("%d of %d rows are bad and left out; the first: %s", self.bad, self.rows, self.faults[0])
         self._survey(found)
-        learned = (number for number, e in enumerate(found) if self.targets(self._settled(e)) > 0)
-        examples = Chosen(found, learned, self._settled)
+        examples = Chosen(found, self._learned(found), self._settled)
         if not len(examples):
             raise DataFault(self._nothing())
+        self.check_samples()
         return examples, len(found) - len(examples)
+
+    def _learned(self, found: Sequence[Any]) -> Iterator[int]:
+        """Which rows something is learned of. Raises UserFault for a token that the model has no embedding of: the
+        tokenizer may have more of them, as long as no row does."""
+        for number, e in enumerate(found):
+            if self._embedded is not None:
+                self._insist_on_embeddings(e, self._embedded)
+            if self.targets(self._settled(e)) > 0:
+                yield number
+
+    def _insist_on_embeddings(self, example: Any, count: int) -> None:
+        most = max((max(ids) for ids in self.sequences(example) if ids), default=0)
+        if most >= count:
+            raise UserFault(
+                f"train.model: the rows have token {most} ({self.tokenizer.convert_ids_to_tokens(most)!r}), and "
+                f"{self.config.model!r} has {count} embeddings; resize them to the tokenizer, or take the model's own"
+            )
 
     def _rows_of(
         self, path: Path, data_format: Any, seen: Seen | None, folder: Path | None, sha256: str
@@ -164,7 +183,10 @@ class Task(ABC, Generic[E]):
         """Before the rows are read. Raises UserFault."""
         models.check_kind(self.config, self.architecture)
         self.tokenizer = self._tokenizer()
-        self.pad = next((t for t in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if t is not None), 0)
+        count = models.embeddings(self.config)
+        self._embedded = count if count is not None and models.largest(self.tokenizer) >= count else None
+        marks = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        self.pad = next((t for t in marks if t is not None and (self._embedded is None or t < self._embedded)), 0)
 
     def _leave_out(self, error: DataError) -> None:
         self.bad += 1
@@ -195,6 +217,14 @@ class Task(ABC, Generic[E]):
         except models.UNREAD as e:
             raise models.unloadable(self.config, e) from None
 
+    def check_samples(self) -> None:
+        """Whether `write` can take the configured prompts; after `examples`. Raises UserFault."""
+
+    def check_targets(self, model: Any) -> None:
+        """Whether a hollow model has what gets adapters. Raises UserFault."""
+        if self.config.adapters is not None:
+            models.chosen(model, self.config.adapters)
+
     def check(self, model: Any, device: torch.device) -> None:
         """What can only be seen on the device, before the first step. Raises UserFault."""
 
@@ -213,7 +243,11 @@ class Task(ABC, Generic[E]):
 
     def lengths(self, example: Any) -> tuple[int, ...]:
         """Tokens of each sequence of what `example` made that `max_length` bounds; none for what is no text."""
-        return (len(example.ids),)
+        return tuple(map(len, self.sequences(example)))
+
+    def sequences(self, example: Any) -> tuple[Sequence[int], ...]:
+        """Token ids of what `example` made, as the model's own embeddings are asked for them."""
+        return (example.ids,)
 
     @property
     def limit(self) -> int:
@@ -278,7 +312,7 @@ class Task(ABC, Generic[E]):
             self.tokenizer.save_pretrained(folder / "adapter")
             return
         model.config.use_cache = True
-        model.save_pretrained(folder / "model", state_dict=state)
+        models.save_whole(folder / "model", model, state)
         self.tokenizer.save_pretrained(folder / "model")
 
     def merge(self, folder: Path) -> None:
@@ -291,7 +325,7 @@ class Task(ABC, Generic[E]):
         )
         self._settle(base)
         merged = peft.PeftModel.from_pretrained(base, str(folder / "adapter")).merge_and_unload()
-        merged.save_pretrained(folder / "model")
+        models.save_whole(folder / "model", merged)
         self.tokenizer.save_pretrained(folder / "model")
 
     def _tokenizer(self) -> Any:

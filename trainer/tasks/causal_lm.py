@@ -10,10 +10,9 @@ from trainer.contract import cells
 from trainer.contract.data import render
 from trainer.dataset import IGNORED, Example, by_size, collate, encode
 from trainer.faults import UserFault
-from trainer.tasks import chats, packing
+from trainer.tasks import chats, packing, writing
 from trainer.tasks.base import Batch, Row, Task
 from trainer.tasks.packing import Pack
-from trainer.tasks.writing import continuations
 
 
 class CausalLm(Task[Example | Pack]):
@@ -45,6 +44,9 @@ class CausalLm(Task[Example | Pack]):
 
     def _nothing(self) -> str:
         return f"data: no row has a completion within max_length {self.config.max_length}; raise train.max_length"
+
+    def check_samples(self) -> None:
+        writing.check(self.config, self.tokenizer, chat=bool(self.config.data.messages))
 
     def check(self, model: Any, device: torch.device) -> None:
         if self.config.packing:
@@ -79,10 +81,8 @@ class CausalLm(Task[Example | Pack]):
         return functional.cross_entropy(logits[carries].float(), wanted[carries], reduction="sum")
 
     def write(self, model: Any, device: torch.device) -> list[str]:
-        prompts = self.config.samples.prompts
-        if self.config.data.messages:
-            prompts = tuple(chats.asked(self.tokenizer, p) for p in prompts)
+        chat = bool(self.config.data.messages)
+        prompts = writing.rendered(self.tokenizer, self.config.samples, chat=chat)
         if not prompts:
             return []
-        special = not self.config.data.messages
-        return continuations(model, self.tokenizer, self.config.samples, device, prompts, special=special)
+        return writing.continuations(model, self.tokenizer, self.config.samples, device, prompts, special=not chat)

@@ -42,7 +42,7 @@ def encode(
             asked = render(tokenizer, messages[:number], ask=True)
             answered = render(tokenizer, messages[: number + 1], ask=False)
         except REFUSALS as e:
-            raise DataError(f"{where}: the model's chat template refuses the chat ({_line(e)}); mend the row") from None
+            raise DataError(f"{where}: the model's chat template refuses the chat ({line(e)}); mend the row") from None
         if not asked.startswith(done) or not answered.startswith(asked):
             raise DataError(
                 f"{where}: the model's chat template changes earlier turns when later ones follow (message "
@@ -59,7 +59,8 @@ def encode(
     return Example(ids=ids[:max_length], prompt=cut[0][1], silent=tuple(s for s in cut[1:] if s[0] < s[1]))
 
 
-def _line(error: Exception) -> str:
+def line(error: Exception) -> str:
+    """What a template raised, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -8,10 +8,9 @@ import torch
 from torch.nn import functional
 
 from trainer.dataset import IGNORED
-from trainer.tasks import chats
+from trainer.tasks import writing
 from trainer.tasks.base import Batch
 from trainer.tasks.preferences import Preferences
-from trainer.tasks.writing import continuations
 
 
 class Dpo(Preferences):
@@ -19,6 +18,9 @@ class Dpo(Preferences):
 
     architecture = "AutoModelForCausalLM"
     adapters = "CAUSAL_LM"
+
+    def check_samples(self) -> None:
+        writing.check(self.config, self.tokenizer, chat=self.chatty)
 
     def _margins(self, model: Any, batch: Batch) -> torch.Tensor:
         """How much more than the reference the model prefers the chosen answer, in nats, for each pair."""
@@ -44,12 +46,11 @@ class Dpo(Preferences):
         return {"accuracy": sum(m > 0 for m in judged) / count, "margin": sum(judged) / count}
 
     def write(self, model: Any, device: torch.device) -> list[str]:
-        samples, prompts = self.config.samples, self.config.samples.prompts
-        if self.chatty:
-            prompts = tuple(chats.asked(self.tokenizer, p) for p in prompts)
+        samples = self.config.samples
+        prompts = writing.rendered(self.tokenizer, samples, chat=self.chatty)
         if not prompts:
             return []
-        return continuations(model, self.tokenizer, samples, device, prompts, special=not self.chatty)
+        return writing.continuations(model, self.tokenizer, samples, device, prompts, special=not self.chatty)
 
 
 def _log_probabilities(model: Any, batch: Batch) -> torch.Tensor:

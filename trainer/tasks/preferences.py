@@ -57,8 +57,8 @@ class Preferences(Task[Preference]):
     def _survey(self, found: Sequence[Preference]) -> None:
         self.chatty = bool(found) and found[0].chat
 
-    def lengths(self, example: Preference) -> tuple[int, ...]:
-        return len(example.chosen.ids), len(example.rejected.ids)
+    def sequences(self, example: Preference) -> tuple[Sequence[int], ...]:
+        return example.chosen.ids, example.rejected.ids
 
     def shown(self, example: Preference) -> tuple[str, str]:
         answer = self.tokenizer.decode([i for i in example.rejected.labels if i != IGNORED])

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from trainer import model as models
 from trainer.contract.data import render
 from trainer.dataset import IGNORED, padded
 from trainer.faults import UserFault
+from trainer.tasks import writing
 from trainer.tasks.base import Batch, Row, Task
 from trainer.tasks.rouge import rouge_l
 
@@ -39,8 +41,8 @@ class Seq2Seq(Task[Pair]):
         labels = self._ids(written, target=True)
         return Pair(ids=self._ids(read), labels=labels if written.strip() else [], number=number)
 
-    def lengths(self, example: Pair) -> tuple[int, ...]:
-        return len(example.ids), len(example.labels)
+    def sequences(self, example: Pair) -> tuple[Sequence[int], ...]:
+        return example.ids, example.labels
 
     def shown(self, example: Pair) -> tuple[str, str]:
         return self.tokenizer.decode(example.ids), self.tokenizer.decode(example.labels)
@@ -54,6 +56,16 @@ class Seq2Seq(Task[Pair]):
 
     def _nothing(self) -> str:
         return "data: data.completion is empty in every row, so there is nothing to learn; name a column with text"
+
+    def check_samples(self) -> None:
+        samples, positions = self.config.samples, models.learned_positions(self.config)
+        if (empty := next((p for p in samples.prompts if not self._ids(p)), None)) is not None:
+            raise UserFault(writing.blank(empty))
+        if samples.prompts and positions is not None and samples.max_new_tokens > positions:
+            raise UserFault(
+                f"samples.max_new_tokens: {samples.max_new_tokens} are more than the {positions} positions of "
+                f"{self.config.model!r}; lower it"
+            )
 
     def _settle(self, model: Any) -> None:
         start = model.config.decoder_start_token_id

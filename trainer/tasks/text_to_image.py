@@ -92,6 +92,9 @@ class TextToImage(Task[Drawn]):
     def lengths(self, example: Drawn) -> tuple[int, ...]:
         return (example.length,)
 
+    def sequences(self, example: Drawn) -> tuple[Sequence[int], ...]:
+        return ()
+
     def shown(self, example: Drawn) -> tuple[str, str]:
         cell = example.row[self.config.data.image]
         name = cell.name if isinstance(cell, Picture) else f"row {example.number}"
@@ -120,6 +123,10 @@ class TextToImage(Task[Drawn]):
 
     def hollow(self) -> Any:
         return diffusers_io.unet(self.config, torch.float32, hollow=True)
+
+    def check_targets(self, model: Any) -> None:
+        if not diffusers_io.targets(model, self.config):  # they are named
+            super().check_targets(model)
 
     def _parts(self, device: torch.device) -> Frozen:
         if self._frozen is None:
@@ -215,6 +222,16 @@ class TextToImage(Task[Drawn]):
         unet = diffusers_io.unet_of(model, state)
         parts = self._parts(next(model.parameters()).device)
         diffusers_io.pipeline(self.config, self._kind, parts, unet).save_pretrained(folder / "model")
+
+    def merge(self, folder: Path) -> None:
+        """A whole pipeline, its UNet in float32, as a full fine-tune leaves it."""
+        cpu = torch.device("cpu")
+        unet = diffusers_io.unet(self.config, torch.float32, hollow=False)
+        made = diffusers_io.pipeline(self.config, self._kind, self._parts(cpu), unet)
+        made.load_lora_weights(folder / "adapter")
+        made.fuse_lora(components=["unet"])
+        made.unload_lora_weights()
+        made.save_pretrained(folder / "model")
 
 
 def _bare(model: Any) -> Any:

@@ -11,7 +11,8 @@ from torch.nn import functional
 from trainer.contract import cells
 from trainer.contract.data import fill_prompt
 from trainer.dataset import padded
-from trainer.tasks import labelled
+from trainer.faults import UserFault
+from trainer.tasks import labelled, writing
 from trainer.tasks.base import Batch, Row, Task
 from trainer.tasks.labelled import Labels
 
@@ -49,6 +50,10 @@ class _Texts(Task[Labelled[L]]):
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, truncation=True, max_length=self.config.max_length)["input_ids"])
+
+    def check_samples(self) -> None:
+        if (empty := next((p for p in self.config.samples.prompts if not self._ids(p)), None)) is not None:
+            raise UserFault(writing.blank(empty))
 
     def _settle(self, model: Any) -> None:
         model.config.pad_token_id = self.pad  # by which decoders find the last token

@@ -5,7 +5,41 @@ from typing import Any
 
 import torch
 
-from trainer.contract.train import SamplesConfig
+from trainer import model as models
+from trainer.contract.train import SamplesConfig, TrainConfig
+from trainer.faults import UserFault
+from trainer.tasks import chats
+
+
+def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str, ...]:
+    """The prompts as the model is given them; `chat`: each as one turn of the user. Raises UserFault."""
+    if not chat:
+        return samples.prompts
+    try:
+        return tuple(chats.asked(tokenizer, prompt) for prompt in samples.prompts)
+    except chats.REFUSALS as e:
+        raise UserFault(
+            f"samples.prompts: the model's chat template refuses a lone turn of the user ({chats.line(e)}); remove them"
+        ) from None
+
+
+def check(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
+    """Whether `continuations` of the prompts can be written. Raises UserFault."""
+    samples, positions = config.samples, models.learned_positions(config)
+    for prompt, text in zip(samples.prompts, rendered(tokenizer, samples, chat=chat), strict=True):
+        length = len(tokenizer(text, add_special_tokens=not chat)["input_ids"])
+        if not length:
+            raise UserFault(blank(prompt))
+        if positions is not None and length + samples.max_new_tokens - 1 > positions:
+            raise UserFault(
+                f"samples.prompts: {prompt[:40]!r} has {length} tokens, with max_new_tokens {samples.max_new_tokens} "
+                f"more than the {positions} positions of {config.model!r}; lower samples.max_new_tokens, or shorten it"
+            )
+
+
+def blank(prompt: str) -> str:
+    """What is wrong with a prompt of which the tokenizer leaves nothing, and the fix."""
+    return f"samples.prompts: the tokenizer makes no token of {prompt[:40]!r}; give it a word, or remove it"
 
 
 @torch.no_grad()

@@ -48,6 +48,7 @@ async def test_a_script_passes_unseen() -> None:
         ({}, None, "train.data.path"),
         ({"data": {"path": "a.csv", "completion": "{x}"}, "model": "un/known"}, SUMMARY, "train.data.completion"),
         ({"model": "un/known"}, SUMMARY, "train.model"),
+        ({"samples": {"prompts": ["a", " "]}}, SUMMARY, "train.samples.prompts"),
     ],
 )
 async def test_faults_are_named_the_data_first(train: dict[str, Any], summary: Any, field: str) -> None:

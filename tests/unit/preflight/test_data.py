@@ -177,6 +177,28 @@ def test_percentiles_are_the_nearest_ranks(lengths: list[int]) -> None:
     assert column.percentiles == expected
 
 
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [
+        ({}, {"completion": "a"}),
+        ({"completion": "", "chosen": "{good}", "rejected": "{bad}"}, {"good": "a", "bad": "b"}),
+        ({"completion": "", "chosen": "{good}", "rejected": "{bad}"}, {"good": "a", "bad": None}),
+    ],
+)
+def test_messages_are_asked_only_where_both_answers_are_chats(data: dict[str, Any], row: dict[str, Any]) -> None:
+    """As the trainer takes them, and in its words."""
+    asked = [{"role": "user", "content": "q"}]
+    answer = [{"role": "assistant", "content": "a"}]
+    config = train("{q}", "{completion}", data=data, task="dpo" if data else "causal_lm")
+    field, message = refusal(check, config, rows({"q": asked, **{n: v or answer for n, v in row.items()}}))
+    assert field == "train.data.prompt"
+    assert message == (
+        "row 1: column 'q' is neither text, nor a finite number, nor a date; make it text or drop the row"
+    )
+    if data:
+        assert check(config, rows({"q": asked, "good": answer, "bad": answer})).rows == 1
+
+
 def test_a_column_of_chats_is_checked_in_every_row() -> None:
     good = {"c": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     config = train(data={"messages": "c", "prompt": "", "completion": ""})
