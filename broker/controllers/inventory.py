@@ -119,6 +119,11 @@ class Inventory:
         kept = self._listings[provider]
         return kept[-1] if kept else None
 
+    def shows(self, provider: str, name: InstanceName) -> bool:
+        """The latest listing does; see `Listing.shows`."""
+        listing = self.latest(provider)
+        return listing is not None and listing.shows(name)
+
     def seen(self, provider: str, name: InstanceName) -> tuple[Observed, ...]:
         """What the latest listing shows under a name, gone ones included."""
         listing = self.latest(provider)

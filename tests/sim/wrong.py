@@ -140,8 +140,8 @@ def left_out_once(self: inventory.Inventory, provider: str, name: Any, since: fl
     return listing is not None and not listing.shows(name)
 
 
-async def give_up(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
-    change = await _DESTROY(self, one, launcher_dead=launcher_dead)
+async def give_up(self: termination.Termination, one: Any, **seen: bool) -> Any:
+    change = await _DESTROY(self, one, **seen)
     assert change.attempt is not None
     failed = change.attempt[1].destroy_failures > one.attempt.destroy_failures
     return self._settle(one, one.attempt, image_refused=False) if failed else change
@@ -150,9 +150,9 @@ async def give_up(self: termination.Termination, one: Any, *, launcher_dead: boo
 _DESTROY = termination.Termination._destroy
 
 
-async def destroy_nothing(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
+async def destroy_nothing(self: termination.Termination, one: Any, **seen: bool) -> Any:
     with patch.object(termination.Termination, "_handles", always(())):
-        return await _DESTROY(self, one, launcher_dead=launcher_dead)
+        return await _DESTROY(self, one, **seen)
 
 
 async def no_grace(self: sweep.Sweep, one: Any) -> None:
