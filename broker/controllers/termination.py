@@ -73,7 +73,9 @@ class Termination:
         if absent_at is None:
             standing = provider not in unlisted and self._inventory.shows(provider, attempt.name)
             return self._hold(one) or await self._destroy(one, standing=standing, launcher_dead=dead is not None)
-        absent = replace(attempt, absent_at=attempt.absent_at or absent_at)
+        # Another broker may have charged it further, which had not seen it missing yet; nothing is taken back.
+        absent_at = attempt.absent_at or max(absent_at, attempt.charged_to or absent_at)
+        absent = replace(attempt, absent_at=absent_at)
         try:
             final = attempt.final or await read_final(self._context, attempt.id)
         except BlobsUnavailable:
