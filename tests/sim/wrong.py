@@ -216,6 +216,16 @@ def no_release(self: termination.Termination, *args: Any, **more: Any) -> Any:
 _SETTLE = termination.Termination._settle
 
 
+def charged_to_the_end(self: termination.Termination, one: Any, attempt: Any, **more: Any) -> Any:
+    """Also the time is charged that the proof took."""
+    return _SETTLE(self, one, replace(attempt, absent_at=None), **more)
+
+
+async def proof_is_forgotten(self: termination.Termination, one: Any, **seen: bool) -> Any:
+    """By whoever has none of its own."""
+    return await _DESTROY(self, one, **seen | {"standing": True})
+
+
 def nothing_last(attempt: Any, until: datetime) -> Any:
     return replace(_LAST_CHARGE(attempt, until), usd=Decimal(0))
 
