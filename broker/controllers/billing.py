@@ -12,7 +12,8 @@ from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import billed_until, due_signal, owed, price_change, told_out_of_time, traffic_owed
 from broker.domain.ids import AttemptId
-from broker.domain.job import Event, Signal
+from broker.domain.instance import Caps
+from broker.domain.job import Attempt, AttemptState, Event, Signal
 from broker.domain.money import ZERO, show
 from broker.ports import Charge, Leased
 
@@ -66,7 +67,7 @@ class Billing:
         now, caps = context.clock.now(), context.provider_of(attempt).caps
         price = price_change(attempt, self._inventory.fresh(attempt, max_age_s=self.every_s), now)
         known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
-        until = billed_until(known, now, caps.list_lag_s + PROOF_S)
+        until = self._until(known, now, caps)
         due, traffic = owed(known, until), traffic_owed(known, now)
         signal = due_signal(known, job, caps, now, context.tempo)
         if due == traffic == ZERO and signal is None and price is None:
@@ -82,6 +83,15 @@ class Billing:
             signal=signal,
             event=_told(one, signal, job.spent_usd + due + traffic, now),
         )
+
+    def _until(self, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
+        """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:
+        no charge is ever taken back. Where it stands after all, the next charge makes up for it."""
+        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S)
+        if attempt.booted_at is None and attempt.state is not AttemptState.TERMINATING:
+            return until  # it is not listed yet
+        provider, born_by = attempt.line.offer.provider, attempt.booted_at
+        return min(until, self._inventory.unseen_since(provider, attempt.name, born_by=born_by) or until)
 
 
 def _told(one: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> Event | None:

@@ -112,5 +112,5 @@ def _of_machines(
         interruption,
         Termination(context, inventory, launchers, destroys),
         Through(context, launchers),
-        Billing(context, inventory, (looker, launchers, interruption, destroys)),
+        Billing(context, inventory, (looker, launchers, interruption, destroys, inventory)),
     )

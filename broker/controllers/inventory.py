@@ -3,14 +3,14 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
 from broker.decide.billing import runs_since
 from broker.domain.errors import OutcomeUnknown, ProviderError
-from broker.domain.ids import InstanceName
+from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, Handle
 
@@ -41,6 +41,17 @@ class Listing:
         )
 
 
+@dataclass(kw_only=True)
+class Followed:
+    """What is left of forgotten listings: of one name."""
+
+    born_by: datetime | None
+    grown: float
+    """Listings that began earlier may leave it out because it is young."""
+    unseen: float | None = None
+    """When the second of those in a row had answered that do not show it; None: there are no two."""
+
+
 class Inventory:
     """Listings of every provider, shared by the controllers of one process."""
 
@@ -48,6 +59,7 @@ class Inventory:
         self._context = context
         self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
         self._locks = {name: asyncio.Lock() for name in context.providers}
+        self._followed: dict[str, dict[InstanceName, Followed]] = {name: {} for name in context.providers}
         self._unheard = dict.fromkeys(context.providers, 0)
         """Listings in a row that had no answer."""
 
@@ -80,6 +92,8 @@ class Inventory:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
             kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
             self._forget(provider, begun)
+            for name, one in self._followed[provider].items():
+                self._follow(provider, name, one)
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
@@ -115,9 +129,30 @@ class Inventory:
         while len(kept) > 4 and now - kept[0].begun > horizon:
             kept.popleft()
 
+    def _follow(self, provider: str, name: InstanceName, one: Followed) -> None:
+        kept = self._listings[provider]
+        if not kept or kept[-1].shows(name):
+            one.unseen = None
+        elif one.unseen is None:
+            without: list[Listing] = []
+            for listing in kept:
+                without = [] if listing.begun < one.grown or listing.shows(name) else [*without, listing]
+            one.unseen = without[1].answered if len(without) > 1 else None
+
+    def keep(self, live: Set[AttemptId]) -> None:
+        """Follows no others any more."""
+        own = self._context.installation
+        for provider, followed in self._followed.items():
+            self._followed[provider] = {name: one for name, one in followed.items() if attempt_of(own, name) in live}
+
     def latest(self, provider: str) -> Listing | None:
         kept = self._listings[provider]
         return kept[-1] if kept else None
+
+    def shows(self, provider: str, name: InstanceName) -> bool:
+        """The latest listing does; see `Listing.shows`."""
+        listing = self.latest(provider)
+        return listing is not None and listing.shows(name)
 
     def seen(self, provider: str, name: InstanceName) -> tuple[Observed, ...]:
         """What the latest listing shows under a name, gone ones included."""
@@ -151,8 +186,25 @@ class Inventory:
         Then the moment up to which it may have stood, by the house's clock: when the second of them had answered that
         began a lag after its birth. Earlier ones may leave it out because it is young. Else None. `born_by`: when all
         of it stood, by the house's clock; None: not known to, so by `since`, after which nothing is created any more.
+        What stood and has been left out ever since was gone before `since` as well.
         """
-        return self._absent_since(provider, since, lambda listing: listing.shows(name), born_by=born_by)
+        proven = self._absent_since(provider, since, lambda listing: listing.shows(name), born_by=born_by)
+        unseen = self.unseen_since(provider, name, born_by=born_by) if proven and born_by else None
+        return min(proven, unseen) if proven and unseen else proven
+
+    def unseen_since(self, provider: str, name: InstanceName, *, born_by: datetime | None) -> datetime | None:
+        """When the second of the listings in a row up to now had answered that do not show it, by the house's clock;
+        None: there are no two. No proof: without `born_by` it may be too young to be listed, or not created yet.
+
+        From here on it is followed, so that this is known long after those listings are forgotten.
+        """
+        one = self._followed[provider].get(name)
+        if one is None or one.born_by != born_by:
+            lag = self._context.providers[provider].caps.list_lag_s
+            grown = float("-inf") if born_by is None else self._by_monotonic(born_by) + lag
+            one = self._followed[provider][name] = Followed(born_by=born_by, grown=grown)
+            self._follow(provider, name, one)
+        return None if one.unseen is None else self._by_the_wall(one.unseen)
 
     def left_out(self, provider: str, name: InstanceName, since: float) -> bool:
         """The listings of the last seconds all leave it out, though it stood at `since`, more than a lag before each.

@@ -205,6 +205,8 @@ class Launch:
 
     def _created(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
+        # From now on, since the database may be gone before billing asks.
+        self._inventory.unseen_since(booting.line.offer.provider, booting.name, born_by=booting.booted_at)
         told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
         return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
 

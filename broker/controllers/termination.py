@@ -71,8 +71,11 @@ class Termination:
         if dead is not None and provider not in unlisted:
             absent_at = self._inventory.absent_since(provider, attempt.name, dead, born_by=attempt.booted_at)
         if absent_at is None:
-            return self._hold(one) or await self._destroy(one, launcher_dead=dead is not None)
-        absent = replace(attempt, absent_at=attempt.absent_at or absent_at)
+            standing = provider not in unlisted and self._inventory.shows(provider, attempt.name)
+            return self._hold(one) or await self._destroy(one, standing=standing, launcher_dead=dead is not None)
+        # Another broker may have charged it further, which had not seen it missing yet; nothing is taken back.
+        absent_at = attempt.absent_at or max(absent_at, attempt.charged_to or absent_at)
+        absent = replace(attempt, absent_at=absent_at)
         try:
             final = attempt.final or await read_final(self._context, attempt.id)
         except BlobsUnavailable:
@@ -104,9 +107,9 @@ class Termination:
 
     # ------------------------------------------------------------------------------------------------------- destroy
 
-    async def _destroy(self, one: Leased, *, launcher_dead: bool) -> Change:
-        # Not absent, or not proven so any more.
-        attempt = replace(one.attempt, absent_at=None)
+    async def _destroy(self, one: Leased, *, standing: bool, launcher_dead: bool) -> Change:
+        # An absence that was proven stays so for a broker without a proof of its own, until it is shown to stand.
+        attempt = replace(one.attempt, absent_at=None) if standing else one.attempt
         provider = attempt.line.offer.provider
         said = await asyncio.gather(*(self._ask(provider, handle) for handle in self._handles(attempt)))
         failed = next(filter(None, said), "")

@@ -114,6 +114,81 @@ async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
         assert attempt.charged_usd == accrued(attempt, attempt.charged_to)
 
 
+async def test_a_proven_absence_outlives_the_proof_of_whoever_made_it(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blob store keeps it from being settled, and a broker whose cloud is silent has no proof of its own: the money
+    stops all the same."""
+    broker = house(virtual=LONG)
+    broker.limits = broker.limits.model_copy(update={"drain_s": 0.5})
+    async with broker.running():
+        job = await broker.submit()
+        await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
+
+        async def down(*_: Any, **__: Any) -> Any:
+            raise BlobsUnavailable("down")
+
+        async def silent() -> Any:
+            raise OutcomeUnknown("no answer")
+
+        with monkeypatch.context() as outage:
+            for call in ("list", "get", "put", "delete"):
+                outage.setattr(broker.blobs, call, down)
+            await _stop(broker, job)
+            await broker.eventually(lambda: _proven_absent(broker, job))
+            outage.setattr(broker.provider, "list", silent)
+            (proven,) = await broker.attempts(job)
+
+            async def looked_at_again() -> bool:
+                return (await broker.attempts(job))[0].epoch >= proven.epoch + 3
+
+            await broker.eventually(looked_at_again)
+            assert [a.absent_at for a in await broker.attempts(job)] == [proven.absent_at]
+        await broker.state_of(job, JobState.CANCELLED)
+        assert [a.absent_at for a in await broker.attempts(job)] == [proven.absent_at]
+
+
+async def test_a_machine_that_dies_while_the_blob_store_is_down_is_charged_no_longer_than_it_is_listed(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it died or had ended cannot be told by then, so its attempt trains on."""
+    broker = house(virtual=LONG)
+    async with broker.running():
+        job = await broker.submit()
+        await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
+        listings, listed = 0, broker.provider.list
+
+        async def down(*_: Any, **__: Any) -> Any:
+            raise BlobsUnavailable("down")
+
+        async def counted() -> Any:
+            nonlocal listings
+            found = await listed()
+            listings += 1
+            return found
+
+        async def listed_twice() -> bool:
+            return listings > 2  # the first may have begun while it stood
+
+        with monkeypatch.context() as outage:
+            for call in ("list", "get", "put", "delete"):
+                outage.setattr(broker.blobs, call, down)
+            (machine,) = broker.body._instances.values()
+            machine.dies_at = 0.0
+            outage.setattr(broker.provider, "list", counted)
+            await broker.eventually(listed_twice)
+            await asyncio.sleep(0.5)
+            back = broker.clock.now()
+            assert await _is(broker, job, AttemptState.TRAINING)
+        await broker.until(job, lambda found: found.attempts > 1)
+        died = (await broker.attempts(job))[0]
+        assert died.absent_at is not None
+        assert died.absent_at <= back - timedelta(seconds=0.5)
+        assert died.charged_usd == accrued(died, died.charged_to or back)
+        await broker.stop(job)
+        await broker.state_of(job, JobState.CANCELLED)
+
+
 async def test_a_machine_seen_after_its_end_is_charged_once(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """By two brokers, at every sweep, while its destroy has no effect; another orphan cannot be destroyed at all."""
     broker = house(virtual=SILENT)

@@ -147,7 +147,7 @@ class CloudDoor:
 
     def __init__(self, world: "World", process: Process, clock: Clock, broker: int) -> None:
         self._world = world
-        self._process = process
+        self.process = process
         self._clock = clock
         self._broker = broker
 
@@ -176,28 +176,28 @@ class CloudDoor:
         ]
 
     def launcher_id(self) -> str:
-        return self._process.id
+        return self.process.id
 
     async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
         if self._world.weather.hits("launcher.unknown", job=self._world.job_of(name)):
             return Liveness.UNKNOWN
         if self._world.launching(name, launched_by):
             return Liveness.ALIVE
-        if launched_by == self._process.id or self._world.is_dead(launched_by):
+        if launched_by == self.process.id or self._world.is_dead(launched_by):
             return Liveness.DEAD
         return Liveness.ALIVE
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         weather, job = self._world.weather, self._world.job_of(name)
         if self._world.launching(name):
-            self._world.fail("create_once", f"{self._process.id} creates {name}, which is being created")
-        launch = Launch(name=name, launched_by=self._process.id, outlives=weather.draw("outlives") < 0.5)
+            self._world.fail("create_once", f"{self.process.id} creates {name}, which is being created")
+        launch = Launch(name=name, launched_by=self.process.id, outlives=weather.draw("outlives") < 0.5)
         self._world.launches.append(launch)
-        self._world.note(self._process.id, f"create {name} {offer.id}")
+        self._world.note(self.process.id, f"create {name} {offer.id}")
         if weather.hits("people.stop_launch", job=job):
             self._world.spawn(self._world.people.stop(name), "stop")
         if weather.hits("kill.launching", job=job):
-            self._world.spawn(self._world.happenings.die_launching(self._process), "kill")
+            self._world.spawn(self._world.happenings.die_launching(self.process), "kill")
         task = self._world.spawn(self._launch(launch, offer, boot), f"launch {name}")
         await asyncio.wait([task])
         handles: Sequence[Handle] = task.result()
@@ -213,7 +213,7 @@ class CloudDoor:
                 raise NoCapacity(f"{offer.id} is sold out")
             if weather.hits("cloud.slow_create", job=job):
                 await world.pause(10.0, 250.0)
-            if launch.unwanted or (self._process.dead and not launch.outlives):
+            if launch.unwanted or (self.process.dead and not launch.outlives):
                 raise OutcomeUnknown(f"the launcher of {launch.name} died")
             handles = await self._create(launch, offer, boot)
             if weather.hits("cloud.short_life", job=job):
@@ -224,6 +224,7 @@ class CloudDoor:
             return handles
         finally:
             world.launches.remove(launch)
+            world.watch.budgets.rested(launch.name)
 
     async def _create(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         """With its agent, where launchers start them: one that dies, or is told to stop, before that leaves a machine
@@ -234,7 +235,7 @@ class CloudDoor:
         world.body.waits_for_launcher(launch.name)
         handles = await world.cloud.create(launch.name, offer, boot)
         await world.pause(3.0, AGENT_START_S / 2)
-        if launch.unwanted or (self._process.dead and not launch.outlives):
+        if launch.unwanted or (self.process.dead and not launch.outlives):
             raise OutcomeUnknown(f"the launcher of {launch.name} died before it had started its agent")
         world.body.agent_started(launch.name)
         return handles
@@ -256,7 +257,7 @@ class CloudDoor:
         return await self._ask("list", self._world.cloud.list)
 
     async def destroy(self, handle: Handle) -> None:
-        self._world.note(self._process.id, f"destroy {handle.id}")
+        self._world.note(self.process.id, f"destroy {handle.id}")
         if SWEEPS.get():
             self._world.watch.swept(handle.id)
         await self._ask("destroy", lambda: self._world.cloud.destroy(handle))

@@ -3,8 +3,8 @@
 The numbers are those of "Invariants" in docs/architecture.md.
 
 1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
-4 spend_within_cap, ledger_adds_up, charged_in_full, reservation_settled, budget_holds · 5 no_job_lost, legal_step,
-success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard,
+4 spend_within_cap, ledger_adds_up, charged_in_full, not_overbilled, reservation_settled, budget_holds · 5 no_job_lost,
+legal_step, success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard,
 death_is_seen · 9 resume_is_exact · 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept ·
 11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database, broker_gone_stops ·
 liveness: drains
@@ -47,7 +47,7 @@ INVARIANTS = frozenset({
     "live_state_ends", "signal_is_heard", "resume_is_exact", "manifest_last", "torn_never_loaded", "own_checkpoint",
     "good_checkpoint_kept", "no_secret", "other_team_unseen", "one_lease_holder", "fenced", "lease_needs_database",
     "broker_gone_stops", "drains", "foreign_untouched", "orphan_grace", "no_false_death", "who_writes_what",
-    "no_internal_error", "death_is_seen",
+    "no_internal_error", "death_is_seen", "not_overbilled",
 })  # fmt: skip
 CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
@@ -158,6 +158,8 @@ class Watch:
                 self._fail("fenced", f"{process.id} read {read.state} under {read.epoch}, it was {was.state}")
             self._released(read.id, read.epoch)
             if to.state is not was.state:
+                if to.state is AttemptState.LAUNCHING:
+                    self.budgets.sent(to.id)
                 self._stepped(process, was, to)
         if change.job is not None:
             was_job, to_job = before.jobs[change.job[0].id], change.job[1]
@@ -208,18 +210,8 @@ class Watch:
             self._fail("ended_absent", f"{to.id} ended, and {', '.join(sorted(standing))} stands")
         if self._world.launching(to.name):
             self._fail("ended_absent", f"{to.id} ended, and a launcher may still create {to.name}")
-        ledger = [entry for entry in self._world.state.ledger[to.job_id] if entry.attempt_id == to.id]
-        attempt = self._world.state.attempts[to.id].value
-        released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
-        if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
-            self._fail("reservation_settled", f"{to.id}: {released} of {attempt.reserved_usd} released")
-        true = sum((self._cost(one) for one in self.stands if one.attempt == to.id), ZERO)
-        if attempt.charged_usd < true:
-            self._fail("charged_in_full", f"{to.id}: {attempt.charged_usd} charged, the cloud bills {true}")
-
-    def _cost(self, one: Stand) -> Decimal:
-        ended = self._world.loop.time() if one.ended is None else one.ended
-        return one.usd_per_hour * Decimal(str(round(ended - one.born, 3))) / 3600
+        stands = [one for one in self.stands if one.attempt == to.id]
+        self.budgets.settled(self._world.state.attempts[to.id].value, stands)
 
     def _admitted(self, process: Process, new: Attempt) -> None:
         self._entered[new.id] = self._world.loop.time()

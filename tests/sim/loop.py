@@ -6,6 +6,7 @@ again, not even its `finally`; a frozen one runs nothing until it is thawed, and
 
 import asyncio
 import heapq
+import math
 import random
 from asyncio import base_events, events
 from collections.abc import Callable, Coroutine, Generator
@@ -31,6 +32,7 @@ class Process:
     skew_s: float = 0.0
     """Of its wall clock."""
     dead: bool = False
+    died_at: float = math.inf
     frozen: bool = False
     steps: int = 0
     kill_at: int | None = None

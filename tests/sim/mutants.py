@@ -126,7 +126,7 @@ MUTANTS = (
         aim=(),
     ),
     _mutant(
-        "money by the local clock", "spend_within_cap charged_in_full",
+        "money by the local clock", "spend_within_cap charged_in_full not_overbilled",
         (f"{C}.house_clock.HouseClock.now", wrong.local_now),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
@@ -139,6 +139,16 @@ MUTANTS = (
         "what died young is billed until it could be listed", "charged_in_full",
         (f"{INVENTORY}._absent_since", wrong.second_left_out),
         aim=(*_always_on("cloud.lost_reply", share=0.3), *_always_on("cloud.short_life", "people.stop_birth")),
+    ),
+    _mutant("the bill ends with its attempt", "not_overbilled", (f"{TERMINATION}._settle", wrong.charged_to_the_end)),
+    _mutant(
+        "a proof is forgotten by whoever has none", "not_overbilled",
+        (f"{TERMINATION}._destroy", wrong.proof_is_forgotten),
+        aim=(*_always_on("blobs.down"), *_always_on("cloud.5xx", share=0.5), *_now_and_then("stop")),
+    ),
+    _mutant(
+        "what is listed no more is charged on", "not_overbilled", (f"{INVENTORY}.unseen_since", wrong.always(None)),
+        aim=(*_always_on("blobs.down"), *_now_and_then("preempt")),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),

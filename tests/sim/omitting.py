@@ -21,12 +21,15 @@ class OmittingGate(Gate):
 
     def __init__(self, world: "World", door: CloudDoor, clock: Clock) -> None:
         super().__init__(cast(Provider, door), clock)
-        self._world = world
+        self._world, self._process = world, door.process
         self._left_out: set[str] = set()
 
     async def list(self) -> Sequence[Observed]:
+        begun = self._world.loop.time()
         shown = await super().list()
         share = 0.5 if self._world.weather.hits("cloud.list_omits") else self._world.blinks
         omitted = {o.handle.id for o in shown if o.handle.id not in self._left_out and self._world.sometimes(share)}
         self._left_out = omitted
-        return [one for one in shown if one.handle.id not in omitted]
+        left = [one for one in shown if one.handle.id not in omitted]
+        self._world.watch.budgets.listed(self._process, begun, left)
+        return left

@@ -1,14 +1,39 @@
-"""What policies let all jobs of a house hold and spend together: a part of invariant 4."""
+"""Parts of invariant 4: what policies let all jobs of a house hold and spend together, and that each attempt pays for
+what its cloud bills, and for no more than what could be known."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from broker.domain.job import LedgerKind
+from broker.domain.ids import AttemptId, InstanceName
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import Attempt, LedgerKind
 from broker.domain.money import ZERO
+from tests.sim.cloud import Stand
+from tests.sim.faults import disturbed_s
+from tests.sim.loop import Process
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
+CLOCK_S = 2.0
+"""The database's clock is read over a way of up to a second, and what is charged is decided before it is written."""
+KNOWN_S = 30.0
+"""Until whoever ends an attempt has heard that its launcher is at rest: a round of its own, and of that one's host."""
+
+UNJUDGED = ("launcher.unknown", "kill", "kill.launching", "freeze", "store.down", "store.error", "store.unknown_commit")
+"""While these last nobody can say, or write down, that a launcher is at rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A listing as one broker was given it; virtual seconds."""
+
+    begun: float
+    answered: float
+    shown: frozenset[InstanceName]
 
 
 class Purse:
@@ -16,6 +41,79 @@ class Purse:
 
     def __init__(self, world: "World") -> None:
         self._world = world
+        self._listed: dict[str, list[Listed]] = {}
+        """What each broker's process was given, in order."""
+        self._sent: dict[AttemptId, float] = {}
+        """When the row of each said that its create may be sent."""
+        self._rested: dict[InstanceName, float] = {}
+        """When the last launch of each was over."""
+
+    # ------------------------------------------------------------------------------------------------- what is known
+
+    def listed(self, process: Process, begun: float, shown: Sequence[Observed]) -> None:
+        there = frozenset(one.handle.name for one in shown if one.state is not InstanceState.GONE)
+        one = Listed(begun=begun, answered=self._world.loop.time(), shown=there)
+        self._listed.setdefault(process.id, []).append(one)
+
+    def sent(self, attempt: AttemptId) -> None:
+        self._sent.setdefault(attempt, self._world.loop.time())
+
+    def rested(self, name: InstanceName) -> None:
+        self._rested[name] = self._world.loop.time()
+
+    def _unseen(self, process: Process, name: InstanceName, since: float) -> float:
+        """When it had been given two listings in a row without the machine, and none with it any more; or when it could
+        charge nothing any more."""
+        without: list[float] = []
+        for one in self._listed.get(process.id, ()):
+            if one.begun >= since:
+                without = [] if name in one.shown else [*without, one.answered]
+        return min(without[1] if len(without) > 1 else self._world.loop.time(), process.died_at)
+
+    def _all_know(self, attempt: Attempt, gone: float) -> float:
+        """When every broker had been shown that nothing stands there: those that are cut off, begin anew, or are given
+        lagging listings as late as they are. What never booted may be young until its launcher is known to be at rest.
+        """
+        world, now, lag_s = self._world, self._world.loop.time(), self._world.cloud.caps.list_lag_s
+        if attempt.booted_at is not None:
+            since = max(gone, world.time_of(attempt.booted_at) + lag_s)
+        else:
+            ends = attempt.terminating_since or attempt.ended_at
+            rested = max(gone, self._rested.get(attempt.name, 0.0), world.time_of(ends) if ends else now)
+            unjudged = [one for one in world.plan if one.kind in UNJUDGED]
+            since = rested + KNOWN_S + disturbed_s(unjudged, rested, now) + lag_s
+        return max(self._unseen(one, attempt.name, since + CLOCK_S) for one in world.brokers())
+
+    # ------------------------------------------------------------------------------------------------ what is checked
+
+    def settled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
+        """Its last charge is made. `stands`: its machines, as the cloud bills them."""
+        ledger = [entry for entry in self._world.state.ledger[attempt.job_id] if entry.attempt_id == attempt.id]
+        released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
+        if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
+            told = f"{attempt.id}: {released} of {attempt.reserved_usd} released"
+            self._world.fail("reservation_settled", told)
+        true = sum(map(self._cost, stands), ZERO)
+        if attempt.charged_usd < true:
+            told = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
+            self._world.fail("charged_in_full", told)
+        self._not_overbilled(attempt, stands)
+
+    def _cost(self, one: Stand) -> Decimal:
+        ended = self._world.loop.time() if one.ended is None else one.ended
+        return one.usd_per_hour * Decimal(str(round(ended - one.born, 3))) / 3600
+
+    def _not_overbilled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
+        """For every machine, from the row that announced the create to where all brokers knew that none is left."""
+        begun, offer = self._sent[attempt.id], attempt.line.offer
+        gone = max((one.ended for one in stands if one.ended is not None), default=begun)
+        known = self._all_know(attempt, gone)
+        seconds = Decimal(str(round(known - begun + CLOCK_S, 3))) + offer.billing_quantum_s
+        most = offer.usd_per_hour * attempt.line.nodes * seconds / 3600
+        charged = attempt.charged_usd - attempt.traffic_usd
+        if charged > most:
+            told = f"gone at {gone:.1f}, known at {known:.1f}"
+            self._world.fail("not_overbilled", f"{attempt.id}: {charged} charged, at most {most:.6f}; {told}")
 
     def hold(self) -> None:
         """After each admission, and after each higher cap: what was let in before is never thrown out again."""

@@ -6,7 +6,7 @@ import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -198,6 +198,10 @@ class World:
         """Whether a machine dies in the middle of a save."""
         return self.weather.hits("machine.torn_save", job=self.job_of(machine_id))
 
+    def brokers(self) -> Iterable[Process]:
+        """All that ever ran."""
+        return self._processes.values()
+
     def is_dead(self, process_id: str) -> bool:
         return process_id in self._processes and self._processes[process_id].dead
 
@@ -240,7 +244,7 @@ class World:
         self.fail("no_internal_error", f"{process.id} ended: {done!r}")
 
     def kill(self, process: Process) -> None:
-        process.dead, process.kill_at = True, None
+        process.dead, process.died_at, process.kill_at = True, self.loop.time(), None
         self.loop.keep_tasks_of(process)
         self.note(process.id, f"killed after {process.steps} steps")
         self.watch.able()

@@ -140,8 +140,8 @@ def left_out_once(self: inventory.Inventory, provider: str, name: Any, since: fl
     return listing is not None and not listing.shows(name)
 
 
-async def give_up(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
-    change = await _DESTROY(self, one, launcher_dead=launcher_dead)
+async def give_up(self: termination.Termination, one: Any, **seen: bool) -> Any:
+    change = await _DESTROY(self, one, **seen)
     assert change.attempt is not None
     failed = change.attempt[1].destroy_failures > one.attempt.destroy_failures
     return self._settle(one, one.attempt, image_refused=False) if failed else change
@@ -150,9 +150,9 @@ async def give_up(self: termination.Termination, one: Any, *, launcher_dead: boo
 _DESTROY = termination.Termination._destroy
 
 
-async def destroy_nothing(self: termination.Termination, one: Any, *, launcher_dead: bool) -> Any:
+async def destroy_nothing(self: termination.Termination, one: Any, **seen: bool) -> Any:
     with patch.object(termination.Termination, "_handles", always(())):
-        return await _DESTROY(self, one, launcher_dead=launcher_dead)
+        return await _DESTROY(self, one, **seen)
 
 
 async def no_grace(self: sweep.Sweep, one: Any) -> None:
@@ -214,6 +214,16 @@ def no_release(self: termination.Termination, *args: Any, **more: Any) -> Any:
 
 
 _SETTLE = termination.Termination._settle
+
+
+def charged_to_the_end(self: termination.Termination, one: Any, attempt: Any, **more: Any) -> Any:
+    """Also the time is charged that the proof took."""
+    return _SETTLE(self, one, replace(attempt, absent_at=None), **more)
+
+
+async def proof_is_forgotten(self: termination.Termination, one: Any, **seen: bool) -> Any:
+    """By whoever has none of its own."""
+    return await _DESTROY(self, one, **seen | {"standing": True})
 
 
 def nothing_last(attempt: Any, until: datetime) -> Any:

@@ -75,6 +75,35 @@ async def test_what_listings_leave_out_because_it_is_young_is_billed(born_by_s: 
     assert found == build.T0 + timedelta(seconds=times[bill_ends])
 
 
+async def test_what_was_left_out_before_its_launcher_was_known_to_be_at_rest_was_gone_by_then() -> None:
+    """Also long after those listings are forgotten, while it is followed."""
+    seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 2])
+    stood = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+    for _ in range(9):
+        cast(SteppedClock, seen._context.clock).advance(LAG_S)
+        await seen.refresh("scripted")
+    found = seen.absent_since("scripted", NAME, times[-1] + 5 * LAG_S, born_by=stood)
+    assert found == build.T0 + timedelta(seconds=times[2])
+
+
+async def test_what_is_shown_again_stands_again() -> None:
+    seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
+    born_by = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.unseen_since("scripted", NAME, born_by=born_by) is not None
+    cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
+    await seen.refresh("scripted")
+    assert seen.unseen_since("scripted", NAME, born_by=born_by) is None
+
+
+async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
+    seen, times = await listed([(1, ()), (1, ()), (LAG_S, ())])
+    assert seen.unseen_since("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
+    assert seen.unseen_since("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
+    seen.keep(set())
+    assert not seen._followed["scripted"]
+
+
 async def test_what_a_single_listing_left_out_is_billed_until_it_is_called_gone() -> None:
     seen, times = await listed([(1, THERE), (2, ()), (3, GONE), (LAG_S, GONE), (1, GONE)])
     found = seen.absent_since("scripted", NAME, 0, born_by=build.T0 - timedelta(seconds=LAG_S))
