@@ -197,8 +197,12 @@ class Planner:
         return min((one for one in fitting if one.step_s <= ABOUT * quickest), key=_thrift)
 
     def _failed(self, plan: Plan, has: int, nodes: int) -> bool:
-        """The least plan has run out of memory on as large devices, of which no fewer shared the model."""
-        return has <= self._workload.memory_above and shards_of(plan, nodes) <= self._workload.memory_shards
+        """The least plan has run out of memory on as large devices, of which no fewer shared the model, or it would
+        have more rows than that one."""
+        work = self._workload
+        most = work.memory_rows or plan.micro_batch
+        more = shards_of(plan, nodes) > work.memory_shards and plan.micro_batch <= most
+        return has <= work.memory_above and not more
 
     def _checkpointings(self) -> tuple[bool, ...]:
         return (False, True) if self._workload.free_checkpointing else (self._workload.gradient_checkpointing,)

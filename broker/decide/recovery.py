@@ -50,6 +50,7 @@ def remedy(job: Job, line: QuoteLine, *, host: bool) -> Remedy:
             changed,
             memory_above=max(before.memory_above, offer.gpu_memory_bytes),
             memory_shards=max(before.memory_shards, shards),
+            memory_rows=min(filter(None, (before.memory_rows, ran.micro_batch))),
         )
     return replace(changed, micro_batch=plan.micro_batch, gradient_checkpointing=plan.gradient_checkpointing)
 
@@ -144,6 +145,7 @@ def planned(job: Job) -> Workload:
         memory_scale=changed.memory_scale,
         memory_above=changed.memory_above,
         memory_shards=changed.memory_shards,
+        memory_rows=changed.memory_rows,
         ram_above=changed.ram_above,
     )
 

@@ -112,8 +112,9 @@ class Remedy:
     memory_scale: float = 1.0
     memory_above: int = 0
     memory_shards: int = 1
+    memory_rows: int = 0
     ram_above: int = 0
-    """These four as in `Workload`."""
+    """These five as in `Workload`."""
 
 
 StoredKind = Literal["artifacts", "checkpoints", "logs", "data"]

@@ -155,6 +155,8 @@ class Workload:
     """Devices with at most so many bytes are too small: it ran out there with the least plan."""
     memory_shards: int = 1
     """But where the model is divided between more of them than this, as it was there."""
+    memory_rows: int = 0
+    """And then with no more rows at once than it had there; 0: any."""
     ram_above: int = 0
     """The same of the machine's own memory."""
     global_batch: int = 1
