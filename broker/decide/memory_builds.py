@@ -34,6 +34,8 @@ class Build:
     """Norms stand behind each residual connection (BERT), not before attention and MLP."""
     named: bool = False
     """What goes into the last matrix of attention and MLP has a name in Python until the norm behind it is done."""
+    names_attended: bool = False
+    """What attention made has a name in Python to the layer's end, where the MLP comes after it."""
     kept: frozenset[str] = frozenset()
     """Matrices that are not quantised with the others."""
     drops: bool = True
@@ -65,11 +67,17 @@ BUILDS: Mapping[str, Build] = {
     "gemma2": Build(names=SPLIT | GATED, norm="gemma", norms=4, scaled_embeddings=True),
     "gemma3_text": Build(names=SPLIT | GATED, norm="gemma", norms=4, head_norms=True, scaled_embeddings=True),
     "falcon": Build(
-        names=BLOOM_NAMES, norm="layer", broadcast=True, cached_casts=False, masked=True, normed_first=True
+        names=BLOOM_NAMES,
+        norm="layer",
+        broadcast=True,
+        cached_casts=False,
+        masked=True,
+        normed_first=True,
+        names_attended=True,
     ),
     "gpt_neox": Build(names=BLOOM_NAMES, norm="layer"),
-    "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False),
-    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True),
+    "gpt2": Build(names=GPT_NAMES, norm="layer", rotary=False, names_attended=True),
+    "gpt_bigcode": Build(names=GPT_NAMES, norm="layer", rotary=False, mask_buffer=True, names_attended=True),
     "phi": Build(names=SPLIT | {"o": "dense", "fc": "fc1", "proj": "fc2"}, norm="layer"),
     "bert": BERT,
     "roberta": BERT,

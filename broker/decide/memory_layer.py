@@ -350,12 +350,14 @@ class Layer:
         if self.shape.parallel:
             return self._parallel(x, normed, ahead, out)
         tape.drop(normed)
+        if self.build.names_attended:
+            out.hold()
         between = self.add(x, out)
         normed = self.norm(between)
         more = self.feed(normed)
         tape.drop(normed)
         result = self.add(between, more)
-        tape.drop(between)
+        tape.drop(between, *([out] if self.build.names_attended else ()))
         return result
 
     def _norms_behind(self, x: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ class Tape:
             self.shift("temporary", -node.back)
         self.drop(*node.saved, *gradients)
         for w, gradient in computed:
-            self._keep(w, gradient)
+            self._keep(w, gradient, view=node.keeps)
         for t, gradient in made:
             self._accumulate(t, gradient)
 
@@ -248,17 +248,17 @@ class Tape:
         own = weight.gradient is None and width == weight.grad_width
         return self.new(weight.count, width, category=self.whole if own else None)
 
-    def _keep(self, weight: Weight, made: Tensor) -> None:
-        """In the weight's own type, added to what is there."""
-        first = weight.gradient is None
+    def _keep(self, weight: Weight, made: Tensor, *, view: bool) -> None:
+        """In the weight's own type, added to what is there. `view`: made by a reshaped product."""
+        before = weight.gradient
         if made.width != weight.grad_width:
-            cast = self.new(weight.count, weight.grad_width, category=self.whole if first else None)
+            cast = self.new(weight.count, weight.grad_width, category=self.whole if before is None else None)
             self.drop(made)
-            made = cast
-        if first:
-            weight.gradient = made
+            made, view = cast, False
+        if before is None:
+            weight.gradient, made.alias = made, view
             return
-        if weight.gradient is not EARLIER:  # a second use in the same pass: autograd adds the two before it keeps them
+        if before.alias:  # a second use in the same pass: autograd adds the two before it keeps them
             self.drop(self.new(weight.count, weight.grad_width))
         self.drop(made)
 

@@ -116,12 +116,6 @@ def test_devices_that_share_the_global_batch_accumulate_only_what_is_left() -> N
     assert more - shared == pytest.approx(4 * 8_030_261_248 / GIB, rel=0.01)
 
 
-def test_tied_embeddings_have_their_gradient_from_the_start() -> None:
-    untied = replace(WORK, method="full", micro_batch=4, global_batch=4)
-    tied = replace(untied, shape=replace(LLAMA_3_8B, tied_embeddings=True))
-    assert peak_gib(tied) > peak_gib(untied)
-
-
 @settings(max_examples=50)
 @given(
     method=st.sampled_from(["full", "lora"]),

@@ -176,6 +176,21 @@ def test_a_tied_weight_has_one_gradient_and_an_earlier_one_is_added_to() -> None
     assert peaks[0] > peaks[1]
 
 
+@pytest.mark.parametrize(("computed", "tensors"), [(2, 2), (4, 3)])
+def test_a_tied_weights_gradients_are_added_in_place_unless_the_first_is_a_product_s_view(
+    computed: int, tensors: int
+) -> None:
+    """torch's profiler shows it of an embedding that is the head too: add_ under autocast, which casts, else add."""
+    tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
+    words = tape.op((), 1, 4, weights=[(weight, 4)])
+    logits = tape.op([words], 1, 4, weights=[(weight, computed)], keeps=True)
+    logits.gradient = tape.new(1, 4)
+    tape.drop(words, logits)
+    tape.backward()
+    assert tape.peaks["all"][0] // (4 * COUNT) == tensors
+    assert weight.gradient is not None
+
+
 def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:
     tape = tape_in("one")
     tape.drop(tape.new(COUNT, 4))
