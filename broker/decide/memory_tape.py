@@ -258,8 +258,9 @@ class Tape:
         if before is None:
             weight.gradient, made.alias = made, view
             return
-        if before.alias:  # a second use in the same pass: autograd adds the two before it keeps them
+        if before.alias:  # a second use in the same pass: autograd adds the two before it keeps them, as a new one
             self.drop(self.new(weight.count, weight.grad_width))
+            before.alias = False
         self.drop(made)
 
 

@@ -182,13 +182,16 @@ def test_a_tied_weights_gradients_are_added_in_place_unless_the_first_is_a_produ
 ) -> None:
     """torch's profiler shows it of an embedding that is the head too: add_ under autocast, which casts, else add."""
     tape, weight = tape_in(), Weight(COUNT, 4, trained=True, grad_width=4)
+    read = tape.op((), 1, 4, weights=[(weight, 4)])  # as an encoder does, last in the backward pass
     words = tape.op((), 1, 4, weights=[(weight, 4)])
     logits = tape.op([words], 1, 4, weights=[(weight, computed)], keeps=True)
-    logits.gradient = tape.new(1, 4)
-    tape.drop(words, logits)
-    tape.backward()
+    logits.gradient, read.gradient = tape.new(1, 4), tape.new(1, 4)
+    tape.drop(words, logits, read)
+    tape.backward(1)
     assert tape.peaks["all"][0] // (4 * COUNT) == tensors
-    assert weight.gradient is not None
+    tape.enter("encoder", "temporary")
+    tape.backward()
+    assert tape.peaks["encoder"][0] // (4 * COUNT) == 2, "the sum of two is nobody's view"
 
 
 def test_each_segment_has_its_own_peak_also_when_entered_again() -> None:
