@@ -148,7 +148,8 @@ async def test_a_model_that_no_gpu_holds_is_divided_between_the_machines_and_tri
     cloud_of(broker).set_up.set()
     async with broker.running():
         resources = {"nodes": 2, "accelerators": ["h100"]}
-        job = await broker.submit(work, script=None, train=TRAIN, resources=resources, cap_usd="10000")
+        train = TRAIN | {"micro_batch": 1, "global_batch": 8}
+        job = await broker.submit(work, script=None, train=train, resources=resources, cap_usd="10000")
         await broker.state_of(job, JobState.SUCCEEDED)
         attempts = await broker.attempts(job)
         wanted = await broker.blobs.get(keys.spec(attempts[0].id))
