@@ -166,22 +166,6 @@ def test_stop_does_not_wait_for_a_checkpoint(bench: Bench) -> None:
     assert bench.committed() == []
 
 
-@pytest.mark.parametrize("want", ["stop", "drain"])
-def test_an_end_does_not_wait_for_what_is_being_fetched(bench: Bench, want: Any) -> None:
-    code = bench.code(main=SAVER)
-    path = bench.path(code.key)
-    path.unlink()
-    os.mkfifo(path)  # nobody ever writes it, so it is read for ever
-    config = ScriptConfig(code="upload:x", command=(sys.executable, "main.py"))
-    agent = bench.start(script=config, code=code)
-    until(lambda: agent.beat and agent.beat.phase == "loading", "the fetch")
-    agent.desire(want)
-    final = agent.wait()
-    assert final.outcome is Outcome.DRAINED
-    assert final.message.endswith("before anything ran")
-    assert "saved" not in agent.log
-
-
 def test_older_orders_are_ignored(bench: Bench) -> None:
     bench.put(keys.desired("a001"), Desired(want="run", epoch=2, seq=5))
     agent = script(bench, SAVER)

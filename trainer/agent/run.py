@@ -6,9 +6,8 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -46,7 +45,6 @@ EXIT = {
     Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
 }
 ACTIVITY_S = 0.25
-T = TypeVar("T")
 
 
 class Agent:
@@ -115,18 +113,6 @@ class Agent:
         async with background(*watching):
             return await (self._train(spec) if spec.train else self._script(spec))
 
-    async def _unless_ended(self, fetch: Awaitable[T]) -> T:
-        """What is fetched is given up once the attempt is to end: nothing runs yet that could be saved."""
-        fetching, asked = asyncio.ensure_future(fetch), asyncio.ensure_future(self._state.ending_asked.wait())
-        try:
-            await asyncio.wait({fetching, asked}, return_when=asyncio.FIRST_COMPLETED)
-            if not fetching.done() and (ending := self._state.ending):
-                raise Unusable(ending.outcome, f"{ending.reason}, before anything ran")
-            return await fetching
-        finally:
-            asked.cancel()
-            fetching.cancel()
-
     async def _renew(self) -> None:
         """Takes over a newer grant: credentials of the store, values of the secrets."""
         got = await prepare.read_grant(self._objects, self._env, self._sealed.grant_url or self._env.grant_url)
@@ -143,10 +129,10 @@ class Agent:
             raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
         self._state.phase = "loading"
         self._say(await host.check(self._state.run.root, gpus=spec.world.gpus_per_node))
-        data = await self._unless_ended(prepare.fetch(self._objects, spec.data, self._env.workdir / "data"))
+        data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
         if self._env.node == 0:
             await self._trackers.start(spec, self._sealed.secrets)
-        known = await self._unless_ended(rows.fetch(self._objects, spec, self._state.run.root, self._say))
+        known = await rows.fetch(self._objects, spec, self._state.run.root, self._say)
         sender = rows.Sender(self._objects, self._state, spec, known=known, say=self._say)
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
         jumps: tuple[Jump, ...] = ()
@@ -207,13 +193,12 @@ class Agent:
         self._state.phase = "loading"
         code_folder, tree = self._env.workdir / f"code-{secrets.token_hex(4)}", self._env.workdir / "checkpoint"
         if spec.code is not None:
-            archive = await self._unless_ended(prepare.fetch(self._objects, spec.code, self._env.workdir / "code.tar"))
+            archive = await prepare.fetch(self._objects, spec.code, self._env.workdir / "code.tar")
             await asyncio.to_thread(prepare.unpack, archive, code_folder)
         code_folder.mkdir(exist_ok=True)
         extra = {**spec.env, "GPUBROKER_CHECKPOINT_DIR": str(tree)}
         if spec.data is not None:
-            data = prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
-            extra["GPUBROKER_DATA"] = str(await self._unless_ended(data))
+            extra["GPUBROKER_DATA"] = str(await prepare.fetch(self._objects, spec.data, self._env.workdir / "data"))
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="script")
         await self._restore(spec, origin, tree)
         tree.mkdir(exist_ok=True)
@@ -230,7 +215,7 @@ class Agent:
         return await self._conclude(child, code, saver, script=True, whole=whole)
 
     async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[Jump, ...] = ()) -> bool:
-        found = await self._unless_ended(prepare.restore(self._objects, spec, origin, folder, self._say, jumps))
+        found = await prepare.restore(self._objects, spec, origin, folder, self._say, jumps)
         if found is not None:
             self._state.resumed_from = found[1].step
             self._say(f"resuming from step {found[1].step}: {found[0]}")
