@@ -92,7 +92,10 @@ class Inventory:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
             kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
             self._forget(provider, begun)
-            for name, one in self._followed[provider].items():
+            followed = self._followed[provider]
+            for name in filter(kept[-1].shows, by_name):  # whoever asks later may find these listings forgotten
+                followed.setdefault(name, Followed(born_by=None, grown=float("-inf")))
+            for name, one in followed.items():
                 self._follow(provider, name, one)
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
@@ -196,13 +199,15 @@ class Inventory:
         """When the second of the listings in a row up to now had answered that do not show it, by the house's clock;
         None: there are no two. No proof: without `born_by` it may be too young to be listed, or not created yet.
 
-        From here on it is followed, so that this is known long after those listings are forgotten.
+        From when it was first shown, or asked for, it is followed, so that this is known long after those listings are
+        forgotten.
         """
         one = self._followed[provider].get(name)
         if one is None or one.born_by != born_by:
             lag = self._context.providers[provider].caps.list_lag_s
             grown = float("-inf") if born_by is None else self._by_monotonic(born_by) + lag
-            one = self._followed[provider][name] = Followed(born_by=born_by, grown=grown)
+            unseen = one.unseen if one and one.unseen is not None and one.unseen >= grown else None
+            one = self._followed[provider][name] = Followed(born_by=born_by, grown=grown, unseen=unseen)
             self._follow(provider, name, one)
         return None if one.unseen is None else self._by_the_wall(one.unseen)
 

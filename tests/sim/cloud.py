@@ -224,7 +224,6 @@ class CloudDoor:
             return handles
         finally:
             world.launches.remove(launch)
-            world.watch.budgets.rested(launch.name)
 
     async def _create(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         """With its agent, where launchers start them: one that dies, or is told to stop, before that leaves a machine

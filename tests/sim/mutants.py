@@ -142,11 +142,6 @@ MUTANTS = (
     ),
     _mutant("the bill ends with its attempt", "not_overbilled", (f"{TERMINATION}._settle", wrong.charged_to_the_end)),
     _mutant(
-        "a proof is forgotten by whoever has none", "not_overbilled",
-        (f"{TERMINATION}._destroy", wrong.proof_is_forgotten),
-        aim=(*_always_on("blobs.down"), *_always_on("cloud.5xx", share=0.5), *_now_and_then("stop")),
-    ),
-    _mutant(
         "what is listed no more is charged on", "not_overbilled", (f"{INVENTORY}.unseen_since", wrong.always(None)),
         aim=(*_always_on("blobs.down"), *_now_and_then("preempt")),
     ),

@@ -11,7 +11,6 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, LedgerKind
 from broker.domain.money import ZERO
 from tests.sim.cloud import Stand
-from tests.sim.faults import disturbed_s
 from tests.sim.loop import Process
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ if TYPE_CHECKING:
 SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
 CLOCK_S = 2.0
 """The database's clock is read over a way of up to a second, and what is charged is decided before it is written."""
-KNOWN_S = 30.0
-"""Until whoever ends an attempt has heard that its launcher is at rest: a round of its own, and of that one's host."""
-
-UNJUDGED = ("launcher.unknown", "kill", "kill.launching", "freeze", "store.down", "store.error", "store.unknown_commit")
-"""While these last nobody can say, or write down, that a launcher is at rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +39,6 @@ class Purse:
         """What each broker's process was given, in order."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
-        self._rested: dict[InstanceName, float] = {}
-        """When the last launch of each was over."""
 
     # ------------------------------------------------------------------------------------------------- what is known
 
@@ -57,9 +49,6 @@ class Purse:
 
     def sent(self, attempt: AttemptId) -> None:
         self._sent.setdefault(attempt, self._world.loop.time())
-
-    def rested(self, name: InstanceName) -> None:
-        self._rested[name] = self._world.loop.time()
 
     def _unseen(self, process: Process, name: InstanceName, since: float) -> float:
         """When it had been given two listings in a row without the machine, and none with it any more; or when it could
@@ -72,16 +61,10 @@ class Purse:
 
     def _all_know(self, attempt: Attempt, gone: float) -> float:
         """When every broker had been shown that nothing stands there: those that are cut off, begin anew, or are given
-        lagging listings as late as they are. What never booted may be young until its launcher is known to be at rest.
-        """
-        world, now, lag_s = self._world, self._world.loop.time(), self._world.cloud.caps.list_lag_s
-        if attempt.booted_at is not None:
-            since = max(gone, world.time_of(attempt.booted_at) + lag_s)
-        else:
-            ends = attempt.terminating_since or attempt.ended_at
-            rested = max(gone, self._rested.get(attempt.name, 0.0), world.time_of(ends) if ends else now)
-            unjudged = [one for one in world.plan if one.kind in UNJUDGED]
-            since = rested + KNOWN_S + disturbed_s(unjudged, rested, now) + lag_s
+        lagging listings as late as they are."""
+        world, lag_s = self._world, self._world.cloud.caps.list_lag_s
+        assert attempt.booted_at is not None
+        since = max(gone, world.time_of(attempt.booted_at) + lag_s)
         return max(self._unseen(one, attempt.name, since + CLOCK_S) for one in world.brokers())
 
     # ------------------------------------------------------------------------------------------------ what is checked
@@ -97,7 +80,8 @@ class Purse:
         if attempt.charged_usd < true:
             told = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
             self._world.fail("charged_in_full", told)
-        self._not_overbilled(attempt, stands)
+        if attempt.booted_at is not None:  # what never did is charged until its launcher is proven to be at rest
+            self._not_overbilled(attempt, stands)
 
     def _cost(self, one: Stand) -> Decimal:
         ended = self._world.loop.time() if one.ended is None else one.ended

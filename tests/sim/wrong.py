@@ -221,11 +221,6 @@ def charged_to_the_end(self: termination.Termination, one: Any, attempt: Any, **
     return _SETTLE(self, one, replace(attempt, absent_at=None), **more)
 
 
-async def proof_is_forgotten(self: termination.Termination, one: Any, **seen: bool) -> Any:
-    """By whoever has none of its own."""
-    return await _DESTROY(self, one, **seen | {"standing": True})
-
-
 def nothing_last(attempt: Any, until: datetime) -> Any:
     return replace(_LAST_CHARGE(attempt, until), usd=Decimal(0))
 
