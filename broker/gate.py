@@ -32,6 +32,9 @@ BURST_S = 4.0
 """So many seconds' worth of calls may come at once."""
 URGENT_S = 15.0
 """Longest back-off of our own for listings and destroys, beyond what the cloud asks for: machines bill meanwhile."""
+YIELDS_S = 6.0
+"""So long after the pause that a refusal brought, destroys go that the cloud has taken before: else most calls that it
+lets through are of machines that are gone already. Longer than whoever has one that was never taken looks away."""
 GRAIN_S = 0.001
 """Least wait for a turn: by less, a clock may not move."""
 _FULL_JITTER = wait_random_exponential(multiplier=1.0, max=60.0)
@@ -114,7 +117,8 @@ class Gate:
         insort(self._queue, place)
         try:
             while True:
-                if pause_s := self._paces[rank.kind].wait_s(self._clock.monotonic()):
+                yields_s = YIELDS_S if rank is Rank.AGAIN else 0.0
+                if pause_s := self._paces[rank.kind].wait_s(self._clock.monotonic(), yields_s=yields_s):
                     raise Throttled(f"{self.name} wants no call for another {pause_s:.0f} s", after_s=pause_s)
                 if self._queue[0] is not place:
                     place.first.clear()

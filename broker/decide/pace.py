@@ -23,9 +23,9 @@ class Pace:
         """Nobody waits for it; somebody tries now and then whether it is back."""
         return self.silent >= SILENT
 
-    def wait_s(self, now: float) -> float:
-        """0: the cloud may be asked."""
-        return max(0.0, self.again_at - now)
+    def wait_s(self, now: float, *, yields_s: float = 0.0) -> float:
+        """0: the cloud may be asked. `yields_s`: how much longer whoever asks leaves it to others, once it refused."""
+        return max(0.0, self.again_at + (yields_s if self.throttled else 0.0) - now)
 
 
 def after_answer(pace: Pace) -> Pace:

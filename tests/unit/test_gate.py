@@ -17,7 +17,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Caps, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import GpuAsk, Offer
-from broker.gate import Gate, GateLimits, full_jitter_s, gated
+from broker.gate import YIELDS_S, Gate, GateLimits, full_jitter_s, gated
 from broker.store.memory import MemoryStore
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock, WarpLoop
@@ -263,6 +263,29 @@ def test_each_machine_is_destroyed_once_before_any_is_again_and_listings_wait_fo
         assert asked.keys() == calls.keys()
         for task in asking:
             task.cancel()
+
+    told(story())
+
+
+def test_after_a_refusal_machines_that_were_never_destroyed_come_before_those_that_were() -> None:
+    """Also where they are asked for later; with nobody before them, the others come too."""
+
+    async def story() -> None:
+        paper, clock = Paper(answers=[None, Throttled("429", after_s=10.0), None]), LoopClock()
+        gate, other = gate_of(paper), replace(HANDLE, id="i-2")
+        await gate.destroy(HANDLE)
+        with pytest.raises(Throttled):
+            await gate.destroy(HANDLE)
+        await clock.sleep(13)  # the cloud's pause and our own back-off
+        with pytest.raises(Throttled):
+            await gate.destroy(HANDLE)
+        await gate.destroy(other)
+        await gate.destroy(HANDLE)
+        paper.answers = [Throttled("429", after_s=10.0), None]
+        with pytest.raises(Throttled):
+            await gate.destroy(other)
+        await clock.sleep(12 + YIELDS_S)
+        await gate.destroy(HANDLE)
 
     told(story())
 
