@@ -166,6 +166,23 @@ def test_stop_does_not_wait_for_a_checkpoint(bench: Bench) -> None:
     assert bench.committed() == []
 
 
+@pytest.mark.parametrize("want", ["stop", "drain"])
+def test_what_is_being_fetched_is_given_up_when_the_end_leaves_no_time(bench: Bench, want: Any) -> None:
+    code = bench.code(main=SAVER)
+    path = bench.path(code.key)
+    path.unlink()
+    os.mkfifo(path)  # nobody ever writes it, so it is read for ever
+    config = ScriptConfig(code="upload:x", command=(sys.executable, "main.py"))
+    drain_s = 600.0 if want == "stop" else 1.0
+    agent = bench.start(script=config, code=code, limits=FAST.model_copy(update={"drain_s": drain_s}))
+    until(lambda: agent.beat and agent.beat.phase == "loading", "the fetch")
+    agent.desire(want)
+    final = agent.wait()
+    assert final.outcome is Outcome.DRAINED
+    assert final.message == f"test wants {want}; it was still being prepared"
+    assert "saved" not in agent.log
+
+
 def test_older_orders_are_ignored(bench: Bench) -> None:
     bench.put(keys.desired("a001"), Desired(want="run", epoch=2, seq=5))
     agent = script(bench, SAVER)

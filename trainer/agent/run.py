@@ -6,8 +6,9 @@ import os
 import secrets
 import signal
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -45,6 +46,7 @@ EXIT = {
     Outcome.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
 }
 ACTIVITY_S = 0.25
+T = TypeVar("T")
 
 
 class Agent:
@@ -113,6 +115,16 @@ class Agent:
         async with background(*watching):
             return await (self._train(spec) if spec.train else self._script(spec))
 
+    async def _fetched(self, fetch: Awaitable[T]) -> T:
+        """Raises Unusable once the attempt's end leaves it no more time: a stop at once, a drain when that is over."""
+        try:
+            async with self._state.in_time():
+                return await fetch
+        except TimeoutError:
+            if (ending := self._state.ending) is None:
+                raise
+            raise Unusable(ending.outcome, f"{ending.reason}; it was still being prepared") from None
+
     async def _renew(self) -> None:
         """Takes over a newer grant: credentials of the store, values of the secrets."""
         got = await prepare.read_grant(self._objects, self._env, self._sealed.grant_url or self._env.grant_url)
@@ -129,10 +141,10 @@ class Agent:
             raise Unusable(Outcome.DATA, "spec.json: a train job needs data")
         self._state.phase = "loading"
         self._say(await host.check(self._state.run.root, gpus=spec.world.gpus_per_node))
-        data = await prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
+        data = await self._fetched(prepare.fetch(self._objects, spec.data, self._env.workdir / "data"))
         if self._env.node == 0:
             await self._trackers.start(spec, self._sealed.secrets)
-        known = await rows.fetch(self._objects, spec, self._state.run.root, self._say)
+        known = await self._fetched(rows.fetch(self._objects, spec, self._state.run.root, self._say))
         sender = rows.Sender(self._objects, self._state, spec, known=known, say=self._say)
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="train")
         jumps: tuple[Jump, ...] = ()
@@ -193,12 +205,13 @@ class Agent:
         self._state.phase = "loading"
         code_folder, tree = self._env.workdir / f"code-{secrets.token_hex(4)}", self._env.workdir / "checkpoint"
         if spec.code is not None:
-            archive = await prepare.fetch(self._objects, spec.code, self._env.workdir / "code.tar")
+            archive = await self._fetched(prepare.fetch(self._objects, spec.code, self._env.workdir / "code.tar"))
             await asyncio.to_thread(prepare.unpack, archive, code_folder)
         code_folder.mkdir(exist_ok=True)
         extra = {**spec.env, "GPUBROKER_CHECKPOINT_DIR": str(tree)}
         if spec.data is not None:
-            extra["GPUBROKER_DATA"] = str(await prepare.fetch(self._objects, spec.data, self._env.workdir / "data"))
+            data = prepare.fetch(self._objects, spec.data, self._env.workdir / "data")
+            extra["GPUBROKER_DATA"] = str(await self._fetched(data))
         origin = Origin(job=spec.job, attempt=spec.attempt, kind="script")
         await self._restore(spec, origin, tree)
         tree.mkdir(exist_ok=True)
@@ -215,7 +228,7 @@ class Agent:
         return await self._conclude(child, code, saver, script=True, whole=whole)
 
     async def _restore(self, spec: AttemptSpec, origin: Origin, folder: Path, jumps: tuple[Jump, ...] = ()) -> bool:
-        found = await prepare.restore(self._objects, spec, origin, folder, self._say, jumps)
+        found = await self._fetched(prepare.restore(self._objects, spec, origin, folder, self._say, jumps))
         if found is not None:
             self._state.resumed_from = found[1].step
             self._say(f"resuming from step {found[1].step}: {found[0]}")

@@ -137,8 +137,8 @@ class AttemptState:
         return left_s if self.notice_s is None else min(left_s, self.notice_s - self.words_s)
 
     @contextlib.asynccontextmanager
-    async def in_time(self, most_s: float) -> AsyncIterator[None]:
-        """The body ends with a TimeoutError after `most_s`, or earlier, as the attempt has to."""
+    async def in_time(self, most_s: float | None = None) -> AsyncIterator[None]:
+        """The body ends with a TimeoutError after `most_s`, or earlier, as the attempt has to. None: only then."""
         async with asyncio.timeout(most_s) as limit, background(self._hasten(limit)):
             yield
 
