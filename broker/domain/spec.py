@@ -156,17 +156,6 @@ class JobSpec(Config):
         return None if self.init_from is None else JobId(self.init_from.removeprefix("job/"))
 
     @model_validator(mode="after")
-    def _even_steps(self) -> Self:
-        if self.train is None or self.train.global_batch == "auto":
-            return self
-        batch, nodes = self.train.global_batch, self.resources.nodes
-        unit = nodes * (1 if self.train.micro_batch == "auto" else self.train.micro_batch)
-        if batch % unit:
-            message = f"train.global_batch: {nodes} nodes cannot take equal parts of {batch} rows"
-            raise ValueError(f"{message}; give a multiple of {unit}")
-        return self
-
-    @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if (self.train is None) == (self.script is None):
             raise ValueError("give exactly one of train and script")

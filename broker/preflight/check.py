@@ -38,9 +38,8 @@ async def preflight(
         return Preflight(workload=workload(spec, None, None), report=None)
     if summary is None:
         raise InvalidInput(Problem(field="train.data.path", message="no such data set here; upload it, then name it"))
-    if train.task != "text_to_image" and not all(prompt.strip() for prompt in train.samples.prompts):
-        message = "one of them is blank, so nothing can follow it; give it a word, or remove it"
-        raise InvalidInput(Problem(field="train.samples.prompts", message=message))
+    _check_samples(train)
+    _check_steps(train, spec.resources.nodes)
     report = check(train, summary)
     model = await resolve(train)
     shape, positions = (None, model.positions) if isinstance(model, Unshaped) else (model, model.max_positions)
@@ -54,6 +53,20 @@ async def preflight(
         message = f"rows reach {work.sequence} tokens, {model.name} has {positions} positions; lower it"
         raise InvalidInput(Problem(field="train.max_length", message=message))
     return Preflight(workload=work, report=report)
+
+
+def _check_samples(train: TrainConfig) -> None:
+    if train.task != "text_to_image" and not all(prompt.strip() for prompt in train.samples.prompts):
+        message = "one of them is blank, so nothing can follow it; give it a word, or remove it"
+        raise InvalidInput(Problem(field="train.samples.prompts", message=message))
+
+
+def _check_steps(train: TrainConfig, nodes: int) -> None:
+    """No rule of the spec itself: how a step is divided may change, and what was submitted stays readable."""
+    unit = nodes * (1 if train.micro_batch == "auto" else train.micro_batch)
+    if train.global_batch != "auto" and train.global_batch % unit:
+        message = f"{nodes} nodes cannot take equal parts of {train.global_batch} rows; give a multiple of {unit}"
+        raise InvalidInput(Problem(field="train.global_batch", message=message))
 
 
 def _check_targets(lora: LowRank, shape: ModelShape) -> None:

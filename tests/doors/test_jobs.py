@@ -85,7 +85,7 @@ BAD: list[tuple[dict[str, Any], set[str]]] = [
     ({"secrets": ["HF_TOKEN"]}, {"secrets.0"}),
     ({"env": {"GPUBROKER_X": "1"}}, {""}),
     ({"script": {"code": "x", "command": ["a"]}}, {""}),
-    ({"resources": {"nodes": 3}}, {""}),
+    ({"resources": {"nodes": 3}}, {"train.global_batch"}),
     ({"init_from": "job/none"}, {"init_from"}),
     ({"idle": {"action": "sulk", "gpu_below": 2.0}}, {"idle.action", "idle.gpu_below"}),
     ({"checkpoint": {"every_s": float("inf")}}, {"checkpoint.every_s"}),

@@ -57,6 +57,19 @@ async def test_faults_are_named_the_data_first(train: dict[str, Any], summary: A
     assert caught.value.problems[0].field == field
 
 
+@pytest.mark.parametrize(
+    ("train", "unit"), [({"global_batch": 8}, 3), ({"global_batch": 6, "micro_batch": 3}, 9), ({}, 3)]
+)
+async def test_nodes_that_cannot_take_equal_parts_of_a_step(train: dict[str, Any], unit: int) -> None:
+    """The spec itself is read, as that of a job that was taken under another rule must be."""
+    three = JobSpec.model_validate(spec(**train).model_dump() | {"resources": {"nodes": 3}})
+    with pytest.raises(InvalidInput, match=f"3 nodes .* give a multiple of {unit}") as caught:
+        await preflight(three, summary=SUMMARY, resolve=offline)
+    assert caught.value.problems[0].field == "train.global_batch"
+    even = JobSpec.model_validate(three.model_dump() | {"train": spec(**train | {"global_batch": 9}).train})
+    await preflight(even, summary=SUMMARY, resolve=offline)
+
+
 async def test_rows_longer_than_the_models_positions() -> None:
     long = summarise(json.dumps([{"t": "word " * 2000} for _ in range(100)]).encode(), "json")
     with pytest.raises(InvalidInput, match="gpt2 has 1024 positions") as caught:
