@@ -346,7 +346,7 @@ def _service(
 
 
 async def _reach(providers: Mapping[str, Provider], handle: Handle, command: Sequence[str], tty: bool) -> Sequence[str]:
-    """A machine may be in a cloud that only another broker on this database has."""
+    """A machine may be in a cloud that was taken out of the configuration meanwhile."""
     if (provider := providers.get(handle.provider)) is None:
         return await nowhere(handle, command, tty)
     return await provider.reach(handle, command, tty=tty)

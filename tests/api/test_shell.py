@@ -71,7 +71,7 @@ async def test_streams_and_the_exit_code_come_back(api: Running, training: tuple
     assert said == (3, b"some \x00 bytes", b"wrong\n")
 
 
-async def test_a_machine_in_a_cloud_of_another_broker_is_refused_in_words(
+async def test_a_machine_in_a_cloud_that_is_not_configured_is_refused_in_words(
     api: Running, training: tuple[str, dict[str, str]]
 ) -> None:
     job, headers = training

@@ -96,12 +96,8 @@ async def test_a_draining_machine_is_ended_also_while_the_blob_store_is_down(
         job = await broker.submit()
         await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
 
-        async def down(*_: Any, **__: Any) -> Any:
-            raise BlobsUnavailable("down")
-
         with monkeypatch.context() as outage:
-            for call in ("list", "get", "put", "delete"):
-                outage.setattr(broker.blobs, call, down)
+            _blobs_down(broker, outage)
             await _stop(broker, job)
             await broker.eventually(lambda: _none_left(broker))
             await broker.eventually(lambda: _proven_absent(broker, job))
@@ -125,15 +121,11 @@ async def test_a_proven_absence_outlives_the_proof_of_whoever_made_it(
         job = await broker.submit()
         await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
 
-        async def down(*_: Any, **__: Any) -> Any:
-            raise BlobsUnavailable("down")
-
         async def silent() -> Any:
             raise OutcomeUnknown("no answer")
 
         with monkeypatch.context() as outage:
-            for call in ("list", "get", "put", "delete"):
-                outage.setattr(broker.blobs, call, down)
+            _blobs_down(broker, outage)
             await _stop(broker, job)
             await broker.eventually(lambda: _proven_absent(broker, job))
             outage.setattr(broker.provider, "list", silent)
@@ -158,9 +150,6 @@ async def test_a_machine_that_dies_while_the_blob_store_is_down_is_charged_no_lo
         await broker.eventually(lambda: _is(broker, job, AttemptState.TRAINING))
         listings, listed = 0, broker.provider.list
 
-        async def down(*_: Any, **__: Any) -> Any:
-            raise BlobsUnavailable("down")
-
         async def counted() -> Any:
             nonlocal listings
             found = await listed()
@@ -171,8 +160,7 @@ async def test_a_machine_that_dies_while_the_blob_store_is_down_is_charged_no_lo
             return listings > 2  # the first may have begun while it stood
 
         with monkeypatch.context() as outage:
-            for call in ("list", "get", "put", "delete"):
-                outage.setattr(broker.blobs, call, down)
+            _blobs_down(broker, outage)
             (machine,) = broker.body._instances.values()
             machine.dies_at = 0.0
             outage.setattr(broker.provider, "list", counted)
@@ -276,6 +264,14 @@ async def test_a_submission_does_not_wait_for_the_next_poll(house: Build) -> Non
 
 async def _stop(broker: House, job: JobId) -> None:
     await broker.store.request_stop(job, Event(job_id=job, kind="job.stop_requested", message=""))
+
+
+def _blobs_down(broker: House, outage: pytest.MonkeyPatch) -> None:
+    async def down(*_: Any, **__: Any) -> Any:
+        raise BlobsUnavailable("down")
+
+    for call in ("list", "get", "put", "delete"):
+        outage.setattr(broker.blobs, call, down)
 
 
 async def _is(broker: House, job: JobId, *states: AttemptState) -> bool:

@@ -261,10 +261,10 @@ async def _stop(broker: House, job: JobId) -> None:
     await broker.store.request_stop(job, _event(job, "job.stop_requested"))
 
 
-async def test_what_runs_in_a_cloud_of_another_broker_is_left_to_that_one(
+async def test_what_runs_in_a_cloud_that_a_broker_lacks_is_left_to_another(
     house: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Brokers on one database may have different clouds; to hold a row that one cannot ask about starves it."""
+    """As one that started while the blob store was away may; to hold a row that it cannot ask about starves it."""
     broker = house(virtual=ENDLESS)
     async with broker.running():
         job = await broker.submit()

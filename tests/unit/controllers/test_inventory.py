@@ -87,6 +87,14 @@ async def test_what_was_left_out_before_its_launcher_was_known_to_be_at_rest_was
     assert found == build.T0 + timedelta(seconds=times[2])
 
 
+async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> None:
+    """The listings that first left it out are forgotten by then."""
+    seen, times = await listed([(1, THERE), (1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    assert seen._listings["scripted"][0].begun > times[2]
+    stood = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+
+
 async def test_what_is_shown_again_stands_again() -> None:
     seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
     born_by = build.T0 - timedelta(seconds=LAG_S)
