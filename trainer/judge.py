@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from trainer import board, card, evaluate, order, parallel, results
+from trainer import board, card, evaluate, meeting, order, parallel, results
 from trainer.checkpoint_plan import METRICS, Progress, Rate
 from trainer.faults import Drained, Fault
 from trainer.ipc import RunFolder, WorkerJob
@@ -59,7 +59,8 @@ class Judge:
     ) -> None:
         """The results of the weights as they are, into a folder; entered by all. Raises Fault."""
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
-        samples = self._samples(progress)
+        with meeting.prepared("samples"):
+            samples = self._samples(progress)
         scores: dict[str, Any] = {
             "heldout_loss_before": progress.heldout_loss_before,
             "heldout_loss_after": after,
@@ -92,9 +93,15 @@ class Judge:
         return sum(t.numel() * t.element_size() for t in (*trained.values(), *merged))
 
     def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
-        """Repeats an action of all processes until it has failed for none. `wanted`: bytes. Raises Unwritten."""
+        """Repeats an action of all processes until it has failed for none; it may take one of them longer than a
+        collective waits. `wanted`: bytes. Raises Unwritten."""
+
+        def together() -> str:
+            with meeting.prepared("results"):
+                return action()
+
         results.insist(
-            action,
+            together,
             agree=lambda fact: self.arrangement.any_of(fact)[0],
             waiting=lambda: bool(self.run.waiting()),
             tell=self.report.event,

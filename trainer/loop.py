@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer import board, breakdown, guard, model, results, selection
+from trainer import board, breakdown, guard, meeting, model, results, selection
 from trainer.checkpoint_plan import METRICS
 from trainer.faults import Drained
 from trainer.ipc import RunFolder, WorkerJob, replace
@@ -215,8 +215,9 @@ class Loop(Steps):
         """Whether what was trained could be saved, in the room that the results leave; entered by all."""
         if self._accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)
-        self._keeper.save(self._progress, last=True)
-        self._keeper.snapshots.join()
+        with meeting.prepared("checkpoint"):
+            self._keeper.save(self._progress, last=True)
+            self._keeper.snapshots.join()
         (failed,) = self._parallel.any_of(self._keeper.told_of_a_failure())
         return not failed
 

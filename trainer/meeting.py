@@ -1,11 +1,12 @@
 """Where processes wait for each other although each takes a time of its own: one machine has tokenised its rows minutes
-or hours before another one.
+or hours before another one, and the results of a large model are written and merged by one process alone.
 
 A collective would give up meanwhile. So each process that is still at it says by the store of the process group that it
 lives, and is waited for as long as it does.
 """
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ SILENT_S = parallel.TIMEOUT.total_seconds()
 """After which one that does not say that it lives is given up."""
 PATIENCE_S = 12 * 3600.0
 """Also with one that lives: it may hang."""
+_numbers = itertools.count()
+"""Of meetings: each is entered by all, so all count alike."""
 
 
 @contextlib.contextmanager
@@ -31,20 +34,21 @@ def prepared(what: str) -> Iterator[None]:
         yield
         return
     store, rank, over = distributed_c10d._get_default_store(), distributed.get_rank(), threading.Event()
-    beats = threading.Thread(target=_beat, args=(store, f"{what}/alive/{rank}", over), daemon=True)
+    place = f"{what}-{next(_numbers)}"
+    beats = threading.Thread(target=_beat, args=(store, f"{place}/alive/{rank}", over), daemon=True)
     beats.start()
     try:
         yield
     except BaseException:
         with contextlib.suppress(RuntimeError):
-            store.set(f"{what}/failed/{rank}", "")
+            store.set(f"{place}/failed/{rank}", "")
         raise
     finally:
         over.set()
         beats.join()
-    store.set(f"{what}/done/{rank}", "")
+    store.set(f"{place}/done/{rank}", "")
     for other in range(distributed.get_world_size()):
-        _await(store, what, other)
+        _await(store, place, what, other)
 
 
 def _beat(store: Any, key: str, over: threading.Event) -> None:
@@ -54,15 +58,15 @@ def _beat(store: Any, key: str, over: threading.Event) -> None:
             over.wait(BEAT_S)
 
 
-def _await(store: Any, what: str, rank: int) -> None:
+def _await(store: Any, place: str, what: str, rank: int) -> None:
     """Until the process is done, as long as it lives."""
     began = heard = time.monotonic()
     beats = 0
-    while not store.check([f"{what}/done/{rank}"]):
-        now, found = time.monotonic(), store.add(f"{what}/alive/{rank}", 0)
+    while not store.check([f"{place}/done/{rank}"]):
+        now, found = time.monotonic(), store.add(f"{place}/alive/{rank}", 0)
         if found != beats:
             beats, heard = found, now
-        if store.check([f"{what}/failed/{rank}"]):
+        if store.check([f"{place}/failed/{rank}"]):
             raise distributed.DistStoreError(f"process {rank} failed as it prepared its {what}")
         if now - heard > SILENT_S or now - began > PATIENCE_S:
             told = f"process {rank}, which prepares its {what}, was last heard of {now - heard:.0f} s ago"

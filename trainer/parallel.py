@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -24,6 +25,9 @@ from trainer.snapshot import Held, Local, Stored, Writer, joined, parts
 
 TIMEOUT = timedelta(minutes=10)
 """After which a process that waits for a lost one gives up."""
+JOIN = timedelta(hours=1)
+"""How long the first to come wait for the others, whose machines may still fetch what they need; one that is lost
+meanwhile is the broker's to notice."""
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NEVER_FREED: list[Any] = []
 """Models as DDP wraps them. Freed by Python, one waits for gloo's thread, which waits for Python where it has just done
@@ -32,13 +36,19 @@ LOST = ("closed by peer", "reset by peer", "Broken pipe", "timed out", "Timed ou
 
 
 def join(how: Parallelism, *, cpu: bool) -> None:
-    """Meets the other processes of the launcher, if there are any.
+    """Meets the other processes of the launcher, if there are any. Raises DistError where they do not come.
 
     Beside NCCL stands gloo where shares lie in host memory, since norms are summed there.
     """
-    if "RANK" in os.environ and not distributed.is_initialized():
-        on_gpus = "cpu:gloo,cuda:nccl" if how.offload else "nccl"
-        distributed.init_process_group("gloo" if cpu else on_gpus, timeout=TIMEOUT)
+    if "RANK" not in os.environ or distributed.is_initialized():
+        return
+    store, rank, world = next(rendezvous("env://", timeout=JOIN))
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{other}" for other in range(world)], JOIN)
+    store.set_timeout(TIMEOUT)
+    on_gpus = "cpu:gloo,cuda:nccl" if how.offload else "nccl"
+    backend = "gloo" if cpu else on_gpus
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
 
 
 def leave() -> None:

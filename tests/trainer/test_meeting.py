@@ -1,4 +1,4 @@
-"""Processes whose preparation takes a time of its own wait for each other, as long as they live."""
+"""What takes each process a time of its own is waited for by the others, as long as it lives."""
 
 import os
 import signal
@@ -19,12 +19,13 @@ SILENT_S = 6.0
 
 
 def late(rank: int) -> None:
-    """The second process has its rows when a collective that waited for it would have given up, and its weights too."""
-    from trainer import parallel
+    """The second process comes when a collective that waited for it would have given up, and has its rows so much later
+    again; the first one its weights, and the results."""
+    from trainer import evaluate, parallel
     from trainer.tasks.base import Task
 
     parallel.TIMEOUT = timedelta(seconds=TIMEOUT_S)
-    examples, model = Task.examples, Task.model
+    examples, model, write = Task.examples, Task.model, evaluate.write_artifacts
 
     def slow_examples(task: Task[Any], *given: Any, **more: Any) -> Any:
         time.sleep(1.5 * TIMEOUT_S * rank)
@@ -34,7 +35,13 @@ def late(rank: int) -> None:
         time.sleep(1.5 * TIMEOUT_S * (1 - rank))
         return model(task, *given, **more)
 
+    def slow_results(*given: Any) -> None:
+        time.sleep(1.5 * TIMEOUT_S)
+        write(*given)
+
     Task.examples, Task.model = slow_examples, slow_model  # type: ignore[method-assign]
+    evaluate.write_artifacts = slow_results
+    time.sleep(1.5 * TIMEOUT_S * rank)
 
 
 def dies(rank: int) -> None:
@@ -76,7 +83,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_machines_wait_for_the_one_that_prepares_longest(kind: Any, data: Path, tmp_path: Path) -> None:
+def test_machines_wait_for_the_one_that_takes_longest(kind: Any, data: Path, tmp_path: Path) -> None:
     train = tiny_jobs.train(KIND, tmp_path / "model").model_copy(update={"max_steps": 1})
     how = Parallelism(kind=kind)
     Crew(tmp_path / "crew", train, data, each=1, nodes=2, how=how, harm=late).done()
