@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Protocol
 
+from broker.controllers.alone import gone_by
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
@@ -19,6 +20,8 @@ from broker.ports import Charge, Leased
 
 log = logging.getLogger(__name__)
 
+LISTED_S = 60.0
+"""How long a new process waits for its first listing of a cloud; caps are held all the same after that."""
 PROOF_S = 15.0
 """A proof of absence takes as long as listings may lag, and so much for the looks themselves."""
 
@@ -40,6 +43,7 @@ class Billing:
         self._inventory = inventory
         self._memories = memories
         self.every_s = context.rhythm.billing_s
+        self._began = context.clock.monotonic()
 
     async def step(self) -> bool:
         live = await self._context.store.live_attempts()
@@ -65,11 +69,13 @@ class Billing:
         if attempt.create_sent_at is None:
             return None
         now, caps = context.clock.now(), context.provider_of(attempt).caps
+        if self._inventory.latest(attempt.line.offer.provider) is None and self._is_new():
+            return None
         price = price_change(attempt, self._inventory.fresh(attempt, max_age_s=self.every_s), now)
         known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
-        until = self._until(known, now, caps)
+        until = self._until(one, known, now, caps)
         due, traffic = owed(known, until), traffic_owed(known, now)
-        signal = due_signal(known, job, caps, now, context.tempo)
+        signal = due_signal(known, job, caps, self._stood_until(one, now), context.tempo)
         if due == traffic == ZERO and signal is None and price is None:
             return None
         return Charge(
@@ -84,13 +90,24 @@ class Billing:
             event=_told(one, signal, job.spent_usd + due + traffic, now),
         )
 
-    def _until(self, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
+    def _is_new(self) -> bool:
+        """Has not listed its clouds yet: what went while no broker was there would be charged until now."""
+        return self._context.clock.monotonic() - self._began < LISTED_S
+
+    def _stood_until(self, one: Leased, now: datetime) -> datetime:
+        """What is not listed any more ended by itself at the latest, where all brokers were away."""
+        if self._inventory.shows(one.attempt.line.offer.provider, one.attempt.name):
+            return now
+        return min(now, gone_by(self._context, one.attempt, one.job) or now)
+
+    def _until(self, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
         """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:
         no charge is ever taken back. Where it stands after all, the next charge makes up for it."""
-        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S)
+        provider, born_by = attempt.line.offer.provider, attempt.booted_at
+        shown = self._inventory.shows(provider, attempt.name)
+        until = billed_until(attempt, self._stood_until(one, now), caps.list_lag_s + PROOF_S, shown=shown)
         if attempt.booted_at is None and attempt.state is not AttemptState.TERMINATING:
             return until  # it is not listed yet
-        provider, born_by = attempt.line.offer.provider, attempt.booted_at
         return min(until, self._inventory.unseen_since(provider, attempt.name, born_by=born_by) or until)
 
 

@@ -14,7 +14,7 @@ from broker.controllers.forsale import ForSale, Offers
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import Tasks
-from broker.decide.billing import told_out_of_time
+from broker.decide.billing import owed, told_out_of_time
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
@@ -32,7 +32,7 @@ from broker.domain.errors import (
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Handle, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import Offer
-from broker.ports import Change, Lane, Leased
+from broker.ports import Change, Charge, Lane, Leased
 
 CREATE_LOOK_S = 5.0
 """How soon a launching attempt is looked at again."""
@@ -192,14 +192,24 @@ class Launch:
         detail = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
         return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
 
-    async def _refused(self, one: Leased, why: AttemptEvent, message: str, reason: Reason | None = None) -> None:
+    async def _refused(
+        self,
+        one: Leased,
+        why: AttemptEvent,
+        message: str,
+        reason: Reason | None = None,
+        *,
+        seen: tuple[Handle, ...] = (),
+    ) -> None:
+        """`seen`: what stands all the same, and is charged."""
         offer = one.attempt.line.offer
         await self._context.store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
 
         def refusal(now: Leased) -> Change:
             ended = step(now.attempt, why, self._context.clock.now(), reason=reason).attempt
             told = event(now.job, "attempt.refused", f"{offer.cloud}: {message}", attempt=ended)
-            return Change(attempt=(now.attempt, replace(ended, detail=message)), events=(told,))
+            ended = replace(ended, detail=message, handles=seen or ended.handles)
+            return Change(attempt=(now.attempt, ended), events=(told,))
 
         await self._answer(one, refusal)
 
@@ -272,7 +282,7 @@ class Launch:
         try:
             await provider.confirm(handles, one.attempt.line.offer, bought_for(one.job))
         except Rejected as e:
-            await self._refused(one, AttemptEvent.REJECTED, str(e))
+            await self._refused(one, AttemptEvent.REJECTED, str(e), seen=handles)
         except ProviderError as e:
             noted = replace(one.attempt, handles=handles, detail=f"its agent runs, but it cannot be looked at: {e}")
             await self._context.store.apply([Change(attempt=(one.attempt, noted), due_in_s=CREATE_LOOK_S)])
@@ -303,13 +313,19 @@ class Launch:
             await self._context.store.apply([Change(attempt=(read, noted), due_in_s=due_s)])
 
     async def _again(self, one: Leased) -> None:
-        """The same name and the first `create_sent_at`: no second machine, and no second left uncharged."""
-        attempt = one.attempt
+        """The same name and the first `create_sent_at`: no second machine, and no second left uncharged. So the time of
+        the first, whose outcome is unknown, is charged now: the next one may be refused."""
+        attempt, now = one.attempt, self._context.clock.now()
         self._launchers.begin(attempt)
-        sent = step(attempt, AttemptEvent.ABSENT, self._context.clock.now()).attempt
+        sent = step(attempt, AttemptEvent.ABSENT, now).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
+        charge = Charge(
+            attempt_id=attempt.id, job_id=attempt.job_id, since=attempt.charged_to,
+            to=max(now, attempt.charged_to or now), usd=owed(attempt, now),
+        )  # fmt: skip
+        change = Change(attempt=(attempt, sent), charge=charge, due_in_s=CREATE_LOOK_S)
         try:
-            (held,) = await self._context.store.apply([Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)])
+            (held,) = await self._context.store.apply([change])
         except BaseException:
             self._launchers.end(attempt.name)
             raise

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from datetime import datetime
 
+from broker.controllers.alone import gone_by
 from broker.controllers.beats import read_final
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
@@ -11,7 +12,7 @@ from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
-from broker.decide.billing import owed, traffic_owed
+from broker.decide.billing import owed, refused, traffic_owed
 from broker.decide.experience import observed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
@@ -73,6 +74,9 @@ class Termination:
         if absent_at is None:
             standing = provider not in unlisted and self._inventory.shows(provider, attempt.name)
             return self._hold(one) or await self._destroy(one, standing=standing, launcher_dead=dead is not None)
+        if refused(attempt):
+            absent_at = attempt.create_sent_at or absent_at
+        absent_at = min(absent_at, gone_by(self._context, attempt, one.job) or absent_at)
         # Another broker may have charged it further, which had not seen it missing yet; nothing is taken back.
         absent_at = attempt.absent_at or max(absent_at, attempt.charged_to or absent_at)
         absent = replace(attempt, absent_at=absent_at)
@@ -109,7 +113,9 @@ class Termination:
 
     async def _destroy(self, one: Leased, *, standing: bool, launcher_dead: bool) -> Change:
         # An absence that was proven stays so for a broker without a proof of its own, until it is shown to stand.
-        attempt = replace(one.attempt, absent_at=None) if standing else one.attempt
+        attempt = one.attempt
+        if standing:
+            attempt = replace(attempt, absent_at=None, handles=attempt.handles or self._handles(attempt))
         provider = attempt.line.offer.provider
         said = await asyncio.gather(*(self._ask(provider, handle) for handle in self._handles(attempt)))
         failed = next(filter(None, said), "")

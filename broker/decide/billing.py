@@ -17,6 +17,8 @@ from broker.domain.offer import GIB, Offer, QuoteLine
 
 HOUR = Decimal(3600)
 SECOND = timedelta(seconds=1)
+REFUSALS = frozenset({Reason.NO_CAPACITY, Reason.REJECTED, Reason.IMAGE})
+"""What a create is answered by a cloud that makes nothing."""
 LEAST_DRAIN_S = 30.0
 """The request has to be noticed and a step to be ended, however quick the last save was."""
 LINK_BYTES_PER_S = 12_500_000_000
@@ -41,10 +43,25 @@ class Tempo:
         return self.tick_s + self.drain_s + self.hands_s
 
 
+def nothing_stands(attempt: Attempt) -> bool:
+    """No machine of it is known: neither the cloud's answer to its create nor any listing has shown one."""
+    return not attempt.handles and attempt.running_at is None and attempt.booted_at is None
+
+
+def refused(attempt: Attempt) -> bool:
+    """Its cloud has answered that nothing was created, and no listing says otherwise."""
+    return attempt.reason in REFUSALS and nothing_stands(attempt)
+
+
+def _stood_until(attempt: Attempt, until: datetime) -> datetime:
+    """A create that was refused costs nothing; what was charged of one before it, whose outcome is unknown, stays."""
+    return min(until, attempt.charged_to or attempt.created_at) if refused(attempt) else until
+
+
 def accrued(attempt: Attempt, until: datetime) -> Decimal:
     """Dollars for machines from the start of billing to `until`, in the provider's quantum rounded up; in every state
     alike. A quantum in which the price changed costs the highest of it."""
-    since = billed_since(attempt)
+    since, until = billed_since(attempt), _stood_until(attempt, until)
     if since is None or until <= since:
         return ZERO
     offer = attempt.line.offer
@@ -82,7 +99,7 @@ def billed_since(attempt: Attempt) -> datetime | None:
 def machine_s(attempt: Attempt, until: datetime) -> float:
     """Seconds for which its machines stood; several nodes stand side by side and count once."""
     since = billed_since(attempt)
-    return 0.0 if since is None else max(0.0, (until - since).total_seconds())
+    return 0.0 if since is None else max(0.0, (_stood_until(attempt, until) - since).total_seconds())
 
 
 def runs_since(attempt: Attempt, not_yet: datetime | None, caps: Caps) -> datetime:
@@ -202,6 +219,7 @@ def owed(attempt: Attempt, until: datetime) -> Decimal:
 def owed_late(attempt: Attempt, machine: Handle, born: datetime | None, until: datetime) -> Decimal:
     """What is still to be charged for machines of an attempt that has ended, from their birth to `until`; never
     negative. `born` None: no cloud says when, so it was as soon as the attempt's charges end."""
+    born = born or (attempt.ended_at if refused(attempt) else None)
     if born is None or attempt.charged_to is None:
         return owed(attempt, until)
     late = replace(attempt, create_sent_at=born, running_at=born, handles=(machine,))
@@ -214,11 +232,15 @@ def traffic_owed(attempt: Attempt, until: datetime) -> Decimal:
     return max(ZERO, traffic_cost(attempt.line.offer, traffic(attempt, until)) - attempt.traffic_usd)
 
 
-def billed_until(attempt: Attempt, now: datetime, behind_s: float) -> datetime:
+def billed_until(attempt: Attempt, now: datetime, behind_s: float, *, shown: bool = True) -> datetime:
     """Up to when an attempt is charged now. What is being destroyed is charged `behind_s` late, as long as a proof of
-    its absence takes: nothing is charged that the proof then takes back."""
+    its absence takes: nothing is charged that the proof then takes back. Nor is a create that has not answered, while
+    nothing stands that is `shown`: it may be refused, and else the next charge makes up for it.
+    """
     if attempt.absent_at is not None:
         return min(now, attempt.absent_at)
+    if attempt.state is AttemptState.LAUNCHING and nothing_stands(attempt) and not shown:
+        return attempt.charged_to or attempt.create_sent_at or now
     return now - timedelta(seconds=behind_s) if attempt.state is AttemptState.TERMINATING else now
 
 

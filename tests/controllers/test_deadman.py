@@ -1,8 +1,13 @@
 """A broker that stays away: its machines save and stop, and whoever comes back goes on at no retry's cost."""
 
 import asyncio
+from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+from broker.controllers.boot import SELF_STOP_S
+from broker.domain.ids import JobId
 from broker.domain.job import JobState, Reason
 from broker.store.memory import MemoryStore
 from providers.sim_config import SimulatedConfig
@@ -31,36 +36,47 @@ class Agents(VirtualBody):
         await super()._obey(instance, spec, step)
 
 
-def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
-    config = SimulatedConfig.model_validate(
-        {
-            "body": "virtual", "hazard_scale": 0, "sold_out": 0,
-            "virtual": {"run_s": 1500, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
-        }
-    )  # fmt: skip
+CONFIG = SimulatedConfig.model_validate(
+    {
+        "body": "virtual", "hazard_scale": 0, "sold_out": 0,
+        "virtual": {"run_s": 1500, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
+    }
+)  # fmt: skip
 
+
+async def left_alone(state: Path, count: int, **wanted: Any) -> tuple[Virtual, list[JobId], float]:
+    """(house, jobs, seconds that their machines stood without a broker), once these have saved and stopped."""
+    house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=state)
+    house.limits = house.limits.model_copy(update={"deadman_s": DEADMAN_S})
+    agents = Agents(house.blobs, house.clock, CONFIG.virtual)
+    agents.switches = {}
+    house.body = house.provider._body = agents
+    await house.market.step()
+    first = asyncio.create_task(house.fleet("first").run())
+    jobs = [await house.submit(**wanted) for _ in range(count)]
+    await house.train(jobs)
+    await house.clock.sleep(200)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    gone_at = house.clock.monotonic()
+    while await house.machines() and house.clock.monotonic() < gone_at + 10_000:
+        await house.clock.sleep(1)
+    return house, jobs, house.clock.monotonic() - gone_at
+
+
+async def all_done(house: Virtual, jobs: Sequence[JobId]) -> None:
+    until = house.clock.monotonic() + 2500
+    while house.clock.monotonic() < until and not all([await _done(house, job) for job in jobs]):
+        await house.clock.sleep(10)
+
+
+def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Path) -> None:
     async def story() -> None:
-        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path)
-        house.limits = house.limits.model_copy(update={"deadman_s": DEADMAN_S})
-        agents = Agents(house.blobs, house.clock, config.virtual)
-        agents.switches = {}
-        house.body = house.provider._body = agents
-        await house.market.step()
-        first = asyncio.create_task(house.fleet("first").run())
-        jobs = [await house.submit(**WORTH) for _ in range(JOBS)]
-        await house.train(jobs)
-        await house.clock.sleep(200)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        gone_at = house.clock.monotonic()
-        while await house.machines() and house.clock.monotonic() < gone_at + 10_000:
-            await house.clock.sleep(1)
-        assert house.clock.monotonic() - gone_at <= DEADMAN_S + house.rhythm.deadman_s + 10
+        house, jobs, alone_s = await left_alone(tmp_path, JOBS, **WORTH)
+        assert alone_s <= DEADMAN_S + house.rhythm.deadman_s + 10
         await house.clock.sleep(3600)
         async with house.running("second"):
-            until = house.clock.monotonic() + 2500
-            while house.clock.monotonic() < until and not all([await _done(house, job) for job in jobs]):
-                await house.clock.sleep(10)
+            await all_done(house, jobs)
             for job in jobs:
                 found = await house.store.job(job)
                 stopped, resumed = await house.attempts(job)
@@ -75,6 +91,25 @@ def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Pat
     told(story())
 
 
-async def _done(house: Virtual, job: str) -> bool:
-    found = await house.store.job(job)  # type: ignore[arg-type]
+def test_an_absence_of_days_is_charged_no_longer_than_a_machine_stands_alone(tmp_path: Path) -> None:
+    """So it does not use up the cap: the price of 60 hours is above it."""
+
+    async def story() -> None:
+        house, (job,), _ = await left_alone(tmp_path, 1, **WORTH | {"cap_usd": "0.50"})
+        (alone,) = await house.attempts(job)
+        await house.clock.sleep(60 * 3600)
+        async with house.running("second"):
+            await all_done(house, [job])
+        stopped, _ = await house.attempts(job)
+        rate = alone.line.offer.usd_per_hour / 3600
+        assert rate * 60 * 3600 > Decimal("0.50")
+        longest_s = DEADMAN_S + house.limits.drain_s + SELF_STOP_S + 60
+        assert await _done(house, job)
+        assert stopped.charged_usd <= alone.charged_usd + rate * Decimal(longest_s)
+
+    told(story())
+
+
+async def _done(house: Virtual, job: JobId) -> bool:
+    found = await house.store.job(job)
     return found is not None and found.state is JobState.SUCCEEDED

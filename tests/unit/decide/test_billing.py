@@ -16,6 +16,7 @@ from broker.decide.billing import (
     drain_lead_s,
     grace_over,
     least_usd,
+    machine_s,
     out_of_time,
     owed,
     owed_late,
@@ -158,6 +159,35 @@ def test_what_is_absent_or_being_destroyed_is_not_charged_for_the_time_of_the_pr
     absent = build.attempt(AttemptState.TERMINATING, absent_at=build.at(60))
     assert billed_until(absent, build.at(100), 30) == build.at(60)
     assert billed_until(absent, build.at(50), 30) == build.at(50)
+
+
+def test_a_create_that_was_refused_costs_nothing_and_takes_no_time() -> None:
+    asked = build.attempt(AttemptState.LAUNCHING)
+    assert billed_until(asked, build.at(100), 30, shown=False) == build.at(0)
+    assert billed_until(asked, build.at(100), 30, shown=True) == build.at(100)
+    assert accrued(asked, build.at(100)) > ZERO  # its cap is held as if it stood
+    no = replace(asked, state=AttemptState.TERMINATING, reason=Reason.NO_CAPACITY)
+    assert (owed(no, build.at(100)), machine_s(no, build.at(100))) == (ZERO, 0)
+    # What came before it, whose outcome is unknown, stays charged, and nothing more.
+    before = replace(no, charged_to=build.at(40), charged_usd=Decimal("0.004"))
+    assert (owed(before, build.at(100)), machine_s(before, build.at(100))) == (ZERO, 40)
+
+
+@pytest.mark.parametrize("known", ["handles", "running_at", "booted_at"])
+def test_what_stands_although_it_was_refused_is_charged(known: str) -> None:
+    no = build.attempt(AttemptState.TERMINATING, reason=Reason.REJECTED)
+    machine = Handle(provider="simulated", id="i", name=no.name)
+    stands = replace(no, **{known: (machine,) if known == "handles" else build.at(0)})  # type: ignore[arg-type]
+    assert owed(stands, build.at(100)) == Decimal("0.01")
+
+
+def test_a_machine_that_comes_after_a_refusal_is_charged_from_its_birth_or_the_end_of_the_attempt() -> None:
+    no = build.attempt(
+        AttemptState.ENDED, reason=Reason.NO_CAPACITY, charged_to=build.at(0), ended_at=build.at(50)
+    )  # fmt: skip
+    machine = Handle(provider="simulated", id="i", name=no.name)
+    assert owed_late(no, machine, None, build.at(100)) == Decimal("0.005")
+    assert owed_late(no, machine, build.at(80), build.at(100)) == Decimal("0.002")
 
 
 @given(prices, quanta, st.lists(st.floats(min_value=0, max_value=1e6), min_size=1, max_size=20))

@@ -1,0 +1,78 @@
+"""A cloud that refuses every create: nothing stood, so nothing is paid, and no time is used up."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
+from broker.domain.instance import Caps
+from broker.domain.job import RESTING_JOB_STATES, JobState
+from broker.domain.money import ZERO
+from broker.store.memory import MemoryStore
+from providers.sim_config import SimulatedConfig
+from providers.simulated import SimulatedProvider
+from tests.clouds.warp import LoopClock
+from tests.controllers.virtual import Virtual, told
+
+CONFIG = SimulatedConfig.model_validate(
+    {
+        "body": "virtual", "hazard_scale": 0, "sold_out": 0,
+        "virtual": {"run_s": 60, "boot_s": 30, "beat_s": 5, "tick_s": 0.5},
+    }
+)  # fmt: skip
+REFUSALS = 40
+
+
+class Refuses(SimulatedProvider):
+    """Takes its time for it, as a launch of SkyPilot does."""
+
+    refusals: list[ProviderError]
+
+    @property
+    def caps(self) -> Caps:
+        return replace(super().caps, list_lag_s=15.0)
+
+    async def create(self, *asked: Any) -> Any:
+        if self.refusals:
+            await asyncio.sleep(60)
+            raise self.refusals.pop()
+        return await super().create(*asked)
+
+
+@pytest.mark.parametrize("refusal", [NoCapacity("sold out"), Throttled("429", after_s=1.0)])
+def test_refusals_cost_neither_money_nor_time(refusal: ProviderError, tmp_path: Path) -> None:
+    """Each took 60 s and a proof of absence: together more than its max_duration, at which it would have ended."""
+
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Refuses)
+        house.provider.refusals = [refusal] * REFUSALS  # type: ignore[attr-defined]
+        async with house.running():
+            job = await house.submit(cap_usd="10", max_duration=1800)
+            while (found := await house.store.job(job)) is not None and found.state not in RESTING_JOB_STATES:
+                await house.clock.sleep(10)
+            assert found is not None
+            assert found.state is JobState.SUCCEEDED, found.reason
+            *before, _ = await house.attempts(job)
+            assert len(before) == REFUSALS
+            assert {one.charged_usd for one in before} == {ZERO}
+            assert found.machine_s < 600
+
+    told(story())
+
+
+@pytest.mark.parametrize("refusal", [Rejected("quota"), ImageRefused("no such image")])
+def test_a_refusal_that_ends_its_job_costs_nothing_either(refusal: ProviderError, tmp_path: Path) -> None:
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Refuses)
+        house.provider.refusals = [refusal] * REFUSALS  # type: ignore[attr-defined]
+        async with house.running():
+            job = await house.submit(cap_usd="10", retry={"max": 2})
+            while (found := await house.store.job(job)) is not None and found.state not in RESTING_JOB_STATES:
+                await house.clock.sleep(10)
+            assert found is not None
+            assert found.spent_usd == ZERO
+
+    told(story())
