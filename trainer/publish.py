@@ -37,7 +37,11 @@ def push(folder: Path, config: PushConfig, token: str, endpoint: str | None) -> 
     api = HfApi(endpoint=endpoint, token=token)
     try:
         api.create_repo(config.repo, private=config.private, exist_ok=True)
+        if config.private and not api.repo_info(config.repo).private:  # of one that was there this says nothing
+            raise NotPublished(f"output.push: {config.repo} is public; make it private, or set private to false")
         done = api.create_commit(config.repo, files, commit_message="Fine-tuned with gpubroker")
+    except NotPublished:
+        raise
     except Exception as e:  # of huggingface_hub, and of the client under it, which changed from one release to the next
         raise NotPublished(
             f"output.push: {config.repo} ({type(e).__name__}: {_line(e)}); check the token in {config.secret}"
@@ -58,18 +62,28 @@ def _layout(folder: Path) -> dict[str, Path]:
     return found
 
 
+def _results(folder: Path) -> list[str]:
+    """What a job leaves, by its path in the folder; the store of a run alone lies beside that. Raises NotPublished."""
+    inside = [path for top in FOLDERS for path in (folder / top).rglob("*") if path.is_file()]
+    found = [*(path.relative_to(folder).as_posix() for path in inside), *BESIDE]
+    if not inside:
+        raise NotPublished(f"{folder}: none of {', '.join(FOLDERS)} is there; give the folder of a job's results")
+    return sorted(name for name in found if (folder / name).is_file())
+
+
 async def copy(folder: Path, config: CopyConfig, job: str, credentials: str) -> str:
-    """Every file below `<url>/<job>/`; returns that place. Raises NotPublished."""
+    """Every result below `<url>/<job>/`; returns that place. Raises NotPublished."""
     try:
         options = json.loads(credentials or "{}")
         if not isinstance(options, dict):
             raise ValueError
     except ValueError:
         raise NotPublished(f"output.copy_to: secret {config.secret} is no JSON object of the store's options") from None
+    found = _results(folder)
     try:
         store = connect(config.url, {str(k): str(v) for k, v in options.items()})
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            await obstore.put_async(store, f"{job}/{path.relative_to(folder).as_posix()}", path)
+        for name in found:
+            await obstore.put_async(store, f"{job}/{name}", folder / name)
     except (StoreError, BaseError, OSError) as e:
         if room.is_full(e) and config.url.startswith("file://"):
             there = room.told(Path(unquote(urlsplit(config.url).path)), room.of_tree(folder))

@@ -37,11 +37,8 @@ class Hub:
         if self.refusals:
             self.refusals -= 1
             return 400, {"error": "not now"}
-        if path == "/api/repos/create":
-            wanted = json.loads(body)
-            name = f"{wanted['organization']}/{wanted['name']}" if wanted.get("organization") else wanted["name"]
-            self.private[name] = wanted.get("private", wanted.get("visibility") == "private")
-            return 200, {"url": f"{self.url}/{name}", "id": name, "name": name}
+        if (found := self._repository(method, path, body)) is not None:
+            return found
         if "/preupload/" in path:
             asked = json.loads(body)["files"]
             large = {f["path"]: f["path"].endswith(".safetensors") for f in asked}
@@ -64,6 +61,17 @@ class Hub:
                     self.files[value["path"]] = self._stored[value["oid"]]
             return 200, {"success": True, "commitOid": "c" * 40, "commitUrl": f"{self.url}/commit/{'c' * 40}"}
         return 404, {"error": f"{method} {path}"}
+
+    def _repository(self, method: str, path: str, body: bytes) -> tuple[int, Any] | None:
+        if path == "/api/repos/create":
+            wanted = json.loads(body)
+            name = f"{wanted['organization']}/{wanted['name']}" if wanted.get("organization") else wanted["name"]
+            if name in self.private:
+                return 409, {"error": "You already created this model repo", "url": f"{self.url}/{name}"}
+            self.private[name] = wanted.get("private", wanted.get("visibility") == "private")
+            return 200, {"url": f"{self.url}/{name}", "id": name, "name": name}
+        name = path.removeprefix("/api/models/")
+        return (200, {"id": name, "private": self.private[name]}) if method == "GET" and name in self.private else None
 
 
 def serve(hub: Hub) -> ThreadingHTTPServer:

@@ -69,6 +69,34 @@ async def test_results_are_pushed_to_a_private_repository(objects: Objects, tmp_
     assert told[0].startswith("published: the results were pushed to http://127.0.0.1:")
 
 
+async def test_what_is_to_be_private_is_not_pushed_to_a_public_repository(
+    objects: Objects, tmp_path: Path, hub: Hub
+) -> None:
+    hub.private["me/tuned"] = False
+    why, _ = await delivered(objects, tmp_path, hub, {"push": {"repo": "me/tuned"}}, HF_TOKEN=TOKEN)
+    assert "output.push: me/tuned is public; make it private, or set private to false" in why
+    assert not hub.files
+    wanted = {"push": {"repo": "me/tuned", "private": False}}
+    why, _ = await delivered(objects, tmp_path / "again", hub, wanted, HF_TOKEN=TOKEN)
+    assert why == ""
+    assert hub.files
+
+
+async def test_only_results_are_copied(tmp_path: Path) -> None:
+    """Beside those of a run alone lies its store, with the data set."""
+    copying = OutputConfig.model_validate({"copy_to": {"url": (tmp_path / "other").as_uri()}})
+    for name, content in (RESULTS | {"store/inst/data": b"private rows", "notes.txt": b""}).items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(content)
+    done, failed = await publish.publish(tmp_path / "out", copying, job="job", secrets={}, endpoint=None)
+    assert (len(done), failed) == (1, [])
+    found = [p for p in (tmp_path / "other" / "job").rglob("*") if p.is_file()]
+    assert {p.relative_to(tmp_path / "other" / "job").as_posix() for p in found} == RESULTS.keys()
+    done, failed = await publish.publish(tmp_path / "absent", copying, job="job", secrets={}, endpoint=None)
+    assert done == []
+    assert "give the folder of a job's results" in failed[0]
+
+
 async def test_a_hub_that_fails_is_asked_again(objects: Objects, tmp_path: Path, hub: Hub) -> None:
     hub.refusals = 2
     why, _ = await delivered(objects, tmp_path, hub, {"push": {"repo": "me/tuned"}}, HF_TOKEN=TOKEN)
