@@ -136,7 +136,7 @@ def read_plan(folder: Path) -> Plan:
         return Plan.model_validate(data)
     except OSError:
         raise BadFormat(f"it has no {PLAN}") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise BadFormat(f"its {PLAN} cannot be read") from None
 
 
@@ -187,7 +187,7 @@ def header(folder: Path, file: str) -> Mapping[str, tuple[str, tuple[int, ...]]]
         if (folder / file).stat().st_size != 8 + length + end:
             raise ValueError
         return {name: (e["dtype"], tuple(e["shape"])) for name, e in entries.items()}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, struct.error):
         raise BadFormat(f"{file} is absent or is no safetensors file") from None
 
 

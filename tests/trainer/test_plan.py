@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,11 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (lambda f: first(f).write_bytes(first(f).read_bytes()[:-4]), "is no safetensors file"),
     "no plan": (lambda f: (f / "plan.json").unlink(), "has no plan.json"),
     "plan of another kind": (lambda f: (f / "plan.json").write_text("[]"), "plan.json cannot be read"),
+    "a plan too deep": (lambda f: (f / "plan.json").write_text("[" * 100_000), "plan.json cannot be read"),
+    "a header too deep": (
+        lambda f: first(f).write_bytes(struct.pack("<Q", 100_000) + b"[" * 100_000),
+        "is no safetensors file",
+    ),
     "later format": (lambda f: forge(f, lambda p, w: p.update(version=2)), "its format is 2, this trainer knows 1"),
     "no state": (lambda f: (f / "state.json").write_text("{"), "state.json is absent or cannot be read"),
     "a group less": (lambda f: forge(f, lambda p, w: p["tensors"].pop("optimizer")), "lacks optimizer"),
