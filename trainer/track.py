@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -206,4 +207,6 @@ def main(root: Path, kind: str) -> int:
 
 if __name__ == "__main__":
     tie(os.getppid())
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # A terminal's go to the whole group; the agent says when it is over.
     sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -2,13 +2,16 @@
 at the training's cost."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.trainer import tiny_jobs, workers
-from tests.trainer.harness import FAST, Bench
+from tests.trainer.harness import FAST, Bench, until
 from tests.trainer.tiny_jobs import KINDS
 from trainer import track
 from trainer.contract.metrics import MetricsConfig, MlflowConfig
@@ -68,6 +71,27 @@ def test_one_run_of_mlflow_for_all_attempts_without_a_step_doubled(tmp_path: Pat
     had = [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, "train/loss")]
     assert sorted(one.step for one in client.get_metric_history(found.info.run_id, "eval/loss")) == [0, 4]
     assert sorted(had) == [(n, 1 / n) for n in range(1, 12)]
+
+
+def test_ctrl_c_does_not_end_a_tracker_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal sends it to the whole group; the agent drains, and says when it is over."""
+    import mlflow
+
+    config, run = MlflowConfig(uri=(tmp_path / "mlruns").as_uri()), RunFolder(root=tmp_path / "run")
+    run.make()
+    journal(run, range(1, 4))
+    job = track.TrackJob(metrics=MetricsConfig(mlflow=config), run="job-1", parameters={}, folder="")
+    run.track.write_text(job.model_dump_json())
+    with subprocess.Popen([sys.executable, "-m", "trainer.track", str(run.root), "mlflow"]) as tracker:
+        until(lambda: list((tmp_path / "mlruns").glob("*/*/metrics/train/loss")), "its first figures")
+        tracker.send_signal(signal.SIGINT)
+        run.track_end.write_text("drained")
+        assert tracker.wait(120) == 0
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = mlflow.MlflowClient(config.uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("gpubroker").experiment_id])
+    assert found.info.status == "KILLED"
+    assert len(client.get_metric_history(found.info.run_id, "train/loss")) == 3
 
 
 def test_a_journal_that_is_cut_back_is_read_anew(tmp_path: Path) -> None:

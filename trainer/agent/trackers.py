@@ -66,6 +66,8 @@ class Trackers:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     await process.wait()
         for process in self._processes:
+            if process.returncode:
+                self._tell("tracker_failed", f"a tracker ended with {process.returncode} before it had all figures")
             if process.returncode is None:
                 self._tell("tracker_failed", f"a tracker did not take the last figures within {LIMIT_S:.0f} s")
                 kill_descendants()
