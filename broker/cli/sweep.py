@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from broker.ports import Clock, Provider
 
 PAUSE_S = 60.0
+WATCH_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,14 @@ async def sweep(
         str | None, typer.Option(metavar="ID", help="Whose machines; default: the home's, or the database's.")
     ] = None,
     watch: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long the lease is watched without a database.")
-    ] = 120.0,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="How long the lease is watched without a database. "
+            "Default: 120, and with --destroy until trainers without a broker have saved.",
+        ),
+    ] = None,
     home: Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")] = None,
     as_json: Json = False,
@@ -56,8 +63,9 @@ async def sweep(
     out = Output(as_json=as_json)
     try:
         settings = DaemonConfig.load(config, home=home)
+        watch_s = watch or (_until_saved(settings) if destroy else WATCH_S)
         while True:
-            left = await _round(settings, installation, out, destroy=destroy, yes=yes, watch_s=watch)
+            left = await _round(settings, installation, out, destroy=destroy, yes=yes, watch_s=watch_s)
             if once:
                 break
             await asyncio.sleep(PAUSE_S)
@@ -67,6 +75,11 @@ async def sweep(
         raise ServerProblem(str(e)) from None
     if left:
         raise JobFailed(left, told=True)
+
+
+def _until_saved(settings: "DaemonConfig") -> float:
+    """Seconds: a broker whose database is away touches no lease, and its trainers go on for so long."""
+    return WATCH_S + settings.limits.deadman_s + settings.limits.drain_s
 
 
 async def _round(
