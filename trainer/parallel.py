@@ -15,6 +15,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
 
 from trainer import optimizers
 from trainer.checkpoint_plan import Plan, Progress, Window
@@ -64,6 +65,24 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and distributed.is_initialized() and any(s in str(error) for s in LOST)
 
 
+class Settled(DistributedDataParallel):
+    """DDP whose buckets are the same from the first step on.
+
+    Torch's own are laid out anew after the first backward pass, by when each gradient came. What a gradient is summed
+    beside decides the order of its sum over three processes and more, so the first step after a resume would differ.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        """The last ones first, about as their gradients come, so that sending begins while the others are computed."""
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], sparse[::-1]
+
+
 class Copies:
     """All of the model in each process, which is alone or beside others with other rows (DDP)."""
 
@@ -107,10 +126,11 @@ class Copies:
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """(what is called in training, the optimizer)"""
-        prepared: tuple[Any, Any] = self.accelerator.prepare(model, optimizer)
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)
         if self.world > 1:
-            _NEVER_FREED.append(prepared[0])
-        return prepared
+            prepared = Settled(prepared)
+            _NEVER_FREED.append(prepared)
+        return prepared, self.accelerator.prepare_optimizer(optimizer)
 
     def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
         """Around all micro-batches of a step but the last: gradients are summed over processes once."""
