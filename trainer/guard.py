@@ -23,8 +23,8 @@ LEAST = 0.02
 """Of the median: less is no deviation, as where a loss stands still."""
 
 LEAST_SCALE = 1.0
-"""Of fp16's losses. One that finds its scale goes on halving from 65536 until gradients are finite, far above this; what
-overflows below it is not of the scale's making."""
+"""Of fp16's losses. The search for a scale halves it from 65536 until gradients are finite, which is far above this;
+what overflows below it is not of the scale's making."""
 
 Verdict = Literal["go", "skip", "back", "stop"]
 
