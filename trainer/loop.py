@@ -171,7 +171,7 @@ class Loop(Steps):
         )
 
     def _evaluate(self) -> tuple[float, Mapping[str, float]]:
-        loss, metrics = self._judge.judged(self._progress)
+        loss, metrics = self._parallel.first(*self._judge.judged(self._progress))
         selection.value(self._config.selection, loss, metrics)
         if self._progress.step:
             self._progress = self._selection.scored(self._progress, loss, metrics, self._parameters)

@@ -148,6 +148,14 @@ class Copies:
         summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
         return summed
 
+    def first(self, loss: float, metrics: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+        """What the first process measured: all decide by the same last bit whether to go on. Entered by all."""
+        if self.world == 1:
+            return loss, dict(metrics)
+        told = torch.tensor([loss, *metrics.values()], dtype=torch.float64, device=self.accelerator.device)
+        distributed.broadcast(told, 0)
+        return float(told[0]), dict(zip(metrics, told[1:].tolist(), strict=True))
+
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
         """Scales the gradients down where their norm is above the limit; their norm before that. Entered by all."""
         return number(self.accelerator.clip_grad_norm_(parameters, limit))

@@ -1,15 +1,18 @@
 """Several processes are one: the same samples, the same losses and the same weights, however the model is shared."""
 
 import json
+import math
 import os
 import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.conftest import rows
 from tests.trainer.crews import Crew, tensors, told
@@ -98,8 +101,6 @@ def hire(tmp_path: Path, model: Path, data: Path) -> Iterator[Hire]:
 
 def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
     """Every step and every weight is the same but for the order of sums."""
-    import torch
-
     assert len(told(found)) == len(told(expected)) == STEPS
     for one, other in zip(told(found), told(expected), strict=True):
         assert one == pytest.approx(other, rel=tolerance)
@@ -131,8 +132,6 @@ def results(snapshot: Path, method: str) -> dict[str, Any]:
     ],
 )
 def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path]) -> None:
-    import torch
-
     found, expected = hire(each, how, method=method).done().last, alone(method)
     near(found, expected)
     verify(found)
@@ -276,6 +275,28 @@ def test_a_process_that_is_not_reached_is_named(hire: Hire) -> None:
 
 def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
     assert hire(2, harm=out_of_memory).start().ends()[0].code == ExitCode.OOM
+
+
+def doubtful(rank: int) -> None:
+    """The second process sees every evaluation better than the last by its last bit, the first one sees no change."""
+    from trainer import evaluate, parallel
+
+    parallel.TIMEOUT = timedelta(seconds=20)
+    seen: list[float] = []
+
+    def heldout(*_: Any, **__: Any) -> tuple[float, dict[str, float]]:
+        seen.append(1.0 if rank == 0 else math.nextafter(seen[-1] if seen else 1.0, 0.0))
+        return seen[-1], {"perplexity": seen[-1]}
+
+    evaluate.heldout = heldout
+
+
+@pytest.mark.parametrize("metric", ["loss", "perplexity"])
+def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) -> None:
+    """Else one stops and the other waits for it."""
+    early = {"eval_every_steps": 1, "selection": {"metric": metric, "patience": 1}}
+    last = hire(2, train={**early, "max_steps": 9}, harm=doubtful).done().last
+    assert json.loads((last / "state.json").read_text())["scores"] == [[1, 1.0], [2, 1.0]]
 
 
 def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -> None:
