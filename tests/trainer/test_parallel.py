@@ -8,7 +8,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from trainer.checkpoint_plan import verify
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
+from trainer.parallel import Copies
 
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
@@ -297,6 +300,20 @@ def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) 
     early = {"eval_every_steps": 1, "selection": {"metric": metric, "patience": 1}}
     last = hire(2, train={**early, "max_steps": 9}, harm=doubtful).done().last
     assert json.loads((last / "state.json").read_text())["scores"] == [[1, 1.0], [2, 1.0]]
+
+
+def test_another_precision_or_transformers_is_told_and_an_earlier_trainers_shorter_word_is_not() -> None:
+    def made(precision: str) -> Copies:
+        device = torch.device("cpu")
+        copies: Any = SimpleNamespace(num_processes=1, process_index=0, device=device, mixed_precision=precision)
+        return Copies(copies)
+
+    here = made("bf16")
+    assert not here.moved(here.told())
+    assert here.moved(made("no").told())
+    assert here.moved(here.told().replace(f"transformers {version('transformers')}", "transformers 4.0.0"))
+    assert not here.moved(f"1 x cpu (ddp, torch {torch.__version__})")
+    assert here.moved("1 x cpu (ddp, torch 2.1.0)")
 
 
 def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -> None:
