@@ -22,6 +22,10 @@ NORMAL = 1.4826
 LEAST = 0.02
 """Of the median: less is no deviation, as where a loss stands still."""
 
+LEAST_SCALE = 1.0
+"""Of fp16's losses. The search for a scale halves it from 65536 until gradients are finite, which is far above this;
+what overflows below it is not of the scale's making."""
+
 Verdict = Literal["go", "skip", "back", "stop"]
 
 

@@ -145,7 +145,7 @@ class Keeper:
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
         self._report.say(f"resumed at step {progress.step}")
-        if progress.made_on != self._parallel.told():
+        if self._parallel.moved(progress.made_on):
             self._report.event(
                 "moved",
                 f"the checkpoint was made on {progress.made_on}, this is {self._parallel.told()}: the data goes "

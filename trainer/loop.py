@@ -45,7 +45,7 @@ class Loop(Steps):
         count = sum(p.numel() for p in self._parameters.values())
         self._report.say(
             f"{self._config.model}: {count:,} of {sum(map(model.size, self._bare.parameters())):,} weights are "
-            f"trained, {self._precision} on {self._parallel.told()}; {len(self._train)} rows, "
+            f"trained on {self._parallel.told()}; {len(self._train)} rows, "
             f"{len(self._held)} held out, {self._total} steps of {self._config.rows_a_step}"
         )
         if self._dropped:
@@ -171,7 +171,7 @@ class Loop(Steps):
         )
 
     def _evaluate(self) -> tuple[float, Mapping[str, float]]:
-        loss, metrics = self._judge.judged(self._progress)
+        loss, metrics = self._parallel.first(*self._judge.judged(self._progress))
         selection.value(self._config.selection, loss, metrics)
         if self._progress.step:
             self._progress = self._selection.scored(self._progress, loss, metrics, self._parameters)

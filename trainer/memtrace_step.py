@@ -61,7 +61,8 @@ class Probe(Steps):
             for group in optimizer.param_groups:
                 group.update(fused=None, foreach=True)
         self._device = next(self._bare.parameters()).device
-        self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
+        with storages:  # DDP makes its buckets here
+            self._model, self._optimizer = self._parallel.prepare(self._bare, optimizer)
         self._storages = storages
         self._progress, self._total, self._task = Progress(), 1, task
         row = BY_TASK[ask.task].row
@@ -99,7 +100,7 @@ class Probe(Steps):
         pass
 
     def warm(self) -> None:
-        """Makes what there is after the first step: the optimizer's state, and of several processes their buckets."""
+        """Makes what there is after the first step: the optimizer's state."""
         if self._world > 1:
             with self._storages:
                 self._bare.train()

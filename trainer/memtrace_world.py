@@ -17,10 +17,9 @@ from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as groups
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.contract.rendezvous import Parallelism
-from trainer.parallel import Copies
+from trainer.parallel import Copies, Settled
 from trainer.shares import Shares, of
 from trainer.storages import Storages
 
@@ -110,7 +109,7 @@ def seen(storages: Storages, *, meta: bool) -> Iterator[None]:
             (groups, "foreach_all_gather"),
             (groups, "foreach_all_gather_copy_out"),
             (groups, "foreach_reduce"),
-            (DistributedDataParallel, "_pre_forward"),
+            (Settled, "__init__"),
         ):
             patches.enter_context(mock.patch.object(owner, name, _exchanging(getattr(owner, name), storages)))
         patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", _resizing(storages)))

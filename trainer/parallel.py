@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
 
 from trainer import optimizers
 from trainer.checkpoint_plan import Plan, Progress, Window
@@ -64,6 +66,24 @@ def is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and distributed.is_initialized() and any(s in str(error) for s in LOST)
 
 
+class Settled(DistributedDataParallel):
+    """DDP whose buckets are the same from the first step on.
+
+    Torch's own are laid out anew after the first backward pass, by when each gradient came. What a gradient is summed
+    beside decides the order of its sum over three processes and more, so the first step after a resume would differ.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        """The last ones first, about as their gradients come, so that sending begins while the others are computed."""
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return parameters[::-1], sparse[::-1]
+
+
 class Copies:
     """All of the model in each process, which is alone or beside others with other rows (DDP)."""
 
@@ -97,9 +117,19 @@ class Copies:
 
     def told(self) -> str:
         """The processes, what they run on, and how, for people; numbers differ where it does."""
+        mixed = self.accelerator.mixed_precision
+        computed = f"transformers {version('transformers')}, {'fp32' if mixed == 'no' else mixed}"
+        return f"{self._earlier()[:-1]}, {computed})"
+
+    def _earlier(self) -> str:
+        """The same as earlier trainers told it."""
         device = self.accelerator.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return f"{self.world} x {name} ({self.name}, torch {torch.__version__})"
+
+    def moved(self, made_on: str) -> bool:
+        """Whether a checkpoint that was made there may be gone on from with other numbers here."""
+        return made_on not in (self.told(), self._earlier())
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         """The model on this process's device. `make(hollow)` makes it; hollow: without its weights."""
@@ -107,10 +137,11 @@ class Copies:
 
     def prepare(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
         """(what is called in training, the optimizer)"""
-        prepared: tuple[Any, Any] = self.accelerator.prepare(model, optimizer)
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)
         if self.world > 1:
-            _NEVER_FREED.append(prepared[0])
-        return prepared
+            prepared = Settled(prepared)
+            _NEVER_FREED.append(prepared)
+        return prepared, self.accelerator.prepare_optimizer(optimizer)
 
     def collecting(self, model: Any) -> contextlib.AbstractContextManager[Any]:
         """Around all micro-batches of a step but the last: gradients are summed over processes once."""
@@ -127,6 +158,14 @@ class Copies:
             return value
         summed: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
         return summed
+
+    def first(self, loss: float, metrics: Mapping[str, float]) -> tuple[float, dict[str, float]]:
+        """What the first process measured: all decide by the same last bit whether to go on. Entered by all."""
+        if self.world == 1:
+            return loss, dict(metrics)
+        told = torch.tensor([loss, *metrics.values()], dtype=torch.float64, device=self.accelerator.device)
+        distributed.broadcast(told, 0)
+        return float(told[0]), dict(zip(metrics, told[1:].tolist(), strict=True))
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
         """Scales the gradients down where their norm is above the limit; their norm before that. Entered by all."""

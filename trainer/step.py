@@ -157,8 +157,10 @@ class Steps(ABC):
 
     def _is_good(self, row: dict[str, float]) -> bool:
         """Whether the weights may be updated by this step. Raises GoBack, UserFault."""
-        scaled = self._accelerator.scaler is not None and math.isfinite(row["loss"])
-        norm = 0.0 if scaled and not math.isfinite(row["grad_norm"]) else row["grad_norm"]  # the scaler's own business
+        norm, scaler = row["grad_norm"], self._accelerator.scaler
+        overflowed = scaler is not None and math.isfinite(row["loss"]) and not math.isfinite(norm)
+        if overflowed and scaler.get_scale() >= guard.LEAST_SCALE:
+            norm = 0.0  # the scaler's own business, which leaves the step out and halves the scale
         verdict, care, told = guard.judge(self._config.guard, self._progress, row["loss"], norm)
         if verdict == "back":
             jumps = guard.back(self._config.guard, self._progress, self._config.rows_a_step)

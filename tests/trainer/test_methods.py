@@ -289,6 +289,36 @@ def test_a_step_that_is_left_out_under_fp16_is_gone_on_from(model: Path, data: P
     assert _scaler(last) == _scaler(whole)
 
 
+def fp16_hopeless(rank: int) -> None:
+    """As `fp16`, with losses that are finite and gradients that never are; of a scale that is soon at its end."""
+    import torch
+
+    from trainer.loop import Loop
+
+    fp16(rank)
+    clip = Loop._clip
+
+    def hopeless(loop: Loop) -> float:
+        for parameter in loop._parameters.values():
+            assert parameter.grad is not None
+            parameter.grad.fill_(torch.nan)
+        return clip(loop)
+
+    Loop._clip = hopeless  # type: ignore[method-assign]
+
+
+def test_gradients_that_no_scale_makes_finite_are_the_guards_business(model: Path, data: Path, tmp_path: Path) -> None:
+    """Else it would run to its end, have learned nothing, and call that complete."""
+    halvings = int(math.log2(FIRST_SCALE)) + 1
+    train = job(model, method=LoraConfig(r=4), max_steps=halvings + 9, guard={"skip": 2, "rollbacks": 0})
+    crew = Crew(tmp_path / "run", train, data, each=1, harm=fp16_hopeless).start()
+    (ended,) = crew.ends()
+    assert ended.code == ExitCode.USER_ERROR
+    assert f"step {halvings + 3}: the norm of the gradients is no finite number, 3 in a row" in ended.message
+    kinds = [json.loads(line)[0] for line in (crew.runs[0].root / "told.jsonl").read_text().splitlines()]
+    assert [kind for kind in kinds if kind in ("skipped", "diverged")] == ["skipped"] * 2 + ["diverged"]
+
+
 def _scaler(snapshot: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((snapshot / "state.json").read_text())["scaler"]
     return found

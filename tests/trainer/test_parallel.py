@@ -1,15 +1,20 @@
 """Several processes are one: the same samples, the same losses and the same weights, however the model is shared."""
 
 import json
+import math
 import os
 import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.conftest import rows
 from tests.trainer.crews import Crew, tensors, told
@@ -20,6 +25,7 @@ from trainer.checkpoint_plan import verify
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, OptimConfig, SamplesConfig, TrainConfig
 from trainer.ipc import Ended, SnapshotInfo, Status, WorkerJob, info_of
+from trainer.parallel import Copies
 
 DDP = Parallelism()
 FSDP = Parallelism(kind="fsdp")
@@ -98,8 +104,6 @@ def hire(tmp_path: Path, model: Path, data: Path) -> Iterator[Hire]:
 
 def near(found: Path, expected: Path, tolerance: float = 1e-5) -> None:
     """Every step and every weight is the same but for the order of sums."""
-    import torch
-
     assert len(told(found)) == len(told(expected)) == STEPS
     for one, other in zip(told(found), told(expected), strict=True):
         assert one == pytest.approx(other, rel=tolerance)
@@ -131,8 +135,6 @@ def results(snapshot: Path, method: str) -> dict[str, Any]:
     ],
 )
 def test_many_equal_one(each: int, how: Parallelism, method: str, hire: Hire, alone: Callable[[str], Path]) -> None:
-    import torch
-
     found, expected = hire(each, how, method=method).done().last, alone(method)
     near(found, expected)
     verify(found)
@@ -160,18 +162,20 @@ def test_two_machines_equal_one_process(
     near(tmp_path / "joined", alone(method))
 
 
-@pytest.mark.parametrize(("how", "method"), [(DDP, "lora"), (FSDP, "full")], ids=["ddp", "fsdp"])
-def test_killed_and_resumed_by_as_many_is_bitwise(how: Parallelism, method: str, hire: Hire) -> None:
-    """Packing has the model compute something before it is restored."""
+@pytest.mark.parametrize(
+    ("each", "how", "method"), [(3, DDP, "lora"), (4, DDP, "full"), (2, FSDP, "full")], ids=["three", "four", "fsdp"]
+)
+def test_killed_and_resumed_by_as_many_is_bitwise(each: int, how: Parallelism, method: str, hire: Hire) -> None:
+    """Packing has the model compute something before it is restored. Sums of three and more depend on their order."""
     packed = {"packing": method == "full"}
-    whole = hire(2, how, method=method, train=packed).done().last
-    killed = hire(2, how, method=method, train=packed, harm=killed_within_a_step).start()
+    whole = hire(each, how, method=method, train=packed).done().last
+    killed = hire(each, how, method=method, train=packed, harm=killed_within_a_step).start()
     for process in killed.processes:
         process.join(HANGS_S)
         assert process.exitcode == -signal.SIGKILL
     before = killed.last
     assert 0 < json.loads((before / "state.json").read_text())["step"] < STEPS
-    last = hire(2, how, method=method, train=packed, restore=before).done().last
+    last = hire(each, how, method=method, train=packed, restore=before).done().last
     assert told(last) == told(whole)
     for group in ("model", "optimizer"):
         one, other = tensors(last, group), tensors(whole, group)
@@ -274,6 +278,42 @@ def test_a_process_that_is_not_reached_is_named(hire: Hire) -> None:
 
 def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
     assert hire(2, harm=out_of_memory).start().ends()[0].code == ExitCode.OOM
+
+
+def doubtful(rank: int) -> None:
+    """The second process sees every evaluation better than the last by its last bit, the first one sees no change."""
+    from trainer import evaluate, parallel
+
+    parallel.TIMEOUT = timedelta(seconds=20)
+    seen: list[float] = []
+
+    def heldout(*_: Any, **__: Any) -> tuple[float, dict[str, float]]:
+        seen.append(1.0 if rank == 0 else math.nextafter(seen[-1] if seen else 1.0, 0.0))
+        return seen[-1], {"perplexity": seen[-1]}
+
+    evaluate.heldout = heldout
+
+
+@pytest.mark.parametrize("metric", ["loss", "perplexity"])
+def test_all_stop_early_by_what_the_first_one_measured(metric: str, hire: Hire) -> None:
+    """Else one stops and the other waits for it."""
+    early = {"eval_every_steps": 1, "selection": {"metric": metric, "patience": 1}}
+    last = hire(2, train={**early, "max_steps": 9}, harm=doubtful).done().last
+    assert json.loads((last / "state.json").read_text())["scores"] == [[1, 1.0], [2, 1.0]]
+
+
+def test_another_precision_or_transformers_is_told_and_an_earlier_trainers_shorter_word_is_not() -> None:
+    def made(precision: str) -> Copies:
+        device = torch.device("cpu")
+        copies: Any = SimpleNamespace(num_processes=1, process_index=0, device=device, mixed_precision=precision)
+        return Copies(copies)
+
+    here = made("bf16")
+    assert not here.moved(here.told())
+    assert here.moved(made("no").told())
+    assert here.moved(here.told().replace(f"transformers {version('transformers')}", "transformers 4.0.0"))
+    assert not here.moved(f"1 x cpu (ddp, torch {torch.__version__})")
+    assert here.moved("1 x cpu (ddp, torch 2.1.0)")
 
 
 def test_machines_that_restored_different_checkpoints_do_not_train(hire: Hire) -> None:
