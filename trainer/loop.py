@@ -231,6 +231,8 @@ class Loop(Steps):
                 after, metrics = self._judge.judged(self._progress)
             self._judge.write(folder, self._progress, self._rate, after, metrics)
         self._judge.insist(lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.wanted(folder))
+        if self._accelerator.is_main_process:  # not before all have written their parts: each try needs it
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _set(self, **changes: Any) -> None:
         self._report.set(self._progress.step, **changes)
