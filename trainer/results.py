@@ -24,6 +24,7 @@ def insist(
     *,
     agree: Callable[[bool], bool],
     waiting: Callable[[], bool],
+    leave: Callable[[], None],
     tell: Callable[[str, str], None],
     folder: Path,
     wanted: Callable[[], int],
@@ -31,8 +32,8 @@ def insist(
     """Repeats an action of all processes until it has failed for none; it returns why it failed, or nothing.
 
     `agree`: true for all where it is for one. `waiting`: whether other checkpoints lie on this disk, which counts only
-    where that is the disk that fails. `folder`: where they are written. `wanted`: how many bytes. Raises Unwritten for
-    all.
+    where that is the disk that fails. `leave`: called before another try, by all, and may raise. `folder`: where they
+    are written. `wanted`: how many bytes. Raises Unwritten for all.
     """
     tries, began = 0, time.monotonic()
     while True:
@@ -47,6 +48,7 @@ def insist(
             last = why or "by another process"
             raise Unwritten(f"the results could not be written, last: {last}; {room.told(folder, wanted())}")
         time.sleep(PAUSES_S[max(0, tries - 1)])
+        leave()
 
 
 def attempted(action: Callable[[], None]) -> str:

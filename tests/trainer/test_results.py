@@ -10,6 +10,7 @@ from tests.trainer.crews import Crew
 from trainer import results
 from trainer.contract.rendezvous import ExitCode, Parallelism
 from trainer.contract.train import TrainConfig
+from trainer.faults import Drained
 from trainer.ipc import SnapshotInfo, info_of
 
 KIND = tiny_jobs.KINDS["causal_lm full"]
@@ -35,8 +36,8 @@ def insist(monkeypatch: pytest.MonkeyPatch, *, why: str, waiting: bool) -> int:
 
     with pytest.raises(results.Unwritten):
         results.insist(
-            action, agree=agree, waiting=lambda: waiting and len(tried) < 50, tell=nothing, folder=Path("/"),
-            wanted=lambda: 0,
+            action, agree=agree, waiting=lambda: waiting and len(tried) < 50, leave=nothing, tell=nothing,
+            folder=Path("/"), wanted=lambda: 0,
         )  # fmt: skip
     return len(tried)
 
@@ -50,6 +51,26 @@ def test_a_disk_that_others_fill_is_not_tried_for_ever(monkeypatch: pytest.Monke
     assert insist(monkeypatch, why="full", waiting=True) == 50 + TRIES - 1, "until they are gone"
     monkeypatch.setattr(results, "PATIENCE_S", 0.0)
     assert insist(monkeypatch, why="full", waiting=True) == TRIES
+
+
+def test_a_drain_is_obeyed_before_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "PAUSES_S", (0.0,))
+    tried: list[str] = []
+
+    def leave() -> None:
+        raise Drained
+
+    def action() -> str:
+        tried.append("")
+        return "full"
+
+    same: Any = lambda fact: fact  # noqa: E731
+    with pytest.raises(Drained):
+        results.insist(
+            action, agree=same, waiting=lambda: True, leave=leave, tell=lambda *_: None, folder=Path("/"),
+            wanted=lambda: 0,
+        )  # fmt: skip
+    assert len(tried) == 1
 
 
 def failing(times: int) -> None:
@@ -72,6 +93,7 @@ def fails_once(rank: int) -> None:
 
 
 def fails_always(rank: int) -> None:
+    results.PATIENCE_S = 0.0  # no agent takes away what was saved before the results
     failing(1000 * rank)
 
 
