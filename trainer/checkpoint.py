@@ -72,7 +72,7 @@ async def commit(
     then stays uncommitted and is never used.
     """
     began = time.monotonic() - taken_s
-    target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4))
+    target = keys.checkpoint(origin.job, origin.attempt, step, secrets.token_hex(4), complete=complete)
     files = await _send(objects, target, folder, sent)
     return await _seal(objects, origin, target, files, step=step, complete=complete, began=began)
 
@@ -83,6 +83,7 @@ async def offer(
     folder: Path,
     *,
     step: int,
+    complete: bool,
     part: Part,
     sent: Callable[[int], None] = lambda count: None,
 ) -> int:
@@ -90,7 +91,7 @@ async def offer(
 
     Raises StoreError.
     """
-    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
+    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
     offered = Offered(files=tuple(await _send(objects, target, folder, sent)))
     await objects.write(f"{target}{PART}{part.node}.json", offered.model_dump_json().encode())
     return sum(f.bytes for f in offered.files)
@@ -114,7 +115,7 @@ async def commit_parts(
     when what was offered is not there.
     """
     began = time.monotonic() - taken_s
-    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce)
+    target = keys.checkpoint(origin.job, origin.attempt, step, part.nonce, complete=complete)
     files = await _send(objects, target, folder, sent)
     for node in range(1, part.nodes):
         while (data := await objects.read(f"{target}{PART}{node}.json")) is None:
@@ -185,7 +186,7 @@ async def _seal(
 
 
 async def own(objects: Objects, origin: Origin) -> list[str]:
-    """Manifests that this attempt committed, newest first. Raises StoreError."""
+    """Manifests that this attempt committed, newest first; of one step the results first. Raises StoreError."""
     found = await objects.keys(origin.folder)
     return [*keys.manifests(reversed(found))]
 

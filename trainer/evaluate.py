@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,19 @@ def without_adapter(model: Any) -> contextlib.AbstractContextManager[Any]:
     """The base model inside a LoRA."""
     manager: contextlib.AbstractContextManager[Any] = model.disable_adapter()
     return manager
+
+
+@contextlib.contextmanager
+def watched(model: Any, between: Callable[[], None]) -> Iterator[None]:
+    """Around what calls a model, as it is or the one inside its adapters: `between` is called before each pass of it,
+    such as of every new token, and may raise."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    hooks = [one.register_forward_pre_hook(lambda *_: between()) for one in {model, inner}]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def write_artifacts(

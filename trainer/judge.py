@@ -1,5 +1,7 @@
 """What the weights are worth, and the results of a job made of them."""
 
+import contextlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +47,8 @@ class Judge:
         self.report.set(progress.step, phase="evaluating", message=f"loss on {len(self.held)} held-out rows")
 
         def between() -> None:
-            if self.arrangement.world == 1 and self.run.drain.exists():
-                raise Drained
+            if self.arrangement.world == 1:
+                self._look()
 
         self.task.begins(EVALUATION)
         set_seed(order.noise(self.job.train.seed, EVALUATION, 0))
@@ -54,13 +56,37 @@ class Judge:
             self.task, self.model, self.held, size=self.rows, device=self.accelerator.device, between=between
         )
 
-    def write(
-        self, folder: Path, progress: Progress, rate: Rate, after: float | None, metrics: Mapping[str, float]
-    ) -> None:
-        """The results of the weights as they are, into a folder; entered by all. Raises Fault."""
+    def _look(self) -> None:
+        """Of this process alone. Raises Drained."""
+        if self.run.drain.exists():
+            raise Drained
+
+    def leave_if_asked(self) -> None:
+        """Entered by all. Raises Drained for all."""
+        if self.arrangement.any_of(self.run.drain.exists())[0]:
+            raise Drained
+
+    def sampled(self, progress: Progress, after: float | None) -> list[dict[str, str]]:
+        """Samples of the weights as they are, where this process has any to write; entered by all. `after`: the loss
+        that was judged. Raises Drained."""
         self.report.set(progress.step, phase="sampling", message="writing samples", heldout_loss_after=after)
-        with meeting.prepared("samples"):
+        samples: list[dict[str, str]] = []
+        with meeting.prepared("samples"), contextlib.suppress(Drained):  # which all are told of next
             samples = self._samples(progress)
+        self.leave_if_asked()
+        return samples
+
+    def write(
+        self,
+        folder: Path,
+        progress: Progress,
+        rate: Rate,
+        *,
+        samples: list[dict[str, str]],
+        after: float | None,
+        metrics: Mapping[str, float],
+    ) -> None:
+        """The results of the weights as they are, into a folder; entered by all. Raises Fault, Drained."""
         scores: dict[str, Any] = {
             "heldout_loss_before": progress.heldout_loss_before,
             "heldout_loss_after": after,
@@ -80,10 +106,16 @@ class Judge:
                 told = card.text(self.job, metrics=rows, scores=scores, made_on=made_on, rate=rate)
                 (folder / "README.md").write_text(told)
                 board.write(folder, rows, progress.heldout, self.report.event)
-                if self.job.train.output.merge:
-                    self.task.merge(folder)
+
+        def merge() -> None:
+            if self.accelerator.is_main_process:
+                shutil.rmtree(folder / "model", ignore_errors=True)  # of a try before
+                self.task.merge(folder)
 
         self.insist(lambda: results.attempted(write), lambda: self._wanted(whole))
+        if self.job.train.output.merge:
+            self.leave_if_asked()
+            self.insist(lambda: results.attempted(merge), lambda: self._wanted(whole))
 
     def _wanted(self, whole: Mapping[str, torch.Tensor] | None) -> int:
         """Bytes of the weights of the results."""
@@ -94,7 +126,7 @@ class Judge:
 
     def insist(self, action: Callable[[], str], wanted: Callable[[], int]) -> None:
         """Repeats an action of all processes until it has failed for none; it may take one of them longer than a
-        collective waits. `wanted`: bytes. Raises Unwritten."""
+        collective waits. `wanted`: bytes. Raises Unwritten, Drained."""
 
         def together() -> str:
             with meeting.prepared("results"):
@@ -104,6 +136,7 @@ class Judge:
             together,
             agree=lambda fact: self.arrangement.any_of(fact)[0],
             waiting=lambda: bool(self.run.waiting()),
+            leave=self.leave_if_asked,
             tell=self.report.event,
             folder=self.run.root,
             wanted=wanted,
@@ -113,19 +146,24 @@ class Judge:
         """All processes write them where none has all of the model."""
         if not self.job.train.samples.prompts or not (self.accelerator.is_main_process or self.arrangement.divided):
             return []
-        tuned = self.written()
+        alone = not self.arrangement.divided
+        tuned = self.written(alone=alone)
         if progress.base_samples is not None:
             base = list(progress.base_samples)
         else:
             with evaluate.without_adapter(self.model):
-                base = self.written()
+                base = self.written(alone=alone)
         prompts = self.job.train.samples.prompts
         return [{"prompt": p, "base": b, "tuned": t} for p, b, t in zip(prompts, base, tuned, strict=True)]
 
-    def written(self) -> list[str]:
-        """What the weights as they are make of the prompts; blanks where that fails, which ends no training."""
+    def written(self, *, alone: bool) -> list[str]:
+        """What the weights as they are make of the prompts; blanks where that fails, which ends no training.
+
+        `alone`: no other process is in step with this one, which may leave at any time. Raises Drained then.
+        """
+        watched = evaluate.watched(self.model, self._look) if alone else contextlib.nullcontext()
         try:
-            with evaluate.as_trained(self.job.train, self.accelerator):
+            with watched, evaluate.as_trained(self.job.train, self.accelerator):
                 return self.task.write(self.model, self.accelerator.device)
         except Exception as e:
             if self.arrangement.divided or isinstance(e, GRAVE):  # of a divided model others wait for this process

@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from pydantic import ValidationError
 
-from trainer import optimizers, parallel, room, snapshot
+from trainer import meeting, optimizers, parallel, room, snapshot
 from trainer.base_weights import Base
 from trainer.checkpoint_plan import METRICS, BadFormat, Progress
 from trainer.faults import Fault, UserFault
@@ -48,6 +48,8 @@ class Keeper:
         self._metrics = run.root / METRICS
         self.journal = Journal(self._metrics)
         self._began = time.monotonic()
+        self._saved: tuple[int, int] | None = None
+        """Step and micro-batch of the newest snapshot without results, as far as its part of this process goes."""
 
     def start(self) -> None:
         """The time until the first save begins."""
@@ -71,6 +73,7 @@ class Keeper:
         """Whether the last snapshot could not be written; people are told so."""
         why = self.snapshots.failure()
         if why:
+            self._saved = None
             self._report.event("save_failed", f"a checkpoint could not be written, and the one before it counts: {why}")
         return bool(why)
 
@@ -95,6 +98,8 @@ class Keeper:
         }
         writer = self.snapshots.writer
         plan = self._parallel.plan(held, writer)
+        if artifacts is None:
+            self._saved = (progress.step, progress.micro)
         if writer is None:
             return
         self.snapshots.begin(
@@ -110,11 +115,27 @@ class Keeper:
             )
         )
 
+    def settle(self) -> None:
+        """Waits for the snapshot that is under way; entered by all, as it may take one of them longer."""
+        with meeting.prepared("checkpoint"):
+            self.snapshots.join()
+        self.told_of_a_failure()
+
+    def has(self, progress: Progress) -> bool:
+        """Whether the newest snapshot is of this, and all could write it; entered by all."""
+        self.settle()
+        (missing,) = self._parallel.any_of(self._saved != (progress.step, progress.micro))
+        return not missing
+
     def finish(self, progress: Progress, artifacts: Path) -> str:
-        """Why the complete checkpoint could not be written; empty: it was. Entered by all."""
+        """Why the complete checkpoint could not be written; empty: it was. Entered by all, with none under way."""
         self.save(progress, artifacts, last=True)
         self.snapshots.join()
-        return self.snapshots.failure()
+        why = self.snapshots.failure()
+        writer = self.snapshots.writer
+        if not why and writer is not None and writer.part is not None:
+            self._saved = None  # this part overtakes it, also where it is left as another machine's is not written
+        return why
 
     def wanted(self, artifacts: Path) -> int:
         """Bytes of a complete checkpoint, of this process."""

@@ -64,17 +64,23 @@ class Loop(Steps):
                 if self._job.probe and self._progress.step == begun + 1:
                     self._probe()
                 self._after_step()
-            self._finish()
+            self._finish(begun)
         except Drained:
             if self._progress.step or self._progress.micro:
                 self._set(phase="draining", message="saving before the end")
-                self._keeper.save(self._progress, last=True)
-                self._keeper.snapshots.join()
-                self._keeper.told_of_a_failure()
+                self._save_last()
             raise
         except guard.GoBack:
             self._keeper.snapshots.join()
             raise
+
+    def _save_last(self) -> None:
+        """Of several processes none waits for another's word first: it may be about to go."""
+        if self._parallel.world == 1 and self._keeper.has(self._progress):
+            return
+        self._keeper.save(self._progress, last=True)
+        self._keeper.snapshots.join()
+        self._keeper.told_of_a_failure()
 
     def memory(self) -> str:
         """What holds it, in one line."""
@@ -138,8 +144,8 @@ class Loop(Steps):
             )
             self._set(heldout_loss_before=loss)
         if self._config.samples.prompts and self._config.adapters is None:
-            kept = self._task.keeps_base_samples
-            written = self._judge.written() if kept else [""] * len(self._config.samples.prompts)
+            kept, alone = self._task.keeps_base_samples, self._parallel.world == 1
+            written = self._judge.written(alone=alone) if kept else [""] * len(self._config.samples.prompts)
             self._progress = self._progress.model_copy(update={"base_samples": tuple(written)})
 
     def _before_update(self) -> None:
@@ -201,36 +207,56 @@ class Loop(Steps):
             with contextlib.suppress(OSError):  # the disk is full; the next one has all
                 replace(self._run.heldout, json.dumps(self._progress.heldout))
 
-    def _finish(self) -> None:
+    def _finish(self, begun: int) -> None:
+        """`begun`: the step at which this start did."""
         folder = self._run.root / "artifacts"
+        if self._progress.step > begun and self._takes_long() and not self._keeper.has(self._progress):
+            self._keeper.save(self._progress)
+            self._keeper.snapshots.before_update()  # the results may be made of other weights
         try:
             self._write_results(folder)
+        except Drained:
+            if self._accelerator.is_main_process:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         except results.Unwritten as e:
             if self._keep(folder):
                 kept = f"the training itself is saved at step {self._progress.step}, the next attempt only writes them"
                 raise results.Unwritten(f"{e}; {kept}") from None
             raise
 
+    def _takes_long(self) -> bool:
+        """Whether the results may come to an end much later than the training, or to none at all: what was trained is
+        saved before. With held-out rows alone a single process leaves at once when it is asked to."""
+        config = self._config
+        return bool(config.samples.prompts) or config.output.merge or (bool(self._held) and self._parallel.world > 1)
+
     def _keep(self, unfinished: Path) -> bool:
-        """Whether what was trained could be saved, in the room that the results leave; entered by all."""
+        """Whether what was trained is saved, now in the room that the results leave; entered by all."""
         if self._accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)
+        if self._keeper.has(self._progress):
+            return True
         with meeting.prepared("checkpoint"):
             self._keeper.save(self._progress, last=True)
             self._keeper.snapshots.join()
-        (failed,) = self._parallel.any_of(self._keeper.told_of_a_failure())
-        return not failed
+        return self._keeper.has(self._progress)
 
     def _write_results(self, folder: Path) -> None:
-        """Entered by all. Raises Unwritten."""
+        """Entered by all. Raises Unwritten, Drained."""
         after, metrics = self._evaluate() if self._held else (None, {})
+        self._judge.leave_if_asked()
         settle = functools.partial(self._parallel.settle, self._bare)
         with self._selection.chosen(self._progress, settle, self._parameters) as at:
             if at is not None:
                 self._report.event("best", f"the result has the weights of step {at}, which were judged best")
                 after, metrics = self._judge.judged(self._progress)
-            self._judge.write(folder, self._progress, self._rate, after, metrics)
+            samples = self._judge.sampled(self._progress, after)
+            self._keeper.settle()  # its copy and the results are not in host memory at once
+            self._judge.write(folder, self._progress, self._rate, samples=samples, after=after, metrics=metrics)
         self._judge.insist(lambda: self._keeper.finish(self._progress, folder), lambda: self._keeper.wanted(folder))
+        if self._accelerator.is_main_process:  # not before all have written their parts: each try needs it
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _set(self, **changes: Any) -> None:
         self._report.set(self._progress.step, **changes)

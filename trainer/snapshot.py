@@ -96,7 +96,7 @@ class Snapshot:
     journalled: bool = True
     """Whether `metrics` has all rows: the disk may be too full for one."""
     artifacts: Path | None = None
-    """A folder to be part of it, which makes it the complete one."""
+    """A folder to be part of it, which makes it the complete one. It stays, for another try where a process fails."""
     complete: bool = False
     still: bool = False
     """Nothing changes before it is written, so it is written from the living tensors: a copy would raise the peak."""
@@ -273,8 +273,6 @@ class Snapshots:
             shutil.rmtree(folder, ignore_errors=True)
             info_of(whole).unlink(missing_ok=True)
             raise
-        if snapshot.artifacts is not None:
-            shutil.rmtree(snapshot.artifacts)
 
     def _fill(self, folder: Path, copies: dict[str, Tensors], snapshot: Snapshot, writer: Writer, size: int) -> None:
         if not snapshot.journalled:

@@ -103,15 +103,18 @@ class Content:
         return None
 
     async def _manifests(self, caller: Caller, job: Job) -> list[str]:
-        """Newest first: by the attempt's number, then by step. Folders of unknown attempts are nobody's."""
-        numbers = {a.id: a.number for a in await self._service.attempts(caller, job)}
+        """Newest first: by the attempt's number, then by step, and of one step first what the attempt ended with.
+        Folders of unknown attempts are nobody's."""
+        attempts = await self._service.attempts(caller, job)
+        numbers = {a.id: a.number for a in attempts}
+        ends = {a.final.checkpoint.manifest for a in attempts if a.final and a.final.checkpoint}
         prefix = keys.checkpoints(job.id)
-        found: list[tuple[int, str, str]] = []
+        found: list[tuple[int, int, bool, str]] = []
         for info in await self._blobs.list(prefix):
-            attempt, _, rest = info.key.removeprefix(prefix).partition("/")
+            attempt = info.key.removeprefix(prefix).partition("/")[0]
             if keys.is_manifest(info.key) and AttemptId(attempt) in numbers:
-                found.append((numbers[AttemptId(attempt)], rest, info.key))
-        return [key for _, _, key in sorted(found, reverse=True)]
+                found.append((numbers[AttemptId(attempt)], keys.step_of(info.key), info.key in ends, info.key))
+        return [key for *_, key in sorted(found, reverse=True)]
 
     async def artifact(self, caller: Caller, wanted: JobId, path: str) -> tuple[ManifestFile, AsyncGenerator[bytes]]:
         """One file and its pieces, of which the last comes only when all are what the manifest says. Raises NotFound;

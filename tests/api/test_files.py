@@ -30,7 +30,7 @@ from broker.ports import Change
 from tests.api.harness import CSV, SEEN, Running, spec
 from tests.trainer.pack import tar
 from trainer.contract import keys
-from trainer.contract.rendezvous import Manifest, ManifestFile
+from trainer.contract.rendezvous import CheckpointRef, Final, Manifest, ManifestFile, Outcome
 
 
 async def admitted(api: Running, job_id: str, number: int = 1) -> AttemptId:
@@ -53,9 +53,16 @@ async def admitted(api: Running, job_id: str, number: int = 1) -> AttemptId:
 
 
 async def put_checkpoint(
-    api: Running, job: str, attempt: str, step: int, files: dict[str, bytes], *, complete: bool = False
+    api: Running,
+    job: str,
+    attempt: str,
+    step: int,
+    files: dict[str, bytes],
+    *,
+    complete: bool = False,
+    nonce: str = "n0",
 ) -> str:
-    folder = keys.checkpoint(job, attempt, step, "n0")
+    folder = keys.checkpoint(job, attempt, step, nonce)
     for path, data in files.items():
         await api.service.blobs.put(folder + keys.FILES + path, data)
     listed = tuple(ManifestFile(path=p, bytes=len(d), sha256=hashlib.sha256(d).hexdigest()) for p, d in files.items())
@@ -286,6 +293,22 @@ async def test_artifacts_are_those_of_the_last_committed_checkpoint(api: Running
         assert await response.read() == b"new" * 1000
         assert response.headers["ETag"].strip('"') == hashlib.sha256(b"new" * 1000).hexdigest()
     await api.call("GET", f"{path}/manifest.json", me, 404)
+
+
+async def test_of_one_step_the_artifacts_are_what_the_attempt_ended_with(api: Running) -> None:
+    """A trainer that saved right before its results, in folders whose names do not tell them apart."""
+    me = await api.token("ada")
+    job = (await api.call("POST", "/v1/jobs", me, 202, json=spec((await api.upload(me))["ref"])))["id"]
+    attempt = await admitted(api, job)
+    results = keys.checkpoint(job, attempt, 5, "middle") + keys.MANIFEST
+    final = Final(attempt=attempt, outcome=Outcome.COMPLETED, checkpoint=CheckpointRef(manifest=results, step=5))
+    (before,) = await api.service.store.attempts(JobId(job))
+    assert all(await api.service.store.apply([Change(attempt=(before, replace(before, final=final)))]))
+    for nonce, complete in (("before", False), ("middle", True), ("other", False)):
+        await put_checkpoint(api, job, attempt, 5, {"a.json": nonce.encode()}, complete=complete, nonce=nonce)
+    assert (await api.call("GET", f"/v1/jobs/{job}/artifacts", me, 200))["complete"] is True
+    await put_checkpoint(api, job, attempt, 6, {"a.json": b"later"})
+    assert (await api.call("GET", f"/v1/jobs/{job}/artifacts", me, 200))["step"] == 6
 
 
 async def test_changed_or_escaping_artifacts_are_not_served(api: Running) -> None:

@@ -168,6 +168,21 @@ async def test_same_step_twice_uses_two_folders(objects: Objects, tmp_path: Path
     assert (tmp_path / "back" / "a.json").read_text() == "one 5"
 
 
+async def test_of_one_step_the_results_are_the_newest(objects: Objects, tmp_path: Path) -> None:
+    """A training ends early right after a save: whatever their nonces are, the results count, and stay."""
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file/a").touch()
+    for attempt in map(str, range(8)):
+        origin = Origin(job="j", attempt=attempt, kind="script")
+        made = []
+        for complete in (True, False, False):
+            key, _ = await checkpoint.commit(objects, origin, tmp_path / "file", step=5, complete=complete, taken_s=0.0)
+            made.append(key)
+        assert await checkpoint.own(objects, origin) == [made[0], *sorted(made[1:], reverse=True)]
+        await checkpoint.prune(objects, origin, CheckpointConfig(keep=2), None)
+        assert await checkpoint.own(objects, origin) == [made[0], max(made[1:])]
+
+
 async def test_prune_keeps_the_newest_and_removes_torn_ones(objects: Objects, store: Path, tmp_path: Path) -> None:
     made = [await save(objects, tmp_path, step) for step in (1, 2, 3, 4)]
     torn = store / keys.checkpoint("j", "a", 2, "torn") / "a.json"
@@ -293,7 +308,7 @@ async def test_a_checkpoint_of_two_machines_waits_for_both(objects: Objects, sto
         )
     )
     await waits.wait()
-    await checkpoint.offer(objects, ORIGIN, other, step=5, part=second)
+    await checkpoint.offer(objects, ORIGIN, other, step=5, complete=False, part=second)
     committed = await committing
     assert committed is not None
     assert await restored(objects, [committed[0]], tmp_path / "back") == (5, [])
@@ -311,9 +326,10 @@ async def test_a_commit_whose_reply_was_lost_is_found_by_the_next_try(objects: O
         for taken_s in (1.0, 100.0)
     ]
     assert keys_and_manifests[0] == keys_and_manifests[1]
+    (mine / "a.json").write_text("another")
     with pytest.raises(BadContent, match="written by somebody else"):
         await checkpoint.commit_parts(
-            objects, ORIGIN, mine, step=5, complete=True, taken_s=1.0, part=alone, hopeless=lambda: False
+            objects, ORIGIN, mine, step=5, complete=False, taken_s=1.0, part=alone, hopeless=lambda: False
         )
 
 
@@ -354,7 +370,7 @@ async def test_a_part_that_was_offered_and_is_gone_stops_the_commit(
 ) -> None:
     mine, first = part(tmp_path, "a", 0)
     other, second = part(tmp_path, "b", 1)
-    await checkpoint.offer(objects, ORIGIN, other, step=5, part=second)
+    await checkpoint.offer(objects, ORIGIN, other, step=5, complete=False, part=second)
     next(store.rglob("b.json")).unlink()
     with pytest.raises(StoreError, match=r"b\.json was offered and is absent"):
         await checkpoint.commit_parts(

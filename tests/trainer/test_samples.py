@@ -83,16 +83,17 @@ def test_samples_that_fail_all_the_same_end_no_training() -> None:
 
     parts = {
         "job": SimpleNamespace(train=SimpleNamespace(samples=SamplesConfig(prompts=("a", "b")), quantised=None)),
-        "task": SimpleNamespace(write=fails), "accelerator": SimpleNamespace(device="cpu"), "model": None,
+        "task": SimpleNamespace(write=fails), "accelerator": SimpleNamespace(device="cpu"),
+        "model": torch.nn.Identity(),
         "report": SimpleNamespace(event=lambda kind, message: heard.append(f"{kind}: {message}")),
     }  # fmt: skip
     rest: Any = {"run": None, "parameters": {}, "held": (), "rows": 1}
     judge: Any = Judge(arrangement=SimpleNamespace(divided=False), **parts, **rest)  # type: ignore[arg-type]
-    assert judge.written() == ["", ""]
+    assert judge.written(alone=True) == ["", ""]
     assert heard == ["no_samples: the samples could not be written (IndexError: index out of range)"]
     judge = Judge(arrangement=SimpleNamespace(divided=True), **parts, **rest)  # type: ignore[arg-type]
     with pytest.raises(IndexError):
-        judge.written()
+        judge.written(alone=False)
 
 
 def test_what_the_rows_use_decides_whether_a_tokenizer_has_too_many_tokens(

@@ -156,7 +156,9 @@ class Saver:
         if part is None:
             return await checkpoint.commit(objects, origin, folder, **known)
         if part.node > 0:
-            sent = await checkpoint.offer(objects, origin, folder, step=info.step, part=part, sent=told)
+            sent = await checkpoint.offer(
+                objects, origin, folder, step=info.step, complete=info.complete, part=part, sent=told
+            )
             self._say(f"part {part.node + 1} of {part.nodes} of step {info.step}'s checkpoint: {sent / 1e6:.1f} MB")
             return None
         committed = await checkpoint.commit_parts(objects, origin, folder, **known, part=part, hopeless=self._hopeless)

@@ -60,9 +60,14 @@ def checkpoints(job: str) -> str:
     return f"checkpoints/{job}/"
 
 
-def checkpoint(job: str, attempt: str, step: int, nonce: str) -> str:
+COMPLETE = "results-"
+"""Before the nonce, which has no letter as late: of one step the results sort as the newest, whatever was saved
+before them."""
+
+
+def checkpoint(job: str, attempt: str, step: int, nonce: str, *, complete: bool = False) -> str:
     """The folder of one checkpoint; the nonce keeps an uncommitted folder from ever being used again."""
-    return f"checkpoints/{job}/{attempt}/{step:010d}-{nonce}/"
+    return f"checkpoints/{job}/{attempt}/{step:010d}-{COMPLETE if complete else ''}{nonce}/"
 
 
 MANIFEST = "manifest.json"
