@@ -62,6 +62,16 @@ class Rate(Document):
     """Where it was published; empty: the job says it."""
 
 
+class Best(Document):
+    """The evaluation whose weights are kept beside the last ones."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    step: int
+    value: float
+    """Of the chosen metric."""
+
+
 class Progress(Document):
     """`state.json`: where the training stands, without tensors."""
 
@@ -92,6 +102,10 @@ class Progress(Document):
     """(step, held-out loss) measured so far."""
     scores: tuple[tuple[int, float], ...] = ()
     """(step, chosen metric) of the evaluations after the first step."""
+    scores_by: str = ""
+    """The job that they are of, and the metric."""
+    best: Best | None = None
+    """None: none are kept."""
     care: Care = Care()
     base_samples: tuple[str, ...] | None = None
 

@@ -163,9 +163,8 @@ class Keeper:
         self._base.check(stored.progress.base)
         self._parallel.settle(self._model)
         parallel.load_model(self._parameters, stored)
-        self._selection.restore(stored, self._parameters)
+        progress = self._selection.restore(stored, self._parameters)
         parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
-        progress = stored.progress
         if progress.micro and self._parallel.world == 1 and progress.micro_rows == micro_rows:
             for name in stored.names("gradients"):
                 gradient = stored.read("gradients", name)

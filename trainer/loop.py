@@ -27,7 +27,7 @@ class Loop(Steps):
 
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
         super().__init__(job, run)
-        self._selection = selection.Selection(job.train.selection)
+        self._selection = selection.Selection(job.train.selection, job.job)
         common: dict[str, Any] = {
             "accelerator": self._accelerator,
             "arrangement": self._parallel,
