@@ -132,15 +132,6 @@ def embeddings(config: TrainConfig) -> int | None:
     return rows if isinstance(rows, int) and rows > 0 else None
 
 
-def learned_positions(config: TrainConfig) -> int | None:
-    """Tokens that a model reaches at the most, where its positions are a table; None for rotary ones, which go on, and
-    where nothing says. Raises UserFault."""
-    found = config_of(config).get_text_config()
-    made = getattr(found, "max_position_embeddings", None)
-    rotary = getattr(found, "rope_parameters", None) is not None
-    return made if isinstance(made, int) and made > 0 and not rotary else None
-
-
 def largest(tokenizer: Any) -> int:
     """The highest id of its tokens."""
     return max(tokenizer.get_vocab().values(), default=0)
