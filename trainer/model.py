@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from trainer import reach, switches, trust
+from trainer import gaps, reach, switches, trust
 from trainer.contract.architectures import misuse
 from trainer.contract.train import LowRank, QloraConfig, TrainConfig
 from trainer.faults import Fault, UserFault
@@ -190,14 +190,15 @@ def load(
             use_safetensors=True,
             output_loading_info=True,
             **trust.loading(config),
-            **options,
+            **{"ignore_mismatched_sizes": True, **options},  # refused below, in our own words
         )
     except UNREAD as e:
         raise unloadable(config, e) from None
+    new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    gaps.insist(config, model, new, headed=architecture not in WITH_TOKENS)
     model.config.use_cache = False
     if config.quantised is not None:
         _prepare(model)
-    new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     return model, sorted({key.rsplit(".", 1)[0] for key in new})
 
 
