@@ -72,6 +72,18 @@ class Best(Document):
     """Of the chosen metric."""
 
 
+class Likeness(Document):
+    """Hashes of what a model has beside its weights; empty: it has none."""
+
+    job: str
+    """That it is of."""
+    tokens: str = ""
+    """Which tokens texts become."""
+    marks: str = ""
+    """Special tokens that are added, and the chat template."""
+    config: str = ""
+
+
 class Progress(Document):
     """`state.json`: where the training stands, without tensors."""
 
@@ -95,6 +107,8 @@ class Progress(Document):
     scaler: dict[str, Any] | None = None
     base: str = ""
     """The weights that the adapters belong to, which are in no checkpoint; empty where all weights are in it."""
+    likeness: Likeness | None = None
+    """Of the model that was trained."""
     heldout_loss_before: float | None = None
     metrics_before: dict[str, float] = Field(default_factory=dict)
     """The task's own, measured with the loss before the first step."""
