@@ -62,6 +62,28 @@ class Rate(Document):
     """Where it was published; empty: the job says it."""
 
 
+class Best(Document):
+    """The evaluation whose weights are kept beside the last ones."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    step: int
+    value: float
+    """Of the chosen metric."""
+
+
+class Likeness(Document):
+    """Hashes of what a model has beside its weights; empty: it has none."""
+
+    job: str
+    """That it is of."""
+    tokens: str = ""
+    """Which tokens texts become."""
+    marks: str = ""
+    """Special tokens that are added, and the chat template."""
+    config: str = ""
+
+
 class Progress(Document):
     """`state.json`: where the training stands, without tensors."""
 
@@ -85,6 +107,8 @@ class Progress(Document):
     scaler: dict[str, Any] | None = None
     base: str = ""
     """The weights that the adapters belong to, which are in no checkpoint; empty where all weights are in it."""
+    likeness: Likeness | None = None
+    """Of the model that was trained."""
     heldout_loss_before: float | None = None
     metrics_before: dict[str, float] = Field(default_factory=dict)
     """The task's own, measured with the loss before the first step."""
@@ -92,6 +116,10 @@ class Progress(Document):
     """(step, held-out loss) measured so far."""
     scores: tuple[tuple[int, float], ...] = ()
     """(step, chosen metric) of the evaluations after the first step."""
+    scores_by: str = ""
+    """The job that they are of, and the metric."""
+    best: Best | None = None
+    """None: none are kept."""
     care: Care = Care()
     base_samples: tuple[str, ...] | None = None
 

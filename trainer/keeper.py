@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from pydantic import ValidationError
 
-from trainer import meeting, optimizers, parallel, room, snapshot
+from trainer import likeness, meeting, optimizers, parallel, room, snapshot
 from trainer.base_weights import Base
 from trainer.checkpoint_plan import METRICS, BadFormat, Progress
 from trainer.faults import Fault, UserFault
@@ -35,6 +35,7 @@ class Keeper:
         arrangement: parallel.Copies,
         model: Any,
         parameters: dict[str, Any],
+        tokenizer: Any,
         optimizer: Any,
         selection: Selection,
         report: Reporter,
@@ -45,6 +46,7 @@ class Keeper:
         self._selection, self._report = selection, report
         self.snapshots = snapshot.Snapshots(run, arrangement.writer())
         self._base = Base(job.train)
+        self._likeness = likeness.of(job.train, tokenizer, job.job)
         self._metrics = run.root / METRICS
         self.journal = Journal(self._metrics)
         self._began = time.monotonic()
@@ -86,6 +88,7 @@ class Keeper:
                 "made_on": self._parallel.told(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "base": self._base.name(),
+                "likeness": self._likeness,
             }
         )
         grown = {n: p.grad for n, p in self._parameters.items() if p.grad is not None} if progress.micro else {}
@@ -182,11 +185,11 @@ class Keeper:
     def _put_back(self, stored: Stored, micro_rows: int) -> Progress:
         """Raises KeyError, ValueError when the tensors are not those of this job."""
         self._base.check(stored.progress.base)
+        likeness.check(self._job.train, stored.progress.likeness, self._likeness)
         self._parallel.settle(self._model)
         parallel.load_model(self._parameters, stored)
-        self._selection.restore(stored, self._parameters)
+        progress = self._selection.restore(stored, self._parameters)
         parallel.load_optimizer(self._optimizer.optimizer, self._parameters, stored)
-        progress = stored.progress
         if progress.micro and self._parallel.world == 1 and progress.micro_rows == micro_rows:
             for name in stored.names("gradients"):
                 gradient = stored.read("gradients", name)

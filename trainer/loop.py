@@ -27,7 +27,7 @@ class Loop(Steps):
 
     def __init__(self, job: WorkerJob, run: RunFolder) -> None:
         super().__init__(job, run)
-        self._selection = selection.Selection(job.train.selection)
+        self._selection = selection.Selection(job.train.selection, job.job)
         common: dict[str, Any] = {
             "accelerator": self._accelerator,
             "arrangement": self._parallel,
@@ -35,7 +35,8 @@ class Loop(Steps):
             "parameters": self._parameters,
             "report": self._report,
         }
-        self._keeper = Keeper(job, run, optimizer=self._optimizer, selection=self._selection, **common)
+        trained = {"tokenizer": self._task.tokenizer, "optimizer": self._optimizer, "selection": self._selection}
+        self._keeper = Keeper(job, run, **trained, **common)
         self._judge = Judge(job=job, run=run, task=self._task, held=self._held, rows=self._micro * 2, **common)
         self._board = board.Board(run.root / board.FOLDER, self._report.event)
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=RATE_STEPS)

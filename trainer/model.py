@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from trainer import reach, switches, trust
+from trainer import gaps, reach, switches, trust
 from trainer.contract.architectures import misuse
 from trainer.contract.train import LowRank, QloraConfig, TrainConfig
 from trainer.faults import Fault, UserFault
@@ -132,15 +132,6 @@ def embeddings(config: TrainConfig) -> int | None:
     return rows if isinstance(rows, int) and rows > 0 else None
 
 
-def learned_positions(config: TrainConfig) -> int | None:
-    """Tokens that a model reaches at the most, where its positions are a table; None for rotary ones, which go on, and
-    where nothing says. Raises UserFault."""
-    found = config_of(config).get_text_config()
-    made = getattr(found, "max_position_embeddings", None)
-    rotary = getattr(found, "rope_parameters", None) is not None
-    return made if isinstance(made, int) and made > 0 and not rotary else None
-
-
 def largest(tokenizer: Any) -> int:
     """The highest id of its tokens."""
     return max(tokenizer.get_vocab().values(), default=0)
@@ -199,14 +190,15 @@ def load(
             use_safetensors=True,
             output_loading_info=True,
             **trust.loading(config),
-            **options,
+            **{"ignore_mismatched_sizes": True, **options},  # refused below, in our own words
         )
     except UNREAD as e:
         raise unloadable(config, e) from None
+    new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    gaps.insist(config, model, new, headed=architecture not in WITH_TOKENS)
     model.config.use_cache = False
     if config.quantised is not None:
         _prepare(model)
-    new = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     return model, sorted({key.rsplit(".", 1)[0] for key in new})
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from trainer import order, reach, schedule, tasks, trust
 from trainer.contract import batches, cells, places
 from trainer.contract.data import DataError, fill, identity
-from trainer.contract.positions import STRETCHED
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig, model_files
 from trainer.faults import Fault, UserFault
@@ -174,8 +173,6 @@ def _check(spec: Path, report: Report, trusted: bool) -> None:
     report.steps = schedule.total_steps(train, len(training))
     report.warnings += _warnings(train, report)
     order.insist_on_a_step(len(training), train.rows_a_step)
-    if report.lengths and task.cuts:
-        _fits(train, int(report.lengths["max"]))
     if train.adapters is not None or train.attention != "auto":
         _check_model(task, train)
 
@@ -222,30 +219,6 @@ def _warnings(train: TrainConfig, report: Report) -> list[str]:
     if not report.heldout_rows:
         found.append("no row is held out, so the end cannot say whether the model got better")
     return found
-
-
-def _fits(train: TrainConfig, longest: int) -> None:
-    """Raises UserFault for rows that the model has no positions for."""
-    from trainer import model
-
-    positions = _positions(model.config_of(train))
-    trained = train.max_length if train.packing else min(longest, train.max_length)
-    if positions is not None and trained > positions:
-        raise UserFault(
-            f"train.max_length: rows reach {trained} tokens, {train.model!r} has {positions} positions; lower it"
-        )
-
-
-def _positions(config: Any) -> int | None:
-    """Of a model; None where nothing says. Scaled rotary ones reach further than it was made for: of `llama3` and
-    `longrope` the config's own count is that already."""
-    made = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if not isinstance(made, int) or made < 1:  # XLNet's say -1
-        return None
-    if rope.get("rope_type") not in STRETCHED:
-        return made
-    return max(made, int((rope.get("original_max_position_embeddings") or made) * rope.get("factor", 1.0)))
 
 
 def _check_model(task: Task[Any], train: TrainConfig) -> None:

@@ -41,7 +41,7 @@ def _differing(was: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, An
     if key in MAY_CHANGE or was == now:
         return
     if key == "model" and os.path.isabs(was) and os.path.isabs(now):
-        return  # a folder that was moved; whether it holds the same weights is asked where they are read
+        return  # a folder that was moved; whether it holds the same model is asked where that is read
     if not (isinstance(was, dict) and isinstance(now, dict)):
         yield key, was, now
         return

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from trainer import parallel
-from trainer.checkpoint_plan import Progress
+from trainer.checkpoint_plan import Best, Progress
 from trainer.contract.guard import LOSS, SelectionConfig
 from trainer.faults import UserFault
 from trainer.snapshot import Local, Stored
@@ -27,19 +27,19 @@ def value(config: SelectionConfig, loss: float, metrics: Mapping[str, float]) ->
     return known[config.metric]
 
 
-def better(config: SelectionConfig, one: float, than: float) -> bool:
-    """By more than `min_delta`; what is no number is never better, and anything is better than that."""
+def better(config: SelectionConfig, one: float, than: float, *, by: float = 0.0) -> bool:
+    """By more than `by`; what is no number is never better, and anything is better than that."""
     if math.isnan(one) or math.isnan(than):
         return not math.isnan(one)
     gain = than - one if config.metric.endswith(ERRORS) else one - than
-    return gain > config.min_delta
+    return gain > by
 
 
 def best(config: SelectionConfig, scores: Scores) -> tuple[int, float] | None:
-    """(step, value) of the evaluation that no later one was better than; None before the first."""
+    """(step, value) of the evaluation that no later one was better than by `min_delta`; None before the first."""
     found: tuple[int, float] | None = None
     for step, score in scores:
-        if found is None or better(config, score, found[1]):
+        if found is None or better(config, score, found[1], by=config.min_delta):
             found = step, score
     return found
 
@@ -58,10 +58,13 @@ def enough(config: SelectionConfig, scores: Scores) -> str:
 
 
 class Selection:
-    """Keeps the weights of the best evaluation in host memory, where they are asked for."""
+    """Keeps the weights of the best evaluation in host memory, where they are asked for. `min_delta` is no matter of
+    these: it says when to stop, and the lowest loss is the lowest by however little."""
 
-    def __init__(self, config: SelectionConfig) -> None:
+    def __init__(self, config: SelectionConfig, job: str = "") -> None:
+        """`job`: its id, as scores of other held-out rows tell nothing here."""
         self.config = config
+        self._by = f"{job} {config.metric}".strip()
         self._kept: dict[str, torch.Tensor] = {}
 
     def scored(
@@ -70,19 +73,31 @@ class Selection:
         """After an evaluation of these weights."""
         score = value(self.config, loss, metrics)
         scores = (*(s for s in progress.scores if s[0] != progress.step), (progress.step, score))
-        found = best(self.config, scores)
-        if self.config.best and found is not None and found[0] == progress.step:
+        found = progress.best
+        if self.config.best and (found is None or better(self.config, score, found.value)):
             self._kept = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
-        return progress.model_copy(update={"scores": scores})
+            found = Best(step=progress.step, value=score)
+        return progress.model_copy(update={"scores": scores, "scores_by": self._by, "best": found})
 
     def held(self, parameters: Mapping[str, Local]) -> dict[str, Local]:
         """For a checkpoint; `parameters`: as they are now."""
         return {n: replace(one, tensor=self._kept[n]) for n, one in parameters.items()} if self._kept else {}
 
-    def restore(self, stored: Stored, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Raises KeyError, ValueError."""
-        if self.config.best and stored.names("best"):
+    def restore(self, stored: Stored, parameters: Mapping[str, torch.Tensor]) -> Progress:
+        """The checkpoint's state, with the scores that count here: none of another job, or by another metric, and none
+        whose weights should have been kept and were not. Raises KeyError, ValueError."""
+        progress = stored.progress
+        other = progress.scores_by and progress.scores_by != self._by
+        found = None if other or not self.config.best else progress.best or self._found_before(stored)
+        if found is not None:
             self._kept = {n: stored.read("best", n, parallel.window(p)) for n, p in parameters.items()}
+        lost = self.config.best and found is None
+        return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": found})
+
+    def _found_before(self, stored: Stored) -> Best | None:
+        """Of a checkpoint by a trainer that did not say whose weights it had kept, which went by `min_delta`."""
+        found = best(self.config, stored.progress.scores)
+        return Best(step=found[0], value=found[1]) if found is not None and stored.names("best") else None
 
     @contextlib.contextmanager
     def chosen(
@@ -90,14 +105,14 @@ class Selection:
     ) -> Iterator[int | None]:
         """The best weights in place of the last ones, and their step; None where the last ones are the best, or where
         that was not asked for. `settle`: called before weights are changed."""
-        found = best(self.config, progress.scores)
-        if not self.config.best or found is None or found[0] == progress.step:
+        found = progress.best
+        if found is None or found.step == progress.step:
             yield None
             return
         last = {n: parallel.local(p).to("cpu", copy=True) for n, p in parameters.items()}
         _put(self._kept, settle, parameters)
         try:
-            yield found[0]
+            yield found.step
         finally:  # also where the results cannot be written: the last weights are saved then, beside their moments
             _put(last, settle, parameters)
 

@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig, BertForMaskedLM
 
+from tests.trainer import heads, workers
 from tests.trainer.test_preflight import PLAIN, spec, told
+from trainer.contract.rendezvous import ExitCode
+from trainer.contract.train import TrainConfig
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,20 @@ def test_scaled_positions_reach_as_far_as_they_are_scaled(
     assert told(spec(tmp_path, text, **train, max_length=reach), capsys)[0] == 0
     code, _, err = told(spec(tmp_path, text, **train, max_length=reach + 1), capsys)
     assert (code, f"has {reach} positions" in err) == (64, True)
+
+
+@pytest.mark.parametrize("words", [16, 40])
+def test_a_training_of_rows_that_reach_further_is_refused_before_it_begins(words: int, tmp_path: Path) -> None:
+    """Not blamed on the machine at the first of them, as by a worker that nothing was checked for."""
+    folder, data = tmp_path / "model", tmp_path / "rows.csv"
+    BertForMaskedLM(BertConfig(**heads.BERT | {"max_position_embeddings": 16})).save_pretrained(folder)
+    heads.tokenizer().save_pretrained(folder)
+    data.write_text("meaning,kind\n" + "w1 w2,a\nw3,b\n" * 6 + f"{'w4 ' * words},a\n")
+    train = TrainConfig.model_validate({
+        "model": str(folder), "task": "text_classification", "max_length": 64, "max_steps": 1, "global_batch": 2,
+        "data": {"path": "rows.csv", "prompt": "{meaning}", "label": "kind"},
+    })  # fmt: skip
+    ended = workers.Worker(tmp_path / "run", train, data).start().end()
+    refused = words > 16
+    assert ended.code == (ExitCode.USER_ERROR if refused else ExitCode.COMPLETED), ended.message
+    assert ended.message.startswith("train.max_length: rows reach 40 tokens") is refused

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from trainer import kept, trust
+from trainer import kept, positions, trust
 from trainer import model as models
 from trainer.contract.data import DataError, check_columns, digest, source, too_many
 from trainer.contract.tables import Placed, each_row
@@ -57,6 +57,8 @@ class Task(ABC, Generic[E]):
         self.pad = 0
         self._embedded: int | None = None
         """Tokens that the model has embeddings of, where the tokenizer makes others."""
+        self._longest = 0
+        """Tokens of the longest sequence of the rows that something is learned of."""
         self.where = source(config.data.path)
         """How messages name the data set."""
         self.rows = 0
@@ -90,6 +92,8 @@ class Task(ABC, Generic[E]):
         examples = Chosen(found, self._learned(found), self._settled)
         if not len(examples):
             raise DataFault(self._nothing())
+        if self.cuts:
+            positions.insist(self.config, self._longest)
         self.check_samples()
         return examples, len(found) - len(examples)
 
@@ -100,6 +104,7 @@ class Task(ABC, Generic[E]):
             if self._embedded is not None:
                 self._insist_on_embeddings(e, self._embedded)
             if self.targets(self._settled(e)) > 0:
+                self._longest = max(self._longest, 0, *self.lengths(e))
                 yield number
 
     def _insist_on_embeddings(self, example: Any, count: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainer import model as models
+from trainer import positions
 from trainer.contract.data import render
 from trainer.dataset import IGNORED, padded
 from trainer.faults import UserFault
@@ -58,12 +58,12 @@ class Seq2Seq(Task[Pair]):
         return "data: data.completion is empty in every row, so there is nothing to learn; name a column with text"
 
     def check_samples(self) -> None:
-        samples, positions = self.config.samples, models.learned_positions(self.config)
+        samples, reach = self.config.samples, positions.learned(self.config)
         if (empty := next((p for p in samples.prompts if not self._ids(p)), None)) is not None:
             raise UserFault(writing.blank(empty))
-        if samples.prompts and positions is not None and samples.max_new_tokens > positions:
+        if samples.prompts and reach is not None and samples.max_new_tokens > reach:
             raise UserFault(
-                f"samples.max_new_tokens: {samples.max_new_tokens} are more than the {positions} positions of "
+                f"samples.max_new_tokens: {samples.max_new_tokens} are more than the {reach} positions of "
                 f"{self.config.model!r}; lower it"
             )
 

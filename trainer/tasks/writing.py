@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trainer import model as models
+from trainer import positions
 from trainer.contract.train import SamplesConfig, TrainConfig
 from trainer.faults import UserFault
 from trainer.tasks import chats
@@ -25,15 +25,15 @@ def rendered(tokenizer: Any, samples: SamplesConfig, *, chat: bool) -> tuple[str
 
 def check(config: TrainConfig, tokenizer: Any, *, chat: bool = False) -> None:
     """Whether `continuations` of the prompts can be written. Raises UserFault."""
-    samples, positions = config.samples, models.learned_positions(config)
+    samples, reach = config.samples, positions.learned(config)
     for prompt, text in zip(samples.prompts, rendered(tokenizer, samples, chat=chat), strict=True):
         length = len(tokenizer(text, add_special_tokens=not chat)["input_ids"])
         if not length:
             raise UserFault(blank(prompt))
-        if positions is not None and length + samples.max_new_tokens - 1 > positions:
+        if reach is not None and length + samples.max_new_tokens - 1 > reach:
             raise UserFault(
                 f"samples.prompts: {prompt[:40]!r} has {length} tokens, with max_new_tokens {samples.max_new_tokens} "
-                f"more than the {positions} positions of {config.model!r}; lower samples.max_new_tokens, or shorten it"
+                f"more than the {reach} positions of {config.model!r}; lower samples.max_new_tokens, or shorten it"
             )
 
 

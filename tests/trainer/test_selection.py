@@ -1,0 +1,94 @@
+"""The weights that are said to be the best are the best, also where a run goes on with another selection or job."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import tiny_jobs, workers
+from tests.trainer.tiny_jobs import KINDS
+from trainer.checkpoint_plan import Best, Progress
+from trainer.contract.guard import SelectionConfig
+from trainer.contract.rendezvous import ExitCode
+from trainer.contract.train import TrainConfig
+from trainer.selection import Selection
+
+
+def judged(selection: Selection, losses: list[float], progress: Progress | None = None) -> Progress:
+    """After evaluations of weights that are the number of their step."""
+    progress = progress or Progress()
+    for loss in losses:
+        progress = progress.model_copy(update={"step": progress.step + 1})
+        progress = selection.scored(progress, loss, {}, {"w": torch.tensor([float(progress.step)])})
+    return progress
+
+
+def result(selection: Selection, progress: Progress) -> tuple[int | None, float]:
+    """(the step that is told, the step whose weights there are) of the result."""
+    weights = {"w": torch.tensor([float(progress.step)])}
+    with selection.chosen(progress, lambda: None, weights) as at:
+        return at, weights["w"].item()
+
+
+def stored(progress: Progress, kept: float | None) -> Any:
+    """A checkpoint with the weights of the step `kept` beside the last ones."""
+    best = {} if kept is None else {"w": torch.tensor([kept])}
+    return SimpleNamespace(
+        progress=progress, names=lambda group: list(best), read=lambda group, name, window: best[name]
+    )
+
+
+WEIGHTS = {"w": torch.tensor([0.0])}
+
+
+def test_the_least_loss_is_the_best_by_however_little() -> None:
+    patient = Selection(SelectionConfig(best=True, min_delta=0.1))
+    assert result(patient, judged(patient, [1.0, 0.95, 0.92])) == (None, 3.0)
+    patient = Selection(SelectionConfig(best=True, min_delta=0.1))
+    assert result(patient, judged(patient, [1.0, 0.95, 0.97])) == (2, 2.0)
+
+
+def test_a_lower_min_delta_between_starts_leaves_the_weights_where_they_are() -> None:
+    first = Selection(SelectionConfig(best=True, min_delta=0.1))
+    before = judged(first, [1.0, 0.95, 0.97])
+    then = Selection(SelectionConfig(best=True))
+    progress = then.restore(stored(before, 2.0), WEIGHTS)
+    assert result(then, judged(then, [0.96], progress)) == (2, 2.0)
+
+
+def test_a_checkpoint_that_does_not_say_whose_weights_it_kept_is_read_as_it_was_made() -> None:
+    old = Progress(step=3, scores=((1, 1.0), (2, 0.95), (3, 0.97)))
+    then = Selection(SelectionConfig(best=True, min_delta=0.1))
+    assert then.restore(stored(old, 1.0), WEIGHTS).best == Best(step=1, value=1.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [(Selection(SelectionConfig(best=True), "one"), Selection(SelectionConfig(best=True), "two")),
+     (Selection(SelectionConfig(best=True), "one"), Selection(SelectionConfig(best=True, metric="mae"), "one")),
+     (Selection(SelectionConfig(), "one"), Selection(SelectionConfig(best=True), "one"))],
+    ids=["another job", "another metric", "none were kept"],
+)  # fmt: skip
+def test_scores_that_tell_nothing_here_begin_anew(before: Selection, now: Selection) -> None:
+    progress = now.restore(stored(judged(before, [0.1, 0.2]), 1.0 if before.config.best else None), WEIGHTS)
+    assert (progress.scores, progress.best) == ((), None)
+
+
+def test_a_job_with_the_best_goes_on_from_one_without(tmp_path: Path) -> None:
+    """It failed after all its steps, for want of the weights that the first had not kept."""
+    kind, data = KINDS["causal_lm lora"], tmp_path / "rows.csv"
+    data.write_bytes(tiny_jobs.data(kind))
+    plain = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 5})
+    more = {"max_steps": 9, "selection": {"best": True}, "optim": {"lr": 0.5}}  # it gets worse from here
+    best = TrainConfig.model_validate({**plain.model_dump(), **more})
+    origin = workers.finished(tmp_path / "origin", plain, data)
+    heir = workers.Worker(tmp_path / "heir", best, data, restore=origin).start()
+    ended = heir.end()
+    assert ended.code == ExitCode.COMPLETED, ended.message
+    state = json.loads((heir.last / "state.json").read_text())
+    step, least = min(state["scores"], key=lambda score: score[1])
+    assert (state["best"]["step"], step > 5) == (step, True)
+    assert json.loads((heir.last / "eval.json").read_text())["heldout_loss_after"] == pytest.approx(least, rel=1e-6)
