@@ -82,9 +82,11 @@ def test_a_job_with_the_best_goes_on_from_one_without(tmp_path: Path) -> None:
     kind, data = KINDS["causal_lm lora"], tmp_path / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     plain = tiny_jobs.train(kind, tmp_path / "model").model_copy(update={"max_steps": 5})
-    more = {"max_steps": 9, "selection": {"best": True}, "optim": {"lr": 0.5}}  # it gets worse from here
+    more = {"max_steps": 9, "selection": {"best": True}}
     best = TrainConfig.model_validate({**plain.model_dump(), **more})
     origin = workers.finished(tmp_path / "origin", plain, data)
+    before = json.loads((origin / "state.json").read_text())
+    (origin / "state.json").write_text(json.dumps(before | {"scores": [[5, 0.1]]}))  # it will not be as good again
     heir = workers.Worker(tmp_path / "heir", best, data, restore=origin).start()
     ended = heir.end()
     assert ended.code == ExitCode.COMPLETED, ended.message
