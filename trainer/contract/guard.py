@@ -33,9 +33,10 @@ class SelectionConfig(Config):
     patience: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """The training ends after so many evaluations in a row that were no better than the best one before them."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
-    """An evaluation is better when it is better by more than this."""
+    """For `patience` an evaluation is better when it is better by more than this."""
     best: bool = False
-    """The weights of the best evaluation are the result, rather than the last ones. Every checkpoint holds them."""
+    """The weights of the best evaluation, by however little, are the result rather than the last ones. Every checkpoint
+    holds them."""
 
 
 def way_back(committed: Iterable[str], floor: int, guard: GuardConfig | None) -> frozenset[str]:
