@@ -107,6 +107,27 @@ def test_the_next_step_s_pictures_are_made_ready_by_another_thread(
         task.collate([Shot(number=9, row=broken, label=0)], CPU)
 
 
+def test_several_threads_make_pictures_ready_at_once() -> None:
+    together = threading.Barrier(3, timeout=300)
+
+    def make(row: dict[str, Any], number: int) -> Any:
+        together.wait()
+        return np.full((1, 1, 1), number, np.uint8)
+
+    ahead = pictures.Ahead(make, threads=3)
+    ahead.begin({number: {} for number in range(6)})
+    assert [int(ahead.get(number)[0, 0, 0]) for number in range(6)] == [*range(6)]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("cores", "processes", "threads"), [(2, 1, 1), (16, 1, 8), (16, 4, 3), (1, 8, 1)])
+def test_decoding_leaves_each_process_a_core(
+    cores: int, processes: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {*range(cores)})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert pictures.spare_threads() == threads
+
+
 def test_a_whole_model_is_saved_with_its_processor_and_labels(model: Path, data: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForImageClassification
 

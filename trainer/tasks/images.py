@@ -43,7 +43,7 @@ class ImageClassification(Task[Shot]):
         models.check_kind(self.config, self.architecture)
         self.tokenizer = models.image_processor_of(self.config)
         self._kept = Kept()
-        self._ahead = Ahead(self._sized)
+        self._ahead = Ahead(self._sized, pictures.spare_threads())
 
     def example(self, row: Row, number: int) -> Shot:
         data = self.config.data

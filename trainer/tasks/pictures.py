@@ -1,7 +1,9 @@
 """Pictures as arrays, whatever cell they come from."""
 
 import io
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -21,6 +23,8 @@ MOST_PIXELS = 100_000_000
 """Of one picture: 300 MB once decoded. A file of a few bytes may say that it has more."""
 FLOATS = ("I", "F")
 """Modes of Pillow whose numbers do not say what white is."""
+MOST_THREADS = 8
+"""That decode for one process."""
 KEPT_BYTES = 1024**3
 """Of decoded pictures kept by one process; the others are decoded whenever they are wanted."""
 
@@ -62,24 +66,35 @@ def _halved(picture: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(picture) / 257).round().astype(np.uint8))
 
 
+def spare_threads() -> int:
+    """Cores that this process has beside the one that it trains with; Pillow decodes without Python's lock."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // processes - 1))
+
+
 class Ahead:
-    """Pictures that are made ready by a thread while the step before them trains: of the step that trains, and of the
+    """Pictures that are made ready by threads while the step before them trains: of the step that trains, and of the
     next."""
 
-    def __init__(self, make: Callable[[Row, int], Array]) -> None:
+    def __init__(self, make: Callable[[Row, int], Array], threads: int = 1) -> None:
         """`make`: of a row and its number; the same array however often and wherever it is called."""
-        self._make = make
+        self._make, self._threads = make, threads
         self._now: dict[int, Future[Array]] = {}
         self._next: dict[int, Future[Array]] = {}
 
     def begin(self, rows: Mapping[int, Row]) -> None:
         """The next step's, by number; what was begun before is the step's that trains now."""
         self._now, self._next = self._next, {number: Future() for number in rows}
-        if rows:
-            threading.Thread(target=self._work, args=(rows, self._next), daemon=True).start()
+        left = deque(rows.items())
+        for _ in range(min(self._threads, len(left))):
+            threading.Thread(target=self._work, args=(left, self._next), daemon=True).start()
 
-    def _work(self, rows: Mapping[int, Row], coming: Mapping[int, "Future[Array]"]) -> None:
-        for number, row in rows.items():
+    def _work(self, left: deque[tuple[int, Row]], coming: Mapping[int, "Future[Array]"]) -> None:
+        while True:
+            try:
+                number, row = left.popleft()
+            except IndexError:
+                return
             try:
                 coming[number].set_result(self._make(row, number))
             except BaseException as e:  # whatever it is, the step raises it
