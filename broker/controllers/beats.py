@@ -33,7 +33,12 @@ class Beats:
         self._context = context
         self._watched: dict[AttemptId, Watch] = {}
         self._listed = float("-inf")
-        self.readable = False
+        self._readable_since: float | None = None
+
+    @property
+    def readable_s(self) -> float | None:
+        """For how long all beats that were written could be seen; None: they cannot."""
+        return None if self._readable_since is None else self._context.clock.monotonic() - self._readable_since
 
     async def refresh(self) -> None:
         """Lists all beats unless done a moment ago. An unreadable store makes everything unknown, and nothing stale."""
@@ -43,10 +48,11 @@ class Beats:
         try:
             listed = await self._context.blobs.list(keys.BEATS)
         except BlobsUnavailable:
-            self.readable = False
+            self._readable_since = None
             self._watched.clear()
             raise
-        self._listed, self.readable = now, True
+        self._listed = now
+        self._readable_since = now if self._readable_since is None else self._readable_since
         for blob in listed:
             attempt = AttemptId(keys.attempt_of_beat(blob.key))
             if blob.bytes > MAX_BEAT or blob.key != keys.beat(attempt, 0):

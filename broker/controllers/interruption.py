@@ -1,6 +1,6 @@
 """Stop, cap and notice: ask for a checkpoint, wait for the last word or the end of the grace, then let go."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import replace
 
 from broker.controllers.context import Context
@@ -40,7 +40,7 @@ class Interruption:
         if not leased:
             return False
         draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]
-        unlisted = await self._refresh(draining) if draining else set()
+        unlisted = await self._looker.refresh(draining) if draining else set()
 
         async def decide(one: Leased) -> Change:
             if one.attempt.state is AttemptState.DRAINING:
@@ -50,13 +50,6 @@ class Interruption:
         decided = await each(context, self.name, leased, decide)
         await context.store.apply([change for _, change in decided])
         return len(leased) == context.rhythm.claim
-
-    async def _refresh(self, draining: Sequence[Leased]) -> set[str]:
-        """Without the blob store nothing new is known of anybody; a grace ends and the cap holds all the same."""
-        try:
-            return await self._looker.refresh(draining)
-        except BlobsUnavailable:
-            return set(self._context.providers)
 
     def _interrupt(self, one: Leased) -> Change:
         now = self._context.clock.now()
@@ -78,7 +71,7 @@ class Interruption:
         try:
             attempt, seen = await self._looker.look(one.attempt, unlisted)
         except BlobsUnavailable:
-            attempt, seen = one.attempt, Observation(store_ok=False)
+            attempt, seen = one.attempt, Observation(store_ok_s=None)
         told = judge(attempt, seen, context.clock.now(), context.patience, float("inf"))
         if told not in (AttemptEvent.FINAL, AttemptEvent.GONE):
             told = AttemptEvent.GRACE_OVER if self._grace_over(attempt, one.job) else None

@@ -240,7 +240,8 @@ class Launch:
     # ----------------------------------------------------------------------------------------------------- launching
 
     async def _read_beats(self, launching: Sequence[Leased]) -> bool:
-        """False: the blob store cannot be read, so nothing is known of agents that launchers start."""
+        """False: the blob store cannot be read, or could not a moment ago, so nothing is known of agents that launchers
+        start."""
         asked = {self._context.providers.get(one.attempt.line.offer.provider) for one in launching} - {None}
         if all(provider.caps.agent_start_s is None for provider in asked if provider is not None):
             return True
@@ -248,7 +249,8 @@ class Launch:
             await self._beats.refresh()
         except BlobsUnavailable:
             return False
-        return True
+        readable_s = self._beats.readable_s
+        return readable_s is not None and readable_s >= self._context.patience.lost_s
 
     async def _look_up(self, one: Leased, store_ok: bool) -> None:
         """A create that has not answered: adopt what the cloud shows, or end what went wrong; create again only when

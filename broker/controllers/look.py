@@ -1,5 +1,6 @@
 """One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -8,9 +9,12 @@ from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import counted
 from broker.decide.liveness import TAKEN_AWAY, Observation, haste
+from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt
 from broker.ports import Leased
+
+log = logging.getLogger(__name__)
 
 SOONEST_S = 0.5
 """Between two looks for a machine whose beats are missing."""
@@ -33,6 +37,7 @@ class Looker:
 
     async def refresh(self, leased: Sequence[Leased]) -> set[str]:
         """Fresh beats, and listings of the clouds that these attempts are at: another one that hangs holds nobody up.
+        Without the blob store the clouds still tell of wrong machines, and a grace ends.
 
         Returns the providers that could not be listed just now.
         """
@@ -41,7 +46,10 @@ class Looker:
             known = ages.get(attempt.line.offer.provider, self._context.rhythm.list_s)
             ages[attempt.line.offer.provider] = min(known, self._again_s[attempt.id])
         failed = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased}, ages)
-        await self.beats.refresh()
+        try:
+            await self.beats.refresh()
+        except BlobsUnavailable as e:
+            log.warning("beats cannot be read, so nobody's silence means anything: %s", e)
         return failed
 
     async def look(self, attempt: Attempt, unlisted: set[str]) -> tuple[Attempt, Observation]:
@@ -67,7 +75,7 @@ class Looker:
             absent=absent,
             left_out=left_out,
             node_lost=lost,
-            store_ok=self.beats.readable,
+            store_ok_s=self.beats.readable_s,
         )
         self._hasten(attempt, observation, listed=provider not in unlisted)
         beat = watch.beat if watch and watch.beat else attempt.beat

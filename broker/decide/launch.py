@@ -20,7 +20,7 @@ class LaunchLook:
     beating: bool = False
     """The agent has beaten, however long ago, and no answer of create is on its way to this process."""
     store_ok: bool = True
-    """The beats can be read; without them nothing is known of an agent."""
+    """The beats can be read, for long enough that one would show; without them nothing is known of an agent."""
     dead_s: float | None = None
     """Seconds since this process first knew the launcher dead; None: it may live."""
     absent: bool = False
@@ -45,7 +45,8 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.CREATED
     if fault(look.seen):
         return AttemptEvent.SETUP_FAILED
-    if (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s:
+    late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
+    if late and (look.store_ok or not complete):  # what stands there may work, and cannot tell
         return AttemptEvent.DEADLINE
     if look.dead_s is None:
         return None

@@ -63,8 +63,12 @@ class Observation:
     """Of machines that stood for longer than a listing lags, nothing is shown by several listings in a row."""
     node_lost: bool = False
     """Confirmed likewise of one of several machines."""
-    store_ok: bool = True
-    """Our own probe of the blob store works; without it silence means nothing."""
+    store_ok_s: float | None = math.inf
+    """For how long our own probe of the blob store works; None: it does not, and silence means nothing."""
+
+    @property
+    def store_ok(self) -> bool:
+        return self.store_ok_s is not None
 
 
 def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
@@ -135,7 +139,7 @@ def judge(
     if liveness(attempt.line.nodes, seen, patience) is Liveness.DEAD:
         return AttemptEvent.GONE
     if attempt.state is AttemptState.BOOTING:
-        return _judge_booting(attempt, seen, now, boot_deadline_s)
+        return _judge_booting(attempt, seen, now, patience, boot_deadline_s)
     if _notice(seen, patience):
         return AttemptEvent.NOTICE
     if attempt.state is AttemptState.TRAINING and _hung(attempt.line.nodes, seen, patience):
@@ -143,7 +147,9 @@ def judge(
     return None
 
 
-def _judge_booting(attempt: Attempt, seen: Observation, now: datetime, boot_deadline_s: float) -> AttemptEvent | None:
+def _judge_booting(
+    attempt: Attempt, seen: Observation, now: datetime, patience: Patience, boot_deadline_s: float
+) -> AttemptEvent | None:
     if mismatch(attempt.line.offer, seen.seen):
         return AttemptEvent.MISMATCH
     if seen.beat is not None:
@@ -152,8 +158,10 @@ def _judge_booting(attempt: Attempt, seen: Observation, now: datetime, boot_dead
         return AttemptEvent.SETUP_FAILED
     if any(o.notice_s is not None for o in seen.seen):
         return AttemptEvent.NOTICE
-    sent = attempt.create_sent_at or now
-    return AttemptEvent.DEADLINE if (now - sent).total_seconds() > boot_deadline_s else None
+    late = (now - (attempt.create_sent_at or now)).total_seconds() > boot_deadline_s
+    # An agent that could not write its first beat is given the time to.
+    heard = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
+    return AttemptEvent.DEADLINE if late and heard else None
 
 
 def _notice(seen: Observation, patience: Patience) -> bool:

@@ -140,6 +140,26 @@ async def test_a_proven_absence_outlives_the_proof_of_whoever_made_it(
         assert [a.absent_at for a in await broker.attempts(job)] == [proven.absent_at]
 
 
+async def test_a_wrong_machine_is_ended_also_while_the_blob_store_is_down(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = house(virtual=LONG | {"boot_s": 3600})
+    async with broker.running():
+        job = await broker.submit()
+        await broker.eventually(lambda: _is(broker, job, AttemptState.BOOTING))
+        listed = broker.provider.list
+
+        async def wrong() -> Any:
+            return [replace(machine, accelerator="t4") for machine in await listed()]
+
+        with monkeypatch.context() as outage:
+            _blobs_down(broker, outage)
+            outage.setattr(broker.provider, "list", wrong)
+            await broker.eventually(lambda: _proven_absent(broker, job))
+        await broker.eventually(lambda: _is(broker, job, AttemptState.ENDED))
+        assert (await broker.attempts(job))[0].reason is Reason.MISMATCH
+
+
 async def test_a_machine_that_dies_while_the_blob_store_is_down_is_charged_no_longer_than_it_is_listed(
     house: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

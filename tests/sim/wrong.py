@@ -186,7 +186,7 @@ async def unreadable_is_silence(self: Beats) -> None:
     try:
         await _REFRESH(self)
     except BlobsUnavailable:
-        self._watched, self.readable = watched, True
+        self._watched, self._readable_since = watched, 0.0
 
 
 async def age_by_date(self: Beats) -> None:

@@ -53,6 +53,8 @@ def verdict(
         ({"seen": (machine(),), "at": 600}, None),
         ({"seen": (machine(),), "at": 601}, AttemptEvent.DEADLINE),
         ({"seen": (machine(),), "at": 601, "beating": True}, AttemptEvent.CREATED),
+        ({"seen": (machine(),), "at": 601, "store_ok": False}, None),
+        ({"at": 601, "store_ok": False}, AttemptEvent.DEADLINE),
         ({"dead_s": 99.0}, None),
         ({"dead_s": 0.0, "absent": True}, AttemptEvent.ABSENT),
         ({"dead_s": 0.0, "absent": True, "handles": (HANDLE,)}, AttemptEvent.GONE),

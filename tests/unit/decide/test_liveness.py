@@ -38,7 +38,7 @@ observations = st.builds(
     seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
     absent=st.booleans(),
     left_out=st.booleans(),
-    store_ok=st.booleans(),
+    store_ok_s=st.none() | st.floats(0, 1e4),
 )
 
 
@@ -68,7 +68,7 @@ def test_an_outage_of_our_own_store_hangs_nobody(seen: Observation, state: Attem
         ({"beat_age_s": 15.0}, True),
         ({"beat_age_s": 14.9}, False),  # three beats are not missing yet
         ({"beat_age_s": None}, False),  # nobody has seen it beat: an agent that starts
-        ({"beat_age_s": 15.0, "store_ok": False}, False),
+        ({"beat_age_s": 15.0, "store_ok_s": None}, False),
         ({"beat_age_s": 15.0, "seen": (machine(),)}, False),
         ({"beat_age_s": 15.0, "left_out": False}, False),
     ],
@@ -87,7 +87,7 @@ def test_what_listings_leave_out_is_dead_once_three_beats_are_missing(seen: dict
         ({"beat_age_s": 60.0, "seen": (machine(),)}, 0.0),
         ({"beat_age_s": 60.0}, 1.0),
         ({"beat_age_s": None}, 0.0),
-        ({"beat_age_s": 60.0, "store_ok": False}, 0.0),
+        ({"beat_age_s": 60.0, "store_ok_s": None}, 0.0),
     ],
 )
 def test_a_missing_beat_is_worth_calls_and_most_where_nothing_is_shown(seen: dict[str, Any], share: float) -> None:
@@ -143,7 +143,7 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.DRAINING, None),
         ({"seen": (machine(),), "beat": BEAT, "step_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok": False}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": None}, AttemptState.TRAINING, None),
         ({"seen": (machine(), machine(InstanceState.STARTING)), "beat": BEAT, "beat_age_s": 400.0},
          AttemptState.TRAINING, None),
     ],
@@ -162,6 +162,17 @@ def test_the_fault_of_any_machine_is_told() -> None:
 def test_booting_has_a_deadline() -> None:
     assert verdict(AttemptState.BOOTING, at=600, seen=(machine(),)) is None
     assert verdict(AttemptState.BOOTING, at=601, seen=(machine(),)) is AttemptEvent.DEADLINE
+
+
+@pytest.mark.parametrize(("store_ok_s", "event"), [(None, None), (19.9, None), (20.0, AttemptEvent.DEADLINE)])
+def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None, event: AttemptEvent | None) -> None:
+    """An agent that could not write while the blob store was away writes as soon as it is back."""
+    assert verdict(AttemptState.BOOTING, at=9000, seen=(machine(),), store_ok_s=store_ok_s) is event
+
+
+def test_a_wrong_machine_is_told_by_its_cloud_alone() -> None:
+    seen = (machine(accelerator="a6000"),)
+    assert verdict(AttemptState.BOOTING, seen=seen, store_ok_s=None) is AttemptEvent.MISMATCH
 
 
 @pytest.mark.parametrize(
