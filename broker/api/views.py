@@ -8,8 +8,8 @@ from broker.api import models
 from broker.api.models_costs import DeletedView, ForecastView, StorageView
 from broker.api.models_policies import HoldView
 from broker.api.needs import Checked
-from broker.decide.billing import price_now
 from broker.decide.budgets import Refusal
+from broker.decide.prices import price_now
 from broker.decide.retention import month_usd
 from broker.domain.job import Attempt, Event, Job, JobState
 from broker.domain.money import ZERO

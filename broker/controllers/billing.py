@@ -8,13 +8,14 @@ from decimal import Decimal
 from typing import Protocol
 
 from broker.controllers.alone import gone_by
+from broker.controllers.charges import moved_price
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
-from broker.decide.billing import billed_until, due_signal, owed, price_change, told_out_of_time, traffic_owed
+from broker.decide.billing import billed_until, due_signal, owed, told_out_of_time, traffic_owed
 from broker.domain.ids import AttemptId
 from broker.domain.instance import Caps
-from broker.domain.job import Attempt, AttemptState, Event, Signal
+from broker.domain.job import Attempt, Event, Signal
 from broker.domain.money import ZERO, show
 from broker.ports import Charge, Leased
 
@@ -71,7 +72,7 @@ class Billing:
         now, caps = context.clock.now(), context.provider_of(attempt).caps
         if self._inventory.latest(attempt.line.offer.provider) is None and self._is_new():
             return None
-        price = price_change(attempt, self._inventory.fresh(attempt, max_age_s=self.every_s), now)
+        price = moved_price(context, attempt, self._inventory.fresh(attempt, max_age_s=self.every_s))
         known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
         until = self._until(one, known, now, caps)
         due, traffic = owed(known, until), traffic_owed(known, now)
@@ -106,9 +107,11 @@ class Billing:
         provider, born_by = attempt.line.offer.provider, attempt.booted_at
         shown = self._inventory.shows(provider, attempt.name)
         until = billed_until(attempt, self._stood_until(one, now), caps.list_lag_s + PROOF_S, shown=shown)
-        if attempt.booted_at is None and attempt.state is not AttemptState.TERMINATING:
-            return until  # it is not listed yet
-        return min(until, self._inventory.unseen_since(provider, attempt.name, born_by=born_by) or until)
+        if born_by is None:  # it may not be listed yet; from here on it is known when it was
+            unseen = self._inventory.stood_until(attempt)
+        else:
+            unseen = self._inventory.unseen_since(provider, attempt.name, born_by=born_by)
+        return min(until, unseen or until)
 
 
 def _told(one: Leased, signal: Signal | None, spent: Decimal, now: datetime) -> Event | None:

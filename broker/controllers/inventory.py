@@ -50,6 +50,26 @@ class Followed:
     """Listings that began earlier may leave it out because it is young."""
     unseen: float | None = None
     """When the second of those in a row had answered that do not show it; None: there are no two."""
+    gap_s: float = 0.0
+    """Of those in a row, the longest from the begin of one to the answer of the next but one: two of them have to leave
+    out what stands there."""
+
+    def heard(self, kept: Sequence[Listing], name: InstanceName) -> None:
+        """Of the last of these."""
+        if not kept or kept[-1].shows(name):
+            self.unseen, self.gap_s = None, 0.0
+        elif self.unseen is not None:
+            self.gap_s = max(self.gap_s, _gap_s(kept[-3:]))
+        else:
+            without: list[Listing] = []
+            for listing in kept:
+                without = [] if listing.begun < self.grown or listing.shows(name) else [*without, listing]
+            self.unseen = without[1].answered if len(without) > 1 else None
+            self.gap_s = max((_gap_s(without[i : i + 3]) for i in range(len(without))), default=0.0)
+
+
+def _gap_s(listings: Sequence[Listing]) -> float:
+    return listings[2].answered - listings[0].begun if len(listings) > 2 else 0.0
 
 
 class Inventory:
@@ -60,6 +80,10 @@ class Inventory:
         self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
         self._locks = {name: asyncio.Lock() for name in context.providers}
         self._followed: dict[str, dict[InstanceName, Followed]] = {name: {} for name in context.providers}
+        self._first: dict[str, tuple[Listing, ...]] = dict.fromkeys(context.providers, ())
+        """The first two. What is not followed was never shown."""
+        self._gap_s = dict.fromkeys(context.providers, 0.0)
+        """Of all listings, as `Followed.gap_s`."""
         self._unheard = dict.fromkeys(context.providers, 0)
         """Listings in a row that had no answer."""
 
@@ -91,12 +115,15 @@ class Inventory:
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
             kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
+            self._first[provider] = (*self._first[provider], kept[-1])[:2]
             self._forget(provider, begun)
             followed = self._followed[provider]
             for name in filter(kept[-1].shows, by_name):  # whoever asks later may find these listings forgotten
                 followed.setdefault(name, Followed(born_by=None, grown=float("-inf")))
+            listings = [*kept]
+            self._gap_s[provider] = max(self._gap_s[provider], _gap_s(listings[-3:]))
             for name, one in followed.items():
-                self._follow(provider, name, one)
+                one.heard(listings, name)
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
@@ -131,16 +158,6 @@ class Inventory:
         horizon = 3 * self._context.providers[provider].caps.list_lag_s + 5 * self._context.rhythm.list_s
         while len(kept) > 4 and now - kept[0].begun > horizon:
             kept.popleft()
-
-    def _follow(self, provider: str, name: InstanceName, one: Followed) -> None:
-        kept = self._listings[provider]
-        if not kept or kept[-1].shows(name):
-            one.unseen = None
-        elif one.unseen is None:
-            without: list[Listing] = []
-            for listing in kept:
-                without = [] if listing.begun < one.grown or listing.shows(name) else [*without, listing]
-            one.unseen = without[1].answered if len(without) > 1 else None
 
     def keep(self, live: Set[AttemptId]) -> None:
         """Follows no others any more."""
@@ -191,25 +208,48 @@ class Inventory:
         of it stood, by the house's clock; None: not known to, so by `since`, after which nothing is created any more.
         What stood and has been left out ever since was gone before `since` as well.
         """
+        unseen = self.unseen_since(provider, name, born_by=born_by) if born_by else None  # followed from the first look
         proven = self._absent_since(provider, since, lambda listing: listing.shows(name), born_by=born_by)
-        unseen = self.unseen_since(provider, name, born_by=born_by) if proven and born_by else None
         return min(proven, unseen) if proven and unseen else proven
 
-    def unseen_since(self, provider: str, name: InstanceName, *, born_by: datetime | None) -> datetime | None:
+    def unseen_since(
+        self, provider: str, name: InstanceName, *, born_by: datetime | None, sent_at: datetime | None = None
+    ) -> datetime | None:
         """When the second of the listings in a row up to now had answered that do not show it, by the house's clock;
         None: there are no two. No proof: without `born_by` it may be too young to be listed, or not created yet.
 
         From when it was first shown, or asked for, it is followed, so that this is known long after those listings are
-        forgotten.
+        forgotten. A process that began when it had stood already (by `sent_at` its create was on its way), and could
+        not read of it, goes by its own first two.
         """
         one = self._followed[provider].get(name)
         if one is None or one.born_by != born_by:
             lag = self._context.providers[provider].caps.list_lag_s
             grown = float("-inf") if born_by is None else self._by_monotonic(born_by) + lag
-            unseen = one.unseen if one and one.unseen is not None and one.unseen >= grown else None
-            one = self._followed[provider][name] = Followed(born_by=born_by, grown=grown, unseen=unseen)
-            self._follow(provider, name, one)
+            known = Followed(born_by=born_by, grown=grown)
+            if one is not None:
+                known.unseen = one.unseen if one.unseen is not None and one.unseen >= grown else None
+            elif len(first := self._first[provider]) > 1:
+                stood = grown if sent_at is None else self._by_monotonic(sent_at)
+                if float("-inf") < stood <= first[0].begun:
+                    known.unseen, known.gap_s = first[1].answered, self._gap_s[provider]
+            known.heard([*self._listings[provider]], name)
+            one = self._followed[provider][name] = known
         return None if one.unseen is None else self._by_the_wall(one.unseen)
+
+    def stood_until(self, attempt: Attempt) -> datetime | None:
+        """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.
+
+        A launcher that nobody can judge may create until it can be. But what stands for longer than two listings and
+        their lag is shown; so beyond the last time that it may have been there, no more than the longest time for which
+        something could have stood unlisted. A time without listings is such a time.
+        """
+        provider = attempt.line.offer.provider
+        unseen = self.unseen_since(provider, attempt.name, born_by=None, sent_at=attempt.create_sent_at)
+        if unseen is None or attempt.terminating_since is None:
+            return None
+        unlisted_s = self._followed[provider][attempt.name].gap_s + self._context.providers[provider].caps.list_lag_s
+        return max(unseen, attempt.terminating_since) + timedelta(seconds=unlisted_s)
 
     def left_out(self, provider: str, name: InstanceName, since: float) -> bool:
         """The listings of the last seconds all leave it out, though it stood at `since`, more than a lag before each.

@@ -7,6 +7,7 @@ from functools import partial
 
 from broker.controllers.beats import Beats
 from broker.controllers.boot import Boot, bought_for
+from broker.controllers.charges import priced, up_to
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, moved
@@ -14,10 +15,11 @@ from broker.controllers.forsale import ForSale, Offers
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import Tasks
-from broker.decide.billing import owed, told_out_of_time
+from broker.decide.billing import told_out_of_time
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
+from broker.decide.prices import latest_price
 from broker.decide.signals import SIGNALS, signalled
 from broker.decide.step import after_attempt, setup_reason, step
 from broker.domain.errors import (
@@ -32,7 +34,7 @@ from broker.domain.errors import (
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Handle, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import Offer
-from broker.ports import Change, Charge, Lane, Leased
+from broker.ports import Change, Lane, Leased
 
 CREATE_LOOK_S = 5.0
 """How soon a launching attempt is looked at again."""
@@ -175,12 +177,19 @@ class Launch:
     async def _answer(self, one: Leased, change: Callable[[Leased], Change]) -> None:
         """Writes what create said. It holds for as long as the attempt is launching, whoever leased it meanwhile to
         look it up: a look-up changes nothing while the launcher is not proven dead."""
-        store = self._context.store
-        while not all(await store.apply([change(one)])):
-            now = (await store.attempts_by_id([one.attempt.id])).get(one.attempt.id)
+        while not await self._write(change(one)):
+            now = (await self._context.store.attempts_by_id([one.attempt.id])).get(one.attempt.id)
             if now is None or now.state is not AttemptState.LAUNCHING:
                 return
             one = replace(one, attempt=now)
+
+    async def _write(self, change: Change) -> bool:
+        """What it makes a machine that stands is followed from now on: the database may be gone before billing asks."""
+        (held,) = await self._context.store.apply([change])
+        if held and change.attempt and change.attempt[1].state is AttemptState.BOOTING:
+            booting = change.attempt[1]
+            self._inventory.unseen_since(booting.line.offer.provider, booting.name, born_by=booting.booted_at)
+        return held
 
     def _unknown(self, one: Leased, why: str) -> Change:
         detail = replace(one.attempt, detail=f"create's outcome is unknown: {why}")
@@ -215,8 +224,6 @@ class Launch:
 
     def _created(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         booting = step(one.attempt, AttemptEvent.CREATED, self._context.clock.now()).attempt
-        # From now on, since the database may be gone before billing asks.
-        self._inventory.unseen_since(booting.line.offer.provider, booting.name, born_by=booting.booted_at)
         told = event(one.job, "attempt.booting", f"attempt {booting.number} is starting", attempt=booting)
         return Change(attempt=(one.attempt, replace(booting, handles=handles, detail="")), events=(told,))
 
@@ -235,7 +242,11 @@ class Launch:
         ended = step(one.attempt, AttemptEvent.MISMATCH, self._context.clock.now()).attempt
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
-        return Change(attempt=(one.attempt, ended), events=(moved(one.job, ended),))
+        more = len(handles) - one.attempt.line.nodes
+        since = one.attempt.create_sent_at or self._context.clock.now()
+        price = replace(latest_price(one.attempt), since=since, surplus=max(0, more))
+        charge = priced(one.attempt, price) if more > 0 else None
+        return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))
 
     # ----------------------------------------------------------------------------------------------------- launching
 
@@ -289,7 +300,7 @@ class Launch:
             noted = replace(one.attempt, handles=handles, detail=f"its agent runs, but it cannot be looked at: {e}")
             await self._context.store.apply([Change(attempt=(one.attempt, noted), due_in_s=CREATE_LOOK_S)])
         else:
-            await self._context.store.apply([self._created(one, tuple(o.handle for o in seen))])
+            await self._write(self._created(one, tuple(o.handle for o in seen)))
 
     async def _look(self, attempt: Attempt, store_ok: bool) -> LaunchLook:
         provider = attempt.line.offer.provider
@@ -321,11 +332,7 @@ class Launch:
         self._launchers.begin(attempt)
         sent = step(attempt, AttemptEvent.ABSENT, now).attempt
         sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
-        charge = Charge(
-            attempt_id=attempt.id, job_id=attempt.job_id, since=attempt.charged_to,
-            to=max(now, attempt.charged_to or now), usd=owed(attempt, now),
-        )  # fmt: skip
-        change = Change(attempt=(attempt, sent), charge=charge, due_in_s=CREATE_LOOK_S)
+        change = Change(attempt=(attempt, sent), charge=up_to(attempt, now), due_in_s=CREATE_LOOK_S)
         try:
             (held,) = await self._context.store.apply([change])
         except BaseException:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Set
 from datetime import datetime, timedelta
 
+from broker.controllers.charges import surplus
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
@@ -13,7 +14,7 @@ from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
-from broker.domain.job import LedgerKind
+from broker.domain.job import Attempt, LedgerKind
 from broker.ports import Blobs, Charge
 from trainer.contract import keys
 
@@ -47,6 +48,8 @@ class Sweep:
         """Of these, what the latest listing has left out."""
         self._asked: dict[str, Orphan] = {}
         """Whose destruction was asked for, and not answered yet."""
+        self._paid: set[str] = set()
+        """Of these, what was charged since it is not listed any more."""
         self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
 
@@ -81,6 +84,7 @@ class Sweep:
             log.warning("sweep: %s cannot be swept: %s", provider, e)
             return ()
         found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
+        self._paid = (self._paid & self._asked.keys()) - found.keys()
         found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
         self._again(provider, self._context.rhythm.sweep_s)
         self._forget(provider, set(found))
@@ -115,7 +119,8 @@ class Sweep:
         if why_not is not None:
             return
         self._sooner(provider, self._again_s)
-        await self._charge(key, orphan)  # also beforehand: who dies after the destruction cannot tell of it any more
+        # Also beforehand: who dies after the destruction cannot tell of it any more.
+        await self._charge(provider, key, orphan)
         self._asked[key] = orphan
         try:
             if not await self._destroys.ask(provider, handle):
@@ -126,35 +131,50 @@ class Sweep:
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
         del self._asked[key]
-        await self._charge(key, orphan)
+        await self._charge(provider, key, orphan)
 
     def _sooner(self, provider: str, in_s: float) -> None:
         self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)
 
-    async def _charge(self, key: str, orphan: Orphan) -> None:
-        """The time after `ended` is charged too: the cloud will. Fenced, so each second once."""
-        if orphan.attempt is None or orphan.attempt.live:
+    async def _charge(self, provider: str, key: str, orphan: Orphan) -> None:
+        """What stands beside or after its attempt is charged to its job: the cloud will too. Fenced, so each second
+        once. What is not listed any more is charged once, and no further while its destruction is not answered."""
+        if orphan.attempt is None or key in self._paid:
             return
-        now, store = self._context.clock.now(), self._context.store
+        store, handle = self._context.store, orphan.observed.handle
         try:
             attempt = (await store.attempts_by_id([orphan.id]))[orphan.id]
-            machines = owed_late(attempt, orphan.observed.handle, self._born(key, orphan, now), now)
-            traffic = traffic_owed(attempt, now)
-            if not machines and not traffic:
-                return  # a charge of nothing would move the time up to which it is charged
-            late = Charge(
-                attempt_id=attempt.id,
-                job_id=attempt.job_id,
-                since=attempt.charged_to,
-                to=max(now, attempt.charged_to or now),
-                usd=machines,
-                traffic_usd=traffic,
-                kind=LedgerKind.ADJUSTMENT,
-                note="seen after its end",
-            )
-            await store.charge([late])
+            if attempt.live:
+                charge = surplus(self._context, self._inventory, attempt)
+            else:
+                charge = self._late(key, orphan, attempt)
+            if charge is not None:
+                await store.charge([charge])
         except StoreUnavailable as e:
-            log.warning("sweep: %s, which outlived its attempt, cannot be charged: %s", orphan.observed.handle.name, e)
+            log.warning("sweep: %s, which nobody answers for, cannot be charged: %s", handle.name, e)
+        else:
+            listing = self._inventory.latest(provider)
+            if listing is not None and not listing.shows_one(handle):
+                self._paid.add(key)
+
+    def _late(self, key: str, orphan: Orphan, attempt: Attempt) -> Charge | None:
+        """The time after `ended`; None: nothing is owed. A charge of nothing would move the time up to which it is
+        charged."""
+        now = self._context.clock.now()
+        machines = owed_late(attempt, orphan.observed.handle, self._born(key, orphan, now), now)
+        traffic = traffic_owed(attempt, now)
+        if not machines and not traffic:
+            return None
+        return Charge(
+            attempt_id=attempt.id,
+            job_id=attempt.job_id,
+            since=attempt.charged_to,
+            to=max(now, attempt.charged_to or now),
+            usd=machines,
+            traffic_usd=traffic,
+            kind=LedgerKind.ADJUSTMENT,
+            note="seen after its end",
+        )
 
     def _born(self, key: str, orphan: Orphan, now: datetime) -> datetime | None:
         """As the cloud says, but no later than it was seen: a cloud's clock may be ahead of the house's."""

@@ -2,17 +2,17 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import datetime
 
 from broker.controllers.alone import gone_by
 from broker.controllers.beats import read_final
+from broker.controllers.charges import surplus, up_to
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
-from broker.decide.billing import owed, refused, traffic_owed
+from broker.decide.billing import refused
 from broker.decide.experience import observed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
@@ -22,7 +22,7 @@ from broker.decide.step import after_attempt, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
 from broker.domain.money import show
-from broker.ports import Change, Charge, Lane, Leased
+from broker.ports import Change, Lane, Leased
 from trainer.contract import keys
 
 STUCK_S = 120.0
@@ -68,15 +68,17 @@ class Termination:
         attempt = one.attempt
         provider = attempt.line.offer.provider
         dead = await self._launchers.dead_since(attempt)
-        absent_at = None
-        if dead is not None and provider not in unlisted:
-            absent_at = self._inventory.absent_since(provider, attempt.name, dead, born_by=attempt.booted_at)
+        absent_at = stood_until = None
+        if provider not in unlisted:
+            stood_until = None if attempt.booted_at else self._inventory.stood_until(attempt)
+            if dead is not None:
+                absent_at = self._inventory.absent_since(provider, attempt.name, dead, born_by=attempt.booted_at)
         if absent_at is None:
             standing = provider not in unlisted and self._inventory.shows(provider, attempt.name)
             return self._hold(one) or await self._destroy(one, standing=standing, launcher_dead=dead is not None)
         if refused(attempt):
             absent_at = attempt.create_sent_at or absent_at
-        absent_at = min(absent_at, gone_by(self._context, attempt, one.job) or absent_at)
+        absent_at = min(filter(None, (absent_at, stood_until, gone_by(self._context, attempt, one.job))))
         # Another broker may have charged it further, which had not seen it missing yet; nothing is taken back.
         absent_at = attempt.absent_at or max(absent_at, attempt.charged_to or absent_at)
         absent = replace(attempt, absent_at=absent_at)
@@ -126,9 +128,11 @@ class Termination:
                 f"launcher {attempt.launched_by!r} of {attempt.name} at {provider} cannot be proven dead, so the "
                 "machine may still come; end that launcher's process, or bring back its state folder"
             )
+        charge = surplus(self._context, self._inventory, attempt) if standing else None
         if not failed:
-            return Change(attempt=(one.attempt, attempt), due_in_s=min(1.0, self._context.rhythm.look_s))
-        return self._failed(one, attempt, failed)
+            due_s = min(1.0, self._context.rhythm.look_s)
+            return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=due_s)
+        return replace(self._failed(one, attempt, failed), charge=charge)
 
     async def _ask(self, provider: str, handle: Handle) -> str:
         """Why the cloud has not taken it, in one line; empty while nothing says so."""
@@ -167,7 +171,7 @@ class Termination:
         now = self._context.clock.now()
         reason = end_reason(attempt, one.job)
         ended = step(attempt, AttemptEvent.ABSENT, now, reason=reason).attempt
-        charge = _last_charge(attempt, attempt.absent_at or now)
+        charge = up_to(attempt, attempt.absent_at or now)
         spent = attempt.charged_usd + charge.usd + charge.traffic_usd
         left = LedgerEntry(
             job_id=one.job.id,
@@ -221,17 +225,6 @@ def _is_told(failures: int, first: int) -> bool:
     """At the first so many, and then each time that there are twice as many."""
     times, rest = divmod(failures, first)
     return rest == 0 and times & (times - 1) == 0
-
-
-def _last_charge(attempt: Attempt, until: datetime) -> Charge:
-    return Charge(
-        attempt_id=attempt.id,
-        job_id=attempt.job_id,
-        since=attempt.charged_to,
-        to=max(until, attempt.charged_to or until),
-        usd=owed(attempt, until),
-        traffic_usd=traffic_owed(attempt, until),
-    )
 
 
 def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:

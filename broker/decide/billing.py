@@ -4,14 +4,13 @@ Everything is cumulative: what is owed is what has accrued less what was charged
 which order billing runs, and every amount is rounded once, up.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from broker.decide.liveness import dearer
-from broker.domain.instance import Caps, Observed
-from broker.domain.job import Attempt, AttemptState, Handle, Job, PriceChange, Reason, Signal, Traffic
+from broker.decide.prices import billed_since, ceiling, latest_price, spans
+from broker.domain.instance import Caps
+from broker.domain.job import Attempt, AttemptState, Handle, Job, Reason, Signal, Traffic
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import GIB, Offer, QuoteLine
 
@@ -69,31 +68,13 @@ def accrued(attempt: Attempt, until: datetime) -> Decimal:
     quantum = timedelta(seconds=offer.billing_quantum_s)
     total = top = ZERO
     counted = 0
-    for price, begins, ends in _spans(attempt, since, max(until - since, least)):
+    for rate, begins, ends in spans(attempt, since, max(until - since, least)):
         first, last = begins // quantum, -(-ends // quantum)
-        if first < counted and price > top:
-            total, top = total + price - top, price
+        if first < counted and rate > top:
+            total, top = total + rate - top, rate
         if last > counted:
-            total, top, counted = total + price * (last - counted), price, last
-    return usd(total * attempt.line.nodes * offer.billing_quantum_s / HOUR)
-
-
-def _spans(attempt: Attempt, since: datetime, lasted: timedelta) -> Iterator[tuple[Decimal, timedelta, timedelta]]:
-    """(dollars an hour, from, to) after the start of billing, in order and without gaps."""
-    price, begins = attempt.line.offer.usd_per_hour, timedelta(0)
-    for change in sorted(attempt.prices, key=lambda one: (one.since, one.usd_per_hour)):
-        ends = min(max(change.since - since, timedelta(0)), lasted)
-        if ends > begins:
-            yield price, begins, ends
-        price, begins = change.usd_per_hour, ends
-    if lasted > begins:
-        yield price, begins, lasted
-
-
-def billed_since(attempt: Attempt) -> datetime | None:
-    """The create, also for what is billed from running while it is not known to run; None: it was not sent."""
-    runs = attempt.running_at if attempt.line.offer.billed_from == "running" else None
-    return runs or attempt.create_sent_at
+            total, top, counted = total + rate * (last - counted), rate, last
+    return usd(total * offer.billing_quantum_s / HOUR)
 
 
 def machine_s(attempt: Attempt, until: datetime) -> float:
@@ -115,40 +96,6 @@ def _cost(offer: Offer, nodes: int, lasted: timedelta, price: Decimal) -> Decima
     """Of all machines, in whole quanta, rounded up."""
     whole = -(-lasted // timedelta(seconds=offer.billing_quantum_s))
     return usd(price * nodes * (whole * offer.billing_quantum_s) / HOUR)
-
-
-# ------------------------------------------------------------------------------------------------------------ the price
-
-
-def price_now(attempt: Attempt) -> Decimal:
-    """Dollars an hour of one machine, as last read back."""
-    latest = max(attempt.prices, key=lambda one: (one.since, one.usd_per_hour), default=None)
-    return attempt.line.offer.usd_per_hour if latest is None else latest.usd_per_hour
-
-
-def _ceiling(offer: Offer, price: Decimal) -> Decimal:
-    """The most that the price may become before the next look: a spot price that moves ends at on-demand."""
-    return max(price, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else price
-
-
-def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime) -> PriceChange | None:
-    """What the cloud bills by now, where that is something else than is accrued; None: nothing new is known.
-
-    A rise counts from the last charge, before which the old price was seen, and a fall from now: never too little. A
-    price that does not move by itself is not believed to have fallen below the offer's, which may hold the disk too.
-    """
-    told = [machine.usd_per_hour for machine in seen if machine.usd_per_hour is not None]
-    if len(told) < attempt.line.nodes:
-        return None
-    known, price, offered = price_now(attempt), usd(max(told)), attempt.line.offer.usd_per_hour
-    if not all(machine.price_moves for machine in seen):
-        price = price if dearer(price, attempt.line.offer) else offered
-    if price == known or price < 0:
-        return None
-    if price < known:
-        return PriceChange(since=now, usd_per_hour=price)
-    since = attempt.charged_to or billed_since(attempt) or now
-    return PriceChange(since=max([since, *(one.since for one in attempt.prices)]), usd_per_hour=price)
 
 
 # ---------------------------------------------------------------------------------------------------------- the traffic
@@ -264,7 +211,7 @@ def least_usd(line: QuoteLine, caps: Caps, every_s: float, tempo: Tempo) -> Deci
     would pass its cap by what the cloud bills at the least. `every_s`: between two checkpoints."""
     offer = line.offer
     least_s = max(_lead_s(offer, caps, tempo), offer.billing_minimum_s)
-    price = _ceiling(offer, offer.usd_per_hour)
+    price = ceiling(offer, offer.usd_per_hour)
     saves = _saves(every_s, tempo.tick_s + tempo.drain_s) * _save_bytes(line)
     moved = Traffic(sent=saves + line.rows_bytes)
     return _cost(offer, line.nodes, timedelta(seconds=least_s), price) + traffic_cost(offer, moved)
@@ -278,7 +225,8 @@ def cap_is_near(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Te
     """
     lead = timedelta(seconds=drain_lead_s(attempt, caps, tempo))
     others = job.spent_usd - attempt.charged_usd
-    highest = PriceChange(since=now, usd_per_hour=_ceiling(attempt.line.offer, price_now(attempt)))
+    known = latest_price(attempt)
+    highest = replace(known, since=now, usd_per_hour=ceiling(attempt.line.offer, known.usd_per_hour))
     worst = accrued(replace(attempt, prices=(*attempt.prices, highest)), now + lead)
     # What was charged before it was known to run later than the create is spent, and worked off.
     machines = max(attempt.charged_usd - attempt.traffic_usd, worst)
@@ -372,7 +320,7 @@ def reserved(job: Job, line: QuoteLine, caps: Caps, tempo: Tempo) -> Decimal:
         return left
     lead_s = _lead_s(line.offer, caps, tempo)
     left_s = max(0.0, most - job.machine_s) + lead_s
-    price = _ceiling(line.offer, line.offer.usd_per_hour)
+    price = ceiling(line.offer, line.offer.usd_per_hour)
     moved = Traffic(sent=_saves(job.spec.checkpoint.least_s, left_s) * _save_bytes(line) + line.rows_bytes)
     hours = _cost(line.offer, line.nodes, timedelta(seconds=left_s), price)
     return min(left, hours + traffic_cost(line.offer, moved))

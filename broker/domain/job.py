@@ -195,6 +195,8 @@ class PriceChange:
 
     since: datetime
     usd_per_hour: Decimal
+    surplus: int = 0
+    """Machines that stand under its name beside those that were bought, and bill as much each."""
 
 
 @dataclass(frozen=True, kw_only=True)

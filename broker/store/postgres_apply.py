@@ -209,8 +209,8 @@ class _Writes:
         self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
         self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
         self.ledger += map(rows.written_entry, fences.entries_of(charge))
-        if charge.price is not None:
-            self.prices.append((charge.attempt_id, charge.price.since, charge.price.usd_per_hour))
+        if (price := charge.price) is not None:
+            self.prices.append((charge.attempt_id, price.since, price.usd_per_hour, price.surplus))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Numbers them onward from the job's counter, whose row is locked."""

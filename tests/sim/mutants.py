@@ -130,7 +130,7 @@ MUTANTS = (
         (f"{C}.house_clock.HouseClock.now", wrong.local_now),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
-    _mutant("no last charge", "charged_in_full", (f"{C}.termination._last_charge", wrong.nothing_last)),
+    _mutant("no last charge", "charged_in_full", (f"{C}.termination.up_to", wrong.nothing_last)),
     _mutant(
         "one listing ends the bill", "charged_in_full", (f"{INVENTORY}._absent_since", wrong.first_left_out),
         aim=(*_always_on("cloud.list_omits", "cloud.5xx", share=0.5), *_always_on("people.stop_birth")),
@@ -189,7 +189,7 @@ MUTANTS = (
         aim=tuple(Fault(kind="store.down", at=150.0, for_s=1000.0, share=1.0, target=broker) for broker in range(3)),
     ),
     _mutant(
-        "a rule that breaks", "no_internal_error", (f"{C}.billing.price_change", Mock(side_effect=ZeroDivisionError)),
+        "a rule that breaks", "no_internal_error", (f"{C}.billing.moved_price", Mock(side_effect=ZeroDivisionError)),
     ),
     _mutant(
         "retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", wrong.all_objects),

@@ -61,11 +61,24 @@ class Purse:
 
     def _all_know(self, attempt: Attempt, gone: float) -> float:
         """When every broker had been shown that nothing stands there: those that are cut off, begin anew, or are given
-        lagging listings as late as they are."""
+        lagging listings as late as they are. What never booted may be charged for what they may have missed besides."""
         world, lag_s = self._world, self._world.cloud.caps.list_lag_s
-        assert attempt.booted_at is not None
-        since = max(gone, world.time_of(attempt.booted_at) + lag_s)
-        return max(self._unseen(one, attempt.name, since + CLOCK_S) for one in world.brokers())
+        if attempt.booted_at is not None:
+            since = max(gone, world.time_of(attempt.booted_at) + lag_s) + CLOCK_S
+            return max(self._unseen(one, attempt.name, since) for one in world.brokers())
+        assert attempt.terminating_since is not None
+        since = max(gone, world.time_of(attempt.terminating_since)) + CLOCK_S
+        kept_from = self._sent[attempt.id] - 3 * lag_s - 5 * world.rhythm.list_s
+        return max(
+            self._unseen(one, attempt.name, since) + self._gap_s(one, kept_from) + lag_s for one in world.brokers()
+        )
+
+    def _gap_s(self, process: Process, since: float) -> float:
+        """The longest from the begin of a listing to the answer of the next but one, of those after this moment: a
+        launcher that may have gone on may have made what they all missed."""
+        listed = self._listed.get(process.id, ())
+        return max((b.answered - a.begun for a, b in zip(listed, listed[2:], strict=False) if b.answered >= since),
+                   default=0.0)  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------ what is checked
 
@@ -80,8 +93,7 @@ class Purse:
         if attempt.charged_usd < true:
             told = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
             self._world.fail("charged_in_full", told)
-        if attempt.booted_at is not None:  # what never did is charged until its launcher is proven to be at rest
-            self._not_overbilled(attempt, stands)
+        self._not_overbilled(attempt, stands)
 
     def _cost(self, one: Stand) -> Decimal:
         ended = self._world.loop.time() if one.ended is None else one.ended

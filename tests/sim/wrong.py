@@ -225,7 +225,7 @@ def nothing_last(attempt: Any, until: datetime) -> Any:
     return replace(_LAST_CHARGE(attempt, until), usd=Decimal(0))
 
 
-_LAST_CHARGE = termination._last_charge
+_LAST_CHARGE = termination.up_to
 
 
 def same_job(job: Any, *args: Any, **more: Any) -> Any:

@@ -13,7 +13,7 @@ from broker.controllers.context import Context, Rhythm
 from broker.controllers.inventory import UNHEARD, Inventory
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.instance import Caps, InstanceState, Observed
-from broker.domain.job import Handle
+from broker.domain.job import AttemptState, Handle
 from broker.ports import Blobs, Provider, Store
 from tests.unit.decide import build
 from tests.unit.providers.clocks import SteppedClock
@@ -93,6 +93,50 @@ async def test_what_was_shown_once_is_followed_before_anybody_asks_for_it() -> N
     assert seen._listings["scripted"][0].begun > times[2]
     stood = build.T0 - timedelta(seconds=LAG_S)
     assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+
+
+async def test_a_process_that_began_later_and_could_not_read_of_it_goes_by_its_first_two_listings() -> None:
+    """Nobody asked for it until they were forgotten."""
+    seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    assert seen._listings["scripted"][0].begun > times[1]
+    stood = build.T0 - timedelta(seconds=LAG_S)
+    assert seen.absent_since("scripted", NAME, times[-1], born_by=stood) is None
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
+
+
+async def test_of_what_came_after_its_first_listings_a_process_knows_by_those_that_it_keeps() -> None:
+    seen, _ = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    kept = seen._listings["scripted"]
+    found = seen.unseen_since("scripted", NAME, born_by=build.T0)
+    assert found == build.T0 + timedelta(seconds=kept[1].answered)
+
+
+LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
+ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + timedelta(seconds=20), line=LINE)
+
+
+async def test_what_never_booted_may_have_billed_for_as_long_as_nothing_would_have_shown_it() -> None:
+    """However long its launcher cannot be judged: a lag after it stands, two listings in a row have to leave it out."""
+    seen, _ = await listed([(1, ()), *[(5, ())] * 40])
+    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 2 * 5 + LAG_S)
+    clock = cast(SteppedClock, seen._context.clock)
+    for apart in (60, 5, 5, 5):
+        clock.advance(apart)
+        await seen.refresh("scripted")
+    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 65 + LAG_S)
+
+
+async def test_what_never_booted_and_is_shown_bills_until_it_is_shown_no_more() -> None:
+    seen, times = await listed([(30, THERE), (5, ()), (5, ()), (5, ())])
+    assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=times[2] + 10 + LAG_S)
+    cast(Scripted, seen._context.providers["scripted"]).now_lists = THERE
+    await seen.refresh("scripted")
+    assert seen.stood_until(ENDING) is None
+
+
+async def test_what_may_still_boot_has_no_such_bound() -> None:
+    seen, _ = await listed([(1, ()), *[(5, ())] * 5])
+    assert seen.stood_until(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
 
 
 async def test_what_is_shown_again_stands_again() -> None:

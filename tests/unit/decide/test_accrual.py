@@ -22,8 +22,6 @@ from broker.decide.billing import (
     machine_s,
     out_of_time,
     owed,
-    price_change,
-    price_now,
     reserved,
     time_is_up,
     time_left_s,
@@ -32,6 +30,7 @@ from broker.decide.billing import (
     traffic_cost,
     traffic_owed,
 )
+from broker.decide.prices import price_change, price_now
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Signal, Traffic
@@ -129,7 +128,7 @@ def test_charging_while_prices_become_known_charges_each_second_once(
     attempt, charged = priced(first, quantum), ZERO
     for t in sorted(ticks):
         market = max((m for m in later if m[0] <= t), default=(0.0, first), key=lambda m: m[0])[1]
-        found = price_change(attempt, (seen(str(market)),), build.at(t))
+        found = price_change(attempt, (seen(str(market)),), build.at(t), 0.0)
         attempt = replace(attempt, prices=(*attempt.prices, found) if found else attempt.prices)
         due = owed(attempt, build.at(t))
         charged += due
@@ -145,29 +144,63 @@ def test_charging_while_prices_become_known_charges_each_second_once(
 
 def test_a_rise_counts_from_the_last_charge_and_a_fall_from_now() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
-    assert price_change(attempt, (seen("0.40"),), build.at(115)) == change(100, "0.40")
-    assert price_change(attempt, (seen("0.30"),), build.at(115)) == change(115, "0.30")
-    assert price_change(replace(attempt, charged_to=None), (seen("0.40"),), build.at(9)) == change(0, "0.40")
-    assert price_change(attempt, (seen("0.36"),), build.at(115)) is None
-    assert price_change(attempt, (seen(None),), build.at(115)) is None
-    assert price_change(attempt, (), build.at(115)) is None
+    assert price_change(attempt, (seen("0.40"),), build.at(115), 0.0) == change(100, "0.40")
+    assert price_change(attempt, (seen("0.30"),), build.at(115), 0.0) == change(115, "0.30")
+    assert price_change(replace(attempt, charged_to=None), (seen("0.40"),), build.at(9), 0.0) == change(0, "0.40")
+    assert price_change(attempt, (seen("0.36"),), build.at(115), 0.0) is None
+    assert price_change(attempt, (seen(None),), build.at(115), 0.0) is None
+    assert price_change(attempt, (), build.at(115), 0.0) is None
 
 
 def test_a_bill_that_leaves_the_disk_out_is_not_believed_and_a_dearer_one_is() -> None:
     attempt = priced("0.36", charged_to=build.at(100))
-    assert price_change(attempt, (seen("0.30", moves=False),), build.at(115)) is None
-    assert price_change(attempt, (seen("0.362", moves=False),), build.at(115)) is None
-    rose = price_change(attempt, (seen("0.50", moves=False),), build.at(115))
+    assert price_change(attempt, (seen("0.30", moves=False),), build.at(115), 0.0) is None
+    assert price_change(attempt, (seen("0.362", moves=False),), build.at(115), 0.0) is None
+    rose = price_change(attempt, (seen("0.50", moves=False),), build.at(115), 0.0)
     assert rose == change(100, "0.50")
-    back = price_change(replace(attempt, prices=(change(100, "0.50"),)), (seen("0.30", moves=False),), build.at(130))
+    back = price_change(
+        replace(attempt, prices=(change(100, "0.50"),)), (seen("0.30", moves=False),), build.at(130), 0.0
+    )
     assert back == change(130, "0.36")
 
 
 def test_the_dearest_of_several_machines_counts_once_all_are_seen() -> None:
     two = replace(priced("0.36"), line=replace(build.line(), nodes=2))
-    assert price_change(two, (seen("0.40"),), build.at(9)) is None
+    assert price_change(two, (seen("0.40"),), build.at(9), 0.0) is None
     both = (seen("0.40"), seen("0.50", number=2))
-    assert price_change(two, both, build.at(9)) == change(0, "0.50")
+    assert price_change(two, both, build.at(9), 0.0) == change(0, "0.50")
+
+
+def test_a_machine_too_many_counts_from_when_it_may_have_stood_unseen_and_until_it_is_seen_no_more() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    two, lone = (seen("0.36"), seen("0.36", number=2)), (seen("0.36"),)
+    rose = price_change(attempt, two, build.at(115), 30.0)
+    assert rose == replace(change(70, "0.36"), surplus=1)
+    early = price_change(replace(attempt, charged_to=build.at(10)), two, build.at(25), 30.0)
+    assert early == replace(change(0, "0.36"), surplus=1)
+    both = replace(attempt, prices=(replace(change(70, "0.36"), surplus=1),))
+    assert price_change(both, two, build.at(130), 30.0) is None
+    fell = price_change(both, lone, build.at(130), 30.0)
+    assert fell == change(130, "0.36")
+    assert accrued(replace(both, prices=(*both.prices, change(130, "0.36"))), build.at(170)) == usd(
+        Decimal("0.36") * (170 + 60) / 3600
+    )
+
+
+def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
+    both = priced("0.36", prices=(replace(change(0, "0.36"), surplus=1),), charged_to=build.at(100))
+    gone = replace(seen("0.36"), state=InstanceState.GONE)
+    assert price_change(both, (), build.at(115), 0.0) is None
+    assert price_change(both, (gone,), build.at(115), 0.0) is None
+    assert price_change(both, (seen("0.36"), gone), build.at(115), 0.0) == change(115, "0.36")
+
+
+def test_a_machine_too_many_leaves_less_of_the_cap() -> None:
+    alone = priced("0.36")
+    beside = replace(alone, prices=(replace(change(0, "0.36"), surplus=1),))
+    cap = usd(Decimal("0.36") * (1000 + int(drain_lead_s(alone, CAPS, tempo()))) / 3600)
+    assert not cap_is_near(alone, build.active_job(cap_usd=cap), CAPS, build.at(600), tempo())
+    assert cap_is_near(beside, build.active_job(cap_usd=cap), CAPS, build.at(600), tempo())
 
 
 def test_where_the_price_moves_a_drain_begins_early_enough_for_the_highest() -> None:
@@ -218,7 +251,7 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
         real = random.choice([real, first, top, (first + top) / 2])
         bill.append(PriceChange(since=build.at(now), usd_per_hour=usd(real)))
         now += tick
-        found = price_change(attempt, (seen(str(usd(real))),), build.at(now))
+        found = price_change(attempt, (seen(str(usd(real))),), build.at(now), 0.0)
         saves = int(now / every_s)
         saved = CheckpointRef(manifest="m", step=saves, save_s=60, bytes=size) if saves else None
         attempt = replace(

@@ -1,0 +1,48 @@
+"""Charges that more than one controller writes."""
+
+from datetime import datetime
+
+from broker.controllers.context import Context
+from broker.controllers.inventory import Inventory
+from broker.decide.billing import owed, traffic_owed
+from broker.decide.prices import latest_price, price_change
+from broker.domain.instance import Observed
+from broker.domain.job import Attempt, PriceChange
+from broker.domain.money import ZERO
+from broker.ports import Charge
+
+
+def up_to(attempt: Attempt, until: datetime) -> Charge:
+    """All that is owed until then."""
+    return Charge(
+        attempt_id=attempt.id,
+        job_id=attempt.job_id,
+        since=attempt.charged_to,
+        to=max(until, attempt.charged_to or until),
+        usd=owed(attempt, until),
+        traffic_usd=traffic_owed(attempt, until),
+    )
+
+
+def moved_price(context: Context, attempt: Attempt, seen: tuple[Observed, ...]) -> PriceChange | None:
+    """As `price_change`. A machine too many may have stood unseen before the last charge: that went by a listing of up
+    to a tick before, which may have lagged, or left it out."""
+    lag_s = context.provider_of(attempt).caps.list_lag_s
+    return price_change(attempt, seen, context.clock.now(), lag_s + 2 * context.rhythm.billing_s)
+
+
+def surplus(context: Context, inventory: Inventory, attempt: Attempt) -> Charge | None:
+    """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
+    more; None: there are none, or it is known. It covers no time: the next charge makes up for it."""
+    price = moved_price(context, attempt, inventory.seen(attempt.line.offer.provider, attempt.name))
+    if price is None or price.surplus <= latest_price(attempt).surplus:
+        return None
+    return priced(attempt, price)
+
+
+def priced(attempt: Attempt, price: PriceChange) -> Charge:
+    """That the price has moved, and no time."""
+    to = attempt.charged_to or attempt.create_sent_at or price.since
+    return Charge(
+        attempt_id=attempt.id, job_id=attempt.job_id, since=attempt.charged_to, to=to, usd=ZERO, price=price
+    )  # fmt: skip
