@@ -75,7 +75,7 @@ class Best(Document):
 class Likeness(Document):
     """Hashes of what a model has beside its weights; empty: it has none."""
 
-    job: str
+    job: str = ""
     """That it is of."""
     tokens: str = ""
     """Which tokens texts become."""
@@ -107,7 +107,7 @@ class Progress(Document):
     scaler: dict[str, Any] | None = None
     base: str = ""
     """The weights that the adapters belong to, which are in no checkpoint; empty where all weights are in it."""
-    likeness: Likeness | None = None
+    likeness: Likeness = Likeness()
     """Of the model that was trained."""
     heldout_loss_before: float | None = None
     metrics_before: dict[str, float] = Field(default_factory=dict)

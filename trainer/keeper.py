@@ -169,10 +169,11 @@ class Keeper:
         if self._accelerator.is_local_main_process:
             shutil.rmtree(folder)
         self._report.say(f"resumed at step {progress.step}")
-        if self._parallel.moved(progress.made_on):
+        here = self._parallel.told()
+        if progress.made_on != here:
             self._report.event(
                 "moved",
-                f"the checkpoint was made on {progress.made_on}, this is {self._parallel.told()}: the data goes "
+                f"the checkpoint was made on {progress.made_on}, this is {here}: the data goes "
                 "on exactly, the numbers within rounding",
             )
         return progress

@@ -31,13 +31,11 @@ def of(config: TrainConfig, tokenizer: Any, job: str) -> Likeness:
     )
 
 
-def check(config: TrainConfig, was: Likeness | None, now: Likeness) -> None:
-    """`was`: a checkpoint's, None of an older trainer. Raises UserFault where it was made with another.
+def check(config: TrainConfig, was: Likeness, now: Likeness) -> None:
+    """`was`: a checkpoint's. Raises UserFault where it was made with another.
 
     Another job may add other marks, as chats do to a model of plain texts, and reach further; never by other tokens.
     """
-    if was is None:
-        return
     parts = {"tokenizer": (was.tokens, now.tokens)}
     if was.job == now.job:
         parts |= {"chat template, or other special tokens,": (was.marks, now.marks)}

@@ -117,19 +117,10 @@ class Copies:
 
     def told(self) -> str:
         """The processes, what they run on, and how, for people; numbers differ where it does."""
-        mixed = self.accelerator.mixed_precision
-        computed = f"transformers {version('transformers')}, {'fp32' if mixed == 'no' else mixed}"
-        return f"{self._earlier()[:-1]}, {computed})"
-
-    def _earlier(self) -> str:
-        """The same as earlier trainers told it."""
-        device = self.accelerator.device
+        device, mixed = self.accelerator.device, self.accelerator.mixed_precision
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return f"{self.world} x {name} ({self.name}, torch {torch.__version__})"
-
-    def moved(self, made_on: str) -> bool:
-        """Whether a checkpoint that was made there may be gone on from with other numbers here."""
-        return made_on not in (self.told(), self._earlier())
+        computed = f"transformers {version('transformers')}, {'fp32' if mixed == 'no' else mixed}"
+        return f"{self.world} x {name} ({self.name}, torch {torch.__version__}, {computed})"
 
     def build(self, make: Callable[[bool], Any]) -> Any:
         """The model on this process's device. `make(hollow)` makes it; hollow: without its weights."""

@@ -87,17 +87,12 @@ class Selection:
         """The checkpoint's state, with the scores that count here: none of another job, or by another metric, and none
         whose weights should have been kept and were not. Raises KeyError, ValueError."""
         progress = stored.progress
-        other = progress.scores_by and progress.scores_by != self._by
-        found = None if other or not self.config.best else progress.best or self._found_before(stored)
+        other = progress.scores_by != self._by
+        found = None if other or not self.config.best else progress.best
         if found is not None:
             self._kept = {n: stored.read("best", n, parallel.window(p)) for n, p in parameters.items()}
         lost = self.config.best and found is None
         return progress.model_copy(update={"scores": () if other or lost else progress.scores, "best": found})
-
-    def _found_before(self, stored: Stored) -> Best | None:
-        """Of a checkpoint by a trainer that did not say whose weights it had kept, which went by `min_delta`."""
-        found = best(self.config, stored.progress.scores)
-        return Best(step=found[0], value=found[1]) if found is not None and stored.names("best") else None
 
     @contextlib.contextmanager
     def chosen(

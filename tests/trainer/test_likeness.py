@@ -88,18 +88,15 @@ def test_another_job_may_go_on_with_chats_and_never_with_other_tokens(model: Pat
 # ------------------------------------------------------------------------------------------------------ whole trainings
 
 
-def gone_on(method: str, folder: Path, *, moved: bool = False, old: bool = False, other: bool = False) -> Ended:
-    """How a training of two steps ended that has gone on from one: with its model elsewhere, with another tokenizer,
-    or from a checkpoint of a trainer that did not look."""
+def gone_on(method: str, folder: Path, *, moved: bool = False, other: bool = False) -> Ended:
+    """How a training of two steps ended that has gone on from one: with its model elsewhere, or with another
+    tokenizer."""
     kind, data = KINDS[f"causal_lm {method}"], folder / "rows.csv"
     data.write_bytes(tiny_jobs.data(kind))
     train = tiny_jobs.train(kind, folder / "model").model_copy(update={"max_steps": 1})
     restore = workers.finished(folder / "before", train, data)
     state = json.loads((restore / "state.json").read_text())
     assert state["likeness"]["tokens"]
-    if old:
-        del state["likeness"]
-        (restore / "state.json").write_text(json.dumps(state))
     now = shutil.copytree(train.model, folder / "moved") if moved else Path(train.model)
     if other:
         permuted(now)
@@ -119,9 +116,4 @@ def test_adapters_do_not_go_on_with_a_tokenizer_that_was_swapped_in_place(tmp_pa
 
 def test_the_same_model_elsewhere_goes_on(tmp_path: Path) -> None:
     ended = gone_on("full", tmp_path, moved=True)
-    assert ended.code == ExitCode.COMPLETED, ended.message
-
-
-def test_a_checkpoint_of_an_older_trainer_is_taken_as_it_was(tmp_path: Path) -> None:
-    ended = gone_on("full", tmp_path, old=True)
     assert ended.code == ExitCode.COMPLETED, ended.message

@@ -10,7 +10,7 @@ import torch
 
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.tiny_jobs import KINDS
-from trainer.checkpoint_plan import Best, Progress
+from trainer.checkpoint_plan import Progress
 from trainer.contract.guard import SelectionConfig
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig
@@ -36,9 +36,7 @@ def result(selection: Selection, progress: Progress) -> tuple[int | None, float]
 def stored(progress: Progress, kept: float | None) -> Any:
     """A checkpoint with the weights of the step `kept` beside the last ones."""
     best = {} if kept is None else {"w": torch.tensor([kept])}
-    return SimpleNamespace(
-        progress=progress, names=lambda group: list(best), read=lambda group, name, window: best[name]
-    )
+    return SimpleNamespace(progress=progress, read=lambda group, name, window: best[name])
 
 
 WEIGHTS = {"w": torch.tensor([0.0])}
@@ -57,12 +55,6 @@ def test_a_lower_min_delta_between_starts_leaves_the_weights_where_they_are() ->
     then = Selection(SelectionConfig(best=True))
     progress = then.restore(stored(before, 2.0), WEIGHTS)
     assert result(then, judged(then, [0.96], progress)) == (2, 2.0)
-
-
-def test_a_checkpoint_that_does_not_say_whose_weights_it_kept_is_read_as_it_was_made() -> None:
-    old = Progress(step=3, scores=((1, 1.0), (2, 0.95), (3, 0.97)))
-    then = Selection(SelectionConfig(best=True, min_delta=0.1))
-    assert then.restore(stored(old, 1.0), WEIGHTS).best == Best(step=1, value=1.0)
 
 
 @pytest.mark.parametrize(
