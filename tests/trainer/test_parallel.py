@@ -282,9 +282,9 @@ def test_on_one_machine_the_reason_stands(hire: Hire) -> None:
 
 def doubtful(rank: int) -> None:
     """The second process sees every evaluation better than the last by its last bit, the first one sees no change."""
-    from trainer import evaluate, parallel
+    from trainer import evaluate, meeting, parallel
 
-    parallel.TIMEOUT = timedelta(seconds=20)
+    parallel.TIMEOUT, meeting.SILENT_S = timedelta(seconds=20), 20  # the one that stops must not wait long either
     seen: list[float] = []
 
     def heldout(*_: Any, **__: Any) -> tuple[float, dict[str, float]]:
