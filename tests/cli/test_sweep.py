@@ -1,11 +1,14 @@
 """`gpubroker sweep` without a daemon: whose machines, by which configuration."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from broker import outside
 from broker.cli.main import app
+from broker.outside import Survey
 from tests.cli.conftest import Ran
 
 HERE = "abcd"
@@ -43,3 +46,24 @@ def test_without_either_nobodys_machines_are_touched(theirs: Path) -> None:
     assert ran.code == 2
     assert "whose machines? give --installation" in ran.err
     assert str(theirs.parent / "home" / "installation") in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "watched_s"),
+    [((), 120), (("--destroy",), 120 + 800 + 90), (("--destroy", "--watch", "30"), 30), (("--watch", "30"), 30)],
+)
+def test_the_lease_is_watched_until_trainers_have_saved_where_machines_are_destroyed(
+    words: tuple[str, ...], watched_s: float, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose database is away touches no lease, and its trainers train on meanwhile."""
+    told: list[float] = []
+
+    async def survey(*_: Any, watch_s: float, **__: Any) -> Survey:
+        told.append(watch_s)
+        return Survey(machines=(), silent={}, judged_by="nobody")
+
+    monkeypatch.setattr(outside, "survey", survey)
+    with (theirs / "gpubroker.yaml").open("a") as file:
+        file.write("limits: {deadman_s: 800, drain_s: 90}\n")
+    ran = sweep("--home", str(theirs), *words)
+    assert (ran.code, told) == (0, [watched_s]), ran.err
