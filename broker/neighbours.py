@@ -43,15 +43,17 @@ def seat_of(home: Path, providers: Mapping[str, Provider]) -> Seat:
     return Seat(home=place, clouds=here)
 
 
-async def refuse_other_clouds(blobs: Blobs, clock: Clock, own: Seat, *, watch_s: float) -> None:
-    """Raises OtherClouds where a broker from another home, with other clouds, touches its lease within `watch_s`.
+async def refuse_other_clouds(blobs: Blobs, clock: Clock, own: Seat) -> None:
+    """Raises OtherClouds where a broker from another home, with other clouds, touches its lease within two rounds.
 
-    Waits only where the lease that lies there is such a one's. A store that is away tells nothing, and keeps nobody.
+    Waits only where the lease that lies there is such a one's, and by the rhythm that it tells: this one's own may be
+    another. A store that is away tells nothing, and keeps nobody.
     """
     try:
         other = _parsed(await blobs.get(keys.BROKER_LEASE))
         if other is None or other.home in ("", own.home) or dict(other.clouds) == dict(own.clouds):
             return
+        watch_s = 2 * other.every_s + LOOK_S
         log.warning(
             "broker %s had other clouds than this one; looking for %g s whether it lives", other.broker, watch_s
         )

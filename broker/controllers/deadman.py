@@ -18,7 +18,7 @@ class Deadman:
     async def step(self) -> bool:
         await self._context.store.ping()
         self._seq += 1
-        seat = self._context.seat
-        lease = Lease(broker=self._context.owner, seq=self._seq, home=seat.home, clouds=seat.clouds)
+        context, seat = self._context, self._context.seat
+        lease = Lease(broker=context.owner, seq=self._seq, every_s=self.every_s, home=seat.home, clouds=seat.clouds)
         await self._context.blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
         return False

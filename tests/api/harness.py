@@ -158,7 +158,7 @@ async def serving(
         settings=settings,
         notifiers=[LogNotifier(), posts],
     )
-    await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1).model_dump_json().encode())
+    await blobs.put(keys.BROKER_LEASE, Lease(broker="test", seq=1, every_s=20).model_dump_json().encode())
     app = build_app(service, Authenticator(store, clock), version="0.0.0", limits=limits, requests=requests)
     runner = Runner(app, most=connections)
     await runner.setup()

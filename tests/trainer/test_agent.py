@@ -198,7 +198,7 @@ def test_deadman_saves_and_stops(bench: Bench) -> None:
     renewed = itertools.count()
 
     def renew() -> None:
-        bench.put(keys.BROKER_LEASE, Lease(broker="b", seq=next(renewed)))
+        bench.put(keys.BROKER_LEASE, Lease(broker="b", seq=next(renewed), every_s=20))
 
     renew()
     agent = script(bench, SAVER, limits=FAST.model_copy(update={"deadman_s": 12.0}))

@@ -2,16 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from broker.blobs import ObstoreBlobs
+from broker.controllers.context import Rhythm
+from broker.controllers.deadman import Deadman
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
-from broker.neighbours import OtherClouds, Seat, refuse_other_clouds, seat_of
+from broker.neighbours import LOOK_S, OtherClouds, Seat, refuse_other_clouds, seat_of
 from broker.ports import Blobs, Provider
+from broker.store.memory import MemoryStore
 from tests.unit.providers.clocks import SteppedClock
 from trainer.contract import keys
 from trainer.contract.rendezvous import Lease
@@ -20,30 +24,33 @@ CLOUDS = {"aws": "", "local": "one"}
 
 
 class Other(SteppedClock):
-    """A broker that touches its lease while this one waits, as long as it lives."""
+    """A broker that touches its lease each `every_s` while this one waits, as long as it lives."""
 
-    def __init__(self, blobs: ObstoreBlobs, seat: Seat, *, lives: bool) -> None:
+    def __init__(self, blobs: ObstoreBlobs, seat: Seat, *, lives: bool, every_s: float) -> None:
         super().__init__()
-        self._blobs, self._seat, self._lives, self._seq = blobs, seat, lives, 0
+        self._blobs, self._seat, self._lives, self._every_s, self._seq = blobs, seat, lives, every_s, 0
+        self._due = self.monotonic() + every_s
 
     async def touch(self) -> None:
         self._seq += 1
-        lease = Lease(broker="other/1", seq=self._seq, home=self._seat.home, clouds=dict(self._seat.clouds))
+        seat = self._seat
+        lease = Lease(broker="other/1", seq=self._seq, every_s=self._every_s, home=seat.home, clouds=dict(seat.clouds))
         await self._blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
 
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)
-        if self._lives:
+        if self._lives and self.monotonic() >= self._due:
+            self._due += self._every_s
             await self.touch()
 
 
-async def started(own: Seat, other: Seat, *, lives: bool = True) -> float:
+async def started(own: Seat, other: Seat, *, lives: bool = True, every_s: float = 20.0) -> float:
     """Seconds for which a start waited beside another broker."""
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
-    clock = Other(blobs, other, lives=lives)
+    clock = Other(blobs, other, lives=lives, every_s=every_s)
     await clock.touch()
     begun = clock.monotonic()
-    await refuse_other_clouds(blobs, clock, own, watch_s=60)
+    await refuse_other_clouds(blobs, clock, own)
     return clock.monotonic() - begun
 
 
@@ -63,7 +70,24 @@ async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict
     with pytest.raises(OtherClouds) as refused:
         await started(own, other)
     assert words in str(refused.value)
-    assert await started(own, other, lives=False) == pytest.approx(60), "it is dead, and in nobody's way"
+    assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and in nobody's way"
+
+
+@pytest.mark.parametrize("every_s", [0.5, 20.0, 200.0])
+async def test_a_broker_is_waited_for_by_its_own_rhythm(every_s: float) -> None:
+    own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds={})
+    with pytest.raises(OtherClouds):
+        await started(own, other, every_s=every_s)
+    assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
+
+
+async def test_a_lease_tells_the_rhythm_of_whose_it_is() -> None:
+    blobs, clock = ObstoreBlobs.open("memory://", Installation("abcd")), SteppedClock()
+    seat, rhythm = Seat(home="there", clouds=CLOUDS), Rhythm(deadman_s=7)
+    broker: Any = SimpleNamespace(store=MemoryStore(clock), blobs=blobs, owner="there/1", seat=seat, rhythm=rhythm)
+    await Deadman(broker).step()
+    lease = Lease.model_validate_json(await blobs.get(keys.BROKER_LEASE) or b"")
+    assert (lease.home, lease.clouds, lease.every_s) == ("there", CLOUDS, 7)
 
 
 async def test_a_start_waits_for_nobody_who_has_the_same_clouds_or_sat_in_the_same_home() -> None:
@@ -78,10 +102,10 @@ async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
             raise BlobsUnavailable("no answer")
 
     own = Seat(home="here", clouds=CLOUDS)
-    await refuse_other_clouds(cast(Blobs, Away()), SteppedClock(), own, watch_s=60)
+    await refuse_other_clouds(cast(Blobs, Away()), SteppedClock(), own)
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
     await blobs.put(keys.BROKER_LEASE, b"{")
-    await refuse_other_clouds(blobs, SteppedClock(), own, watch_s=60)
+    await refuse_other_clouds(blobs, SteppedClock(), own)
 
 
 def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_path: Path) -> None:

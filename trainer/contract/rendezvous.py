@@ -330,6 +330,8 @@ class Lease(Document):
 
     broker: str
     seq: int
+    every_s: float
+    """Between two touches: how long one that lives may leave it as it is."""
     home: str = ""
     """Which daemon's, over its starts."""
     clouds: dict[str, str] = Field(default_factory=dict)
