@@ -24,6 +24,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "caps": ("billing", "budgets"),
     "recovery": ("recovery",),
     "sweep": ("sweep",),
+    "pace": ("pace",),
 }
 """Modules of broker/decide."""
 LEAST_PCT = 90.0

@@ -1,5 +1,9 @@
 """A cloud's word is obeyed within bounds, and its silence counts only in a row."""
 
+from collections.abc import Callable
+from functools import partial
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,3 +33,20 @@ def test_silence_counts_in_a_row() -> None:
     assert after_silence(pace).broken
     assert not after_silence(after_answer(pace)).broken
     assert not after_silence(after_throttled(pace, 0, asked_s=1, jitter_s=0)).broken
+
+
+@pytest.mark.parametrize("heard", [after_answer, partial(after_throttled, now=0, asked_s=1, jitter_s=0)])
+def test_after_a_word_silence_counts_from_the_first(heard: Callable[[Pace], Pace]) -> None:
+    pace = heard(Pace(silent=SILENT - 1))
+    for _ in range(SILENT - 1):
+        pace = after_silence(pace)
+    assert not pace.broken
+    assert after_silence(pace).broken
+
+
+def test_only_who_was_refused_last_yields_to_others() -> None:
+    refused = after_throttled(Pace(), 0, asked_s=10, jitter_s=0)
+    assert refused.wait_s(0, yields_s=5) == 15
+    answered = after_answer(refused)
+    assert answered.wait_s(0, yields_s=5) == 10
+    assert after_throttled(answered, 0, asked_s=1, jitter_s=0).throttled == 1, "in a row"
