@@ -20,7 +20,7 @@ if os.environ.get("PYTHONHASHSEED") != "0":
 
 from tests.sim import many
 from tests.sim.hunting import mutants
-from tests.sim.outcome import LEAK_GOAL_S, Outcome, never_struck, summary
+from tests.sim.outcome import Outcome, never_struck, summary, too_long
 from tests.sim.run import quiet, simulate
 
 PROGRESS_S = 10.0
@@ -40,9 +40,8 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
         lived += one.outcome.lifetimes
         if one.story:
             print(one.story, flush=True)
-        for age in one.outcome.leak_ages:
-            if age > LEAK_GOAL_S:
-                print(f"seed {one.outcome.seed}: a machine that nobody wanted stood for {age:.1f} s", flush=True)
+        for leak in too_long(one.outcome):
+            print(leak, flush=True)
         if lifetimes is not None and lived >= lifetimes:
             break
         if time.monotonic() - told > PROGRESS_S:
@@ -57,7 +56,7 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
     if idle:
         print(f"{', '.join(idle)}: drawn, and no job was struck; see faults.py")
     print(json.dumps(told_last))
-    return 1 if short or idle or any(outcome.violation for outcome in done) else 0
+    return 1 if short or idle or any(outcome.violation or outcome.long_leaks for outcome in done) else 0
 
 
 def replay(seed: int, *, hints: bool) -> int:
@@ -69,8 +68,9 @@ def replay(seed: int, *, hints: bool) -> int:
         print(f"seed {seed}: held; {states}; {outcome.steps} steps; {outcome.hash[:16]}")
     else:
         print(many.tell(outcome, hints=hints))
-    print(json.dumps(summary([outcome], time.monotonic() - begun)))
-    return 0 if outcome.violation is None else 1
+    leaks = too_long(outcome)
+    print("\n".join([*leaks, json.dumps(summary([outcome], time.monotonic() - begun))]))
+    return 1 if outcome.violation or leaks else 0
 
 
 def same(seeds: range) -> int:

@@ -41,6 +41,11 @@ class Outcome:
         return hashlib.sha256("\n".join((*self.trace, str(self.steps))).encode()).hexdigest()
 
     @property
+    def long_leaks(self) -> tuple[float, ...]:
+        """Machines that nobody wanted for too long, while somebody could act."""
+        return tuple(age for age in self.leak_ages if age > LEAK_GOAL_S)
+
+    @property
     def lifetimes(self) -> int:
         """Jobs that reached their end and met a fault."""
         return sum(met > 0 for met in self.lives)
@@ -72,12 +77,18 @@ def summary(done: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "leak_age_p99": round(percentile(leaks, 0.99), 1),
         "leak_age_max": round(max(leaks, default=0.0), 1),
         "leak_age_raw_max": round(max(raw, default=0.0), 1),
-        "leaks_long": sum(age > LEAK_GOAL_S for age in leaks),
+        "leaks_long": sum(len(outcome.long_leaks) for outcome in done),
         "detect_p95_s": round(percentile(detects, 0.95), 1),
         "detect_raw_p95_s": round(percentile(detects_raw, 0.95), 1),
         "lifetimes_per_s": round(lifetimes / max(seconds, 1e-9), 2),
         "faults": {kind: faults[kind] for kind in sorted(faults)},
     }
+
+
+def too_long(outcome: Outcome) -> list[str]:
+    """Each leak that fails a run, in one line, by what is measured."""
+    said = "a machine that nobody wanted stood for"
+    return [f"seed {outcome.seed}: leak_age: {said} {age:.1f} s while somebody could act" for age in outcome.long_leaks]
 
 
 def never_struck(told: Mapping[str, Any]) -> list[str]:

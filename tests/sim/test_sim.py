@@ -1,5 +1,6 @@
 """A taste of the simulation for every run of the tests; `make reliability` does more. See README.md here."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -7,13 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker.domain.ids import JobId
-from tests.sim import invariants
+from tests.sim import invariants, many
 from tests.sim.faults import KINDS
 from tests.sim.hunting import CAUGHT
 from tests.sim.invariants import INVARIANTS
 from tests.sim.mutants import MUTANTS
-from tests.sim.outcome import never_struck, summary
+from tests.sim.outcome import LEAK_GOAL_S, Outcome, never_struck, summary, too_long
 from tests.sim.strikes import Strikes
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +36,7 @@ def test_every_invariant_holds_in_a_sample_of_houses() -> None:
     assert told["violations"] == 0
     assert told["lifetimes"] >= 20
     assert told["faults_mean"] >= 1
+    assert told["leaks_long"] == 0
     assert 0 <= told["leak_age_p50"] <= told["leak_age_p99"] <= told["leak_age_max"]
 
 
@@ -43,7 +47,7 @@ def test_one_seed_is_the_same_story_in_two_processes() -> None:
 def test_jobs_end_where_every_hint_is_lost() -> None:
     told = _run("--seeds", "commit", "--lifetimes", "10", "--hints", "dropped")
     assert told["lifetimes"] + told["faultless"] == told["jobs"]
-    assert told["violations"] == 0
+    assert told["violations"] == told["leaks_long"] == 0
 
 
 def test_every_invariant_names_a_mutant_and_every_mutant_an_invariant() -> None:
@@ -51,6 +55,22 @@ def test_every_invariant_names_a_mutant_and_every_mutant_an_invariant() -> None:
     assert set(caught) == {mutant.name for mutant in MUTANTS}
     assert {one["by"] for one in caught.values()} == INVARIANTS
     assert [name for name in sorted(INVARIANTS) if name not in (invariants.__doc__ or "")] == []
+
+
+def test_a_machine_that_leaks_for_too_long_is_told_by_name() -> None:
+    ages = (3.0, LEAK_GOAL_S, LEAK_GOAL_S + 0.1)
+    outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=ages)
+    (told,) = too_long(outcome)
+    assert told.startswith("seed 7: leak_age:")
+    assert summary([outcome], 1.0)["leaks_long"] == 1
+
+
+def test_a_run_with_a_leak_that_is_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=(LEAK_GOAL_S + 0.1,))
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    commands = importlib.import_module("tests.sim.__main__")
+    monkeypatch.setattr(commands.many, "houses", lambda *_, **__: iter([many.Told(outcome=outcome, story="")]))
+    assert commands.houses(range(7, 8), lifetimes=None, hints=True, processes=1) == 1
 
 
 def test_a_fault_that_finds_nothing_to_strike_is_named() -> None:
