@@ -29,7 +29,7 @@ class Patience:
     lost_s: float = 20.0
     """Without a beat for so long, the word of the cloud that nothing is there is believed."""
     stopped_s: float = 10.0
-    """Without a beat for so long, a machine that its cloud lists as stopped is; a host's listing may blink."""
+    """The least of `still_s`."""
     silence_s: float = 300.0
     hang_s: float = 1800.0
     """Without a new step, once training has begun."""
@@ -40,6 +40,12 @@ class Patience:
     def late_s(self) -> float:
         """Without a beat for so long, one is missing: its cloud is looked at more often."""
         return 1.5 * self.beat_s
+
+    @property
+    def still_s(self) -> float:
+        """Without a beat for so long, one has failed to come, and a machine that its cloud lists as stopped is; a
+        host's listing may blink."""
+        return max(self.stopped_s, 2 * self.beat_s)
 
     @property
     def missed_s(self) -> float:
@@ -77,7 +83,7 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     if seen.node_lost or InstanceState.GONE in states:
         return Liveness.DEAD
     age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
-    if InstanceState.STOPPED in states and age_s >= patience.stopped_s:
+    if InstanceState.STOPPED in states and age_s >= patience.still_s:
         return Liveness.DEAD
     if seen.left_out and seen.store_ok and not states and patience.missed_s <= age_s < math.inf:
         return Liveness.DEAD

@@ -102,6 +102,20 @@ def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
         assert judge(two, seen, build.at(10), PATIENCE, 600) is event
 
 
+@pytest.mark.parametrize(("beat_s", "ages"), [(5.0, (9.9, 10.0)), (10.0, (19.9, 20.0)), (60.0, (119.0, 120.0))])
+def test_a_machine_that_is_called_stopped_is_believed_to_be_once_two_beats_are_due(
+    beat_s: float, ages: tuple[float, float]
+) -> None:
+    """However seldom agents are asked for one: between two of them a listing may blink."""
+    asked = replace(PATIENCE, beat_s=beat_s)
+    found = [
+        liveness(1, Observation(seen=(machine(InstanceState.STOPPED),), beat=BEAT, beat_age_s=age), asked)
+        for age in ages
+    ]
+    assert found[0] is not Liveness.DEAD
+    assert found[1] is Liveness.DEAD
+
+
 def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_unknown() -> None:
     assert liveness(1, Observation(seen=(machine(),)), PATIENCE) is Liveness.ALIVE
     assert liveness(1, Observation(), PATIENCE) is Liveness.UNKNOWN
