@@ -1,12 +1,13 @@
 """Virtual machines that save and resume by the trainer's own checkpoint protocol, and stop by its dead-man's switch."""
 
 import heapq
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from broker.domain.errors import BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
-from broker.domain.instance import BootSpec
+from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from providers.body import Machine
 from providers.sim_virtual import VirtualBody, _Instance
@@ -36,23 +37,29 @@ class Trainee:
 
 
 class Body(VirtualBody):
-    """Knows agents that fall silent, machines that die in the middle of a save, and trainers that outlive theirs."""
+    """Knows agents that fall silent, machines that stop, or die in the middle of a save, and trainers that outlive
+    theirs."""
 
     world: "World"
     silent: set[str]
+    stopped: dict[str, float]
+    """Machines that do nothing any more and bill until they are destroyed, and from when on listings say so."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.silent = set()
+        self.silent, self.stopped = set(), {}
         self._unstarted: set[str] = set()
         """Machines whose launchers have not started an agent yet."""
         self._called: dict[str, float] = {}
         self._trainees: dict[str, Trainee] = {}
 
     def standing(self) -> list[InstanceName]:
-        """Machines that run, and bill, now."""
+        """Machines that bill now."""
         now = self._clock.monotonic()
         return [one.machine.name for one in self._instances.values() if not one.over and now < one.dies_at]
+
+    def running(self) -> list[InstanceName]:
+        return [name for name in self.standing() if name not in self.stopped]
 
     def training(self) -> list[_Instance]:
         """Machines whose agents work."""
@@ -60,8 +67,16 @@ class Body(VirtualBody):
         return [
             one
             for one in self._instances.values()
-            if one.spec is not None and not one.over and now < one.dies_at and one.machine.name not in self.silent
+            if one.spec is not None and not one.over and now < one.dies_at and not self._does_nothing(one.machine.name)
         ]
+
+    def _does_nothing(self, name: str) -> bool:
+        return name in self.silent or name in self.stopped
+
+    def _observe(self, instance: _Instance, now: float) -> Observed:
+        shown = super()._observe(instance, now)
+        stops = now >= self.stopped.get(instance.machine.name, math.inf) and shown.state is not InstanceState.GONE
+        return replace(shown, state=InstanceState.STOPPED) if stops else shown
 
     def waits_for_launcher(self, name: str) -> None:
         self._unstarted.add(name)
@@ -98,18 +113,24 @@ class Body(VirtualBody):
 
     async def _wake(self, name: str) -> None:
         one = self._instances.get(name)
-        if (name in self.silent or name in self._unstarted) and one is not None and not one.over:
-            now = self._clock.monotonic()
-            one.over = now >= one.dies_at
-            if not one.over:
-                heapq.heappush(self._due, (min(now + self._config.beat_s, one.dies_at), name, one.born))
+        if (self._does_nothing(name) or name in self._unstarted) and one is not None and not one.over:
+            self._rest(one)
         else:
             try:
                 await super()._wake(name)
             except Died:
                 self.world.note("cloud", f"{name} died while it saved")
+                if one is not None and not one.over:
+                    self._rest(one)
         if one is not None and one.over:
             self.world.over(name)
+
+    def _rest(self, one: _Instance) -> None:
+        """Nothing is done until it is taken away."""
+        now = self._clock.monotonic()
+        one.over = now >= one.dies_at
+        if not one.over:
+            heapq.heappush(self._due, (min(now + self._config.beat_s, one.dies_at), one.machine.name, one.born))
 
     # ------------------------------------------------------------------------------------------------- its agent's work
 
@@ -147,7 +168,7 @@ class Body(VirtualBody):
             if written.endswith(f"/{WEIGHTS}") and self.world.tears(instance.machine.name):
                 instance.dies_at = min(instance.dies_at, self._clock.monotonic())
                 instance.over = True
-            if instance.over:
+            if instance.over or instance.machine.name in self.stopped:
                 raise Died
 
         line: Any = Line(blobs=self._blobs, survives=survives)

@@ -40,6 +40,7 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.cut": (1.0, 1.0),
     "cloud.wrong_machine": (0.4, 0.9),
     "cloud.list_omits": (0.2, 0.8),
+    "cloud.list_stopped": (0.2, 0.8),
     "cloud.partial": (0.3, 1.0),
     "cloud.prices": (0.5, 3.0),
     "cloud.deaf": (0.5, 1.0),
@@ -72,18 +73,18 @@ stand."""
 INSTANTS = (
     "kill", "kill", "kill", "freeze", "freeze", "clock", "preempt", "preempt", "preempt_with_notice", "lose_node",
     "silence", "zombie_trainer", "stop", "stop", "raise_cap",
-    "late_machine", "late_machine", "rot",
+    "late_machine", "late_machine", "rot", "host_stops",
 )  # fmt: skip
 OF_JOBS = (
     "preempt", "preempt", "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop",
-    "raise_cap", "late_machine", "rot",
+    "raise_cap", "late_machine", "rot", "host_stops",
 )  # fmt: skip
 """One of these is drawn for each job, beside what befalls the house."""
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
     "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial",
-    "machine.torn_save", "rot", "late_machine", "clock", *AIMED,
+    "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({

@@ -131,7 +131,7 @@ class Happenings:
             if lost is not None:
                 self._lose_node(lost)
             return
-        name = await self._one_of(lambda: sorted(world.body.standing()), fault)
+        name = await self._one_of(lambda: sorted(world.body.running()), fault)
         if name is None:
             return
         if fault.kind != "zombie_trainer":
@@ -142,8 +142,17 @@ class Happenings:
             world.body.preempt(name, fault.for_s, told=world.hints)
         elif fault.kind == "silence":
             world.body.silent.add(name)
+        elif fault.kind == "host_stops":
+            self._halt(name, fault)
         elif fault.kind == "zombie_trainer":
             world.spawn(world.body.haunt(name, fault.for_s), "zombie")
+
+    def _halt(self, name: InstanceName, fault: Fault) -> None:
+        """Its host goes offline, or another one has bid more: listings say so within their lag."""
+        world, now = self._world, self._world.loop.time()
+        world.note("cloud", f"stopped {name}")
+        world.body.stopped[name] = now + fault.share * world.cloud.caps.list_lag_s
+        world.watch.lost(attempt_of_machine(name), now)
 
     def _lose_node(self, lost: str) -> None:
         world, now = self._world, self._world.loop.time()

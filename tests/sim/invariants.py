@@ -193,7 +193,7 @@ class Watch:
             self._fail("legal_step", f"attempt {to.id}: {was.state} -> {to.state}")
         standing = {i for i in self._world.cloud.standing() if i.startswith(to.name)}
         if to.state is AttemptState.TERMINATING and was.state is AttemptState.TRAINING:
-            self._death(to, standing)
+            self._death(to, standing - self._world.body.stopped.keys())
         if to.state is AttemptState.ENDED:
             self._furthest[to.job_id] = self.keeping.saved(to.job_id)
             if was.create_sent_at is not None:

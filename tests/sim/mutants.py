@@ -107,6 +107,18 @@ MUTANTS = (
         "what one listing leaves out is dead", "no_false_death", (f"{INVENTORY}.left_out", wrong.left_out_once),
         aim=(*_now_and_then("silence"), *_always_on("cloud.list_omits", share=0.5)),
     ),
+    _mutant(
+        "what one listing calls stopped is dead", "no_false_death",
+        (f"{D}.liveness.Patience.still_s", property(wrong.always(0.0))), aim=_always_on("cloud.list_stopped", share=0.6),
+    ),
+    _mutant(
+        "what is stopped is waited for", "death_is_seen", (f"{D}.liveness.liveness", wrong.stopped_lives),
+        aim=_now_and_then("host_stops"),
+    ),
+    _mutant(
+        "what is stopped is gone", "charged_in_full", (f"{INVENTORY.removesuffix('Inventory')}Listing.shows", wrong.runs),
+        aim=_now_and_then("host_stops"),
+    ),
     _mutant("silence is death", "no_false_death", (f"{D}.liveness.liveness", wrong.silent_is_dead)),
     _mutant("last_modified against now", "no_false_death", (f"{C}.beats.Beats.refresh", wrong.age_by_date)),
     _mutant(

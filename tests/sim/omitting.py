@@ -1,19 +1,28 @@
-"""The gate of a simulated broker, whose listings leave out what stands there."""
+"""The gate of a simulated broker, whose listings leave out what stands there, or call it stopped."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from broker.domain.instance import Observed
+from broker.domain.ids import InstanceName
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import AttemptState
 from broker.gate import Gate
 from broker.ports import Clock, Provider
 from tests.sim.cloud import CloudDoor
+from tests.sim.measures import attempt_of_machine
+from trainer.contract import keys
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+LATE_S = 2.0
+"""A beat may come so much later than it is due."""
+
 
 class OmittingGate(Gate):
-    """Leaves a machine out of one listing now and then, never of two in a row: that would be more than a lag.
+    """Leaves a machine out of one listing now and then, or calls it stopped, never in two in a row: that would be more
+    than a lag, or a blink.
 
     Of those in a row that the broker is given: the gate looks for itself whether a cloud is back, as often as it takes,
     and shows nobody what it was told then.
@@ -23,6 +32,7 @@ class OmittingGate(Gate):
         super().__init__(cast(Provider, door), clock)
         self._world, self._process = world, door.process
         self._left_out: set[str] = set()
+        self._blinked: set[InstanceName] = set()
 
     async def list(self) -> Sequence[Observed]:
         begun = self._world.loop.time()
@@ -30,6 +40,29 @@ class OmittingGate(Gate):
         share = 0.5 if self._world.weather.hits("cloud.list_omits") else self._world.blinks
         omitted = {o.handle.id for o in shown if o.handle.id not in self._left_out and self._world.sometimes(share)}
         self._left_out = omitted
-        left = [one for one in shown if one.handle.id not in omitted]
+        left = self._blink([one for one in shown if one.handle.id not in omitted])
         self._world.watch.budgets.listed(self._process, begun, left)
         return left
+
+    def _blink(self, shown: Sequence[Observed]) -> Sequence[Observed]:
+        """Some of those whose agents beat are called stopped. Of what has not beaten one such word is believed."""
+        if not self._world.weather.lasts("cloud.list_stopped"):
+            self._blinked = set()
+            return shown
+        there = {one.handle.name for one in shown if one.state is InstanceState.RUNNING}
+        may = sorted(name for name in there - self._blinked if self._beats(name))
+        self._blinked = {name for name in may if self._world.sometimes(0.5)}
+        for name in self._blinked:
+            self._world.strikes.note("cloud.list_stopped", self._world.job_of(name))
+        stopped = InstanceState.STOPPED
+        return [replace(one, state=stopped) if one.handle.name in self._blinked else one for one in shown]
+
+    def _beats(self, name: InstanceName) -> bool:
+        """It trains for the broker, and has beaten when it last had to."""
+        world = self._world
+        if name not in world.cloud.standing() or name in world.body.stopped or name in world.body.silent:
+            return False
+        own = attempt_of_machine(name)
+        at = world.objects.modified.get(keys.beat(own, 0), float("-inf"))
+        trains = world.state.attempts[own].value.state is AttemptState.TRAINING
+        return trains and world.loop.time() - at <= world.limits.beat_s + LATE_S

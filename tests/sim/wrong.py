@@ -29,7 +29,7 @@ from broker.decide.recovery import furthest_first
 from broker.decide.superseded import superseded
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
-from broker.domain.instance import Liveness
+from broker.domain.instance import InstanceState, Liveness
 from broker.domain.job import Job, JobState
 from broker.store import fences, memory, memory_state, memory_tenant
 from tests.sim.loop import EPOCH, WHO
@@ -178,6 +178,18 @@ _LIVENESS = life.liveness
 def silent_is_dead(nodes: int, seen: Any, patience: Any) -> Liveness:
     age_s = seen.beat_age_s or 0.0
     return Liveness.DEAD if age_s > patience.lost_s else _LIVENESS(nodes, seen, patience)
+
+
+def stopped_lives(nodes: int, seen: Any, patience: Any) -> Liveness:
+    """As if it came back by itself."""
+    if any(o.state is InstanceState.STOPPED for o in seen.seen):
+        return Liveness.UNKNOWN
+    return _LIVENESS(nodes, seen, patience)
+
+
+def runs(self: inventory.Listing, name: Any) -> bool:
+    """What does nothing any more does not stand, so it need not be destroyed."""
+    return any(o.state in (InstanceState.STARTING, InstanceState.RUNNING) for o in self.by_name.get(name, ()))
 
 
 async def unreadable_is_silence(self: Beats) -> None:
