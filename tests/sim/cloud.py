@@ -19,6 +19,8 @@ from providers.seeded import unit
 from providers.simulated import SimulatedProvider
 from tests.sim.bodies import Body
 from tests.sim.loop import EPOCH, Process
+from tests.sim.measures import attempt_of_machine
+from tests.sim.prices import BARE, KIND
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -68,7 +70,9 @@ class Cloud(SimulatedProvider):
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
         bucket = int(self._clock.monotonic() // self._config.price_bucket_s)
         if bucket != self._sells[0]:
-            self._sells = (bucket, await super().offers(ask))
+            moves = self.world.prices.moves
+            found = [replace(one, price_moves=moves and one.spot) for one in await super().offers(ask)]
+            self._sells = (bucket, found)
         return self._sells[1]
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
@@ -103,7 +107,20 @@ class Cloud(SimulatedProvider):
             )
             for i, name in enumerate(FOREIGN)
         ]
-        return [*map(self._dated, [*await super().list(), *self.more.values()]), *foreign]
+        return [*map(self._priced, map(self._dated, [*await super().list(), *self.more.values()])), *foreign]
+
+    def _priced(self, machine: Observed) -> Observed:
+        """Where spot prices move, listings say what every machine costs; of the others some leave the disk out."""
+        row = self.world.state.attempts.get(attempt_of_machine(machine.handle.id))
+        if not self.world.prices.moves or row is None or machine.state is InstanceState.GONE:
+            return machine
+        offer = row.value.line.offer
+        price = self.world.prices.at(offer, self.world.loop.time())
+        if not offer.price_moves:
+            return replace(machine, usd_per_hour=price * BARE)
+        if price != offer.usd_per_hour:
+            self.world.strikes.note(KIND, row.value.job_id)
+        return replace(machine, usd_per_hour=price, price_moves=True)
 
     def _dated(self, machine: Observed) -> Observed:
         """Every second cloud says since when its machines stand."""

@@ -147,6 +147,8 @@ class StoreDoor:
         world, weather, watch, broker = self._world, self._world.weather, self._world.watch, self._broker
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "charge":
+                watch.budgets.asked(self._process, args[0])
             await world.pause(0.001, 0.02)
             if weather.hits("store.down", broker) or weather.hits("store.error", broker):
                 raise StoreUnavailable(f"{name}: no answer, nothing was written")

@@ -43,6 +43,7 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.list_stopped": (0.2, 0.8),
     "cloud.partial": (0.3, 1.0),
     "cloud.prices": (0.5, 3.0),
+    "cloud.price_moves": (0.2, 2.0),
     "cloud.deaf": (0.5, 1.0),
     "cloud.short_life": (0.3, 0.9),
     "launcher.unknown": (1.0, 1.0),
@@ -84,7 +85,8 @@ JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
     "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial",
-    "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped", *AIMED,
+    "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped",
+    "cloud.price_moves", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({

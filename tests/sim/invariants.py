@@ -32,7 +32,7 @@ from tests.sim.faults import disturbed_s
 from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
-from tests.sim.purse import SPENT, Purse
+from tests.sim.purse import SPENT, Purse, highest
 from tests.sim.rows import Before, Held
 from trainer.contract import keys
 from trainer.contract.keys import step_of
@@ -122,6 +122,8 @@ class Watch:
                 self._released(row.id, row.epoch)
         elif name == "ping":
             self._world.pinged(process)
+        elif name == "charge":
+            self.budgets.charged(process, args[0], answer)
         elif name == "launchers_through":
             self._through(process, args[0])
         elif before is not None and name == "apply":
@@ -151,6 +153,8 @@ class Watch:
             del self._held[row_id]
 
     def _applied(self, process: Process, change: Change, before: Before) -> None:
+        charges = [change.charge] if change.charge else []
+        self.budgets.charged(None, charges, [True] * len(charges))
         if change.attempt is not None:
             read, to = change.attempt
             was = before.attempts[read.id]
@@ -256,7 +260,7 @@ class Watch:
             since = self._world.time_of(one.create_sent_at or one.created_at)
             until = self._world.time_of(one.ended_at) if one.ended_at else now
             span = Decimal(str(disturbed_s(self._world.excuses, since, until)))
-            allowed += one.line.offer.usd_per_hour * one.line.nodes * span / 3600
+            allowed += highest(one.line.offer) * one.line.nodes * span / 3600
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
 

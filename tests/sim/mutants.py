@@ -9,7 +9,7 @@ from unittest.mock import Mock, patch
 from broker.decide import billing as money
 from broker.domain.ids import AttemptId
 from broker.domain.job import Reason
-from tests.sim import wrong
+from tests.sim import wrong, wrong_prices
 from tests.sim.faults import OF_BROKERS, Fault
 from tests.sim.run import simulate
 
@@ -109,14 +109,15 @@ MUTANTS = (
     ),
     _mutant(
         "what one listing calls stopped is dead", "no_false_death",
-        (f"{D}.liveness.Patience.still_s", property(wrong.always(0.0))), aim=_always_on("cloud.list_stopped", share=0.6),
+        (f"{D}.liveness.Patience.still_s", property(wrong.always(0.0))),
+        aim=_always_on("cloud.list_stopped", share=0.6),
     ),
     _mutant(
         "what is stopped is waited for", "death_is_seen", (f"{D}.liveness.liveness", wrong.stopped_lives),
         aim=_now_and_then("host_stops"),
     ),
     _mutant(
-        "what is stopped is gone", "charged_in_full", (f"{INVENTORY.removesuffix('Inventory')}Listing.shows", wrong.runs),
+        "what is stopped is gone", "charged_in_full", (f"{C}.inventory.Listing.shows", wrong.runs),
         aim=_now_and_then("host_stops"),
     ),
     _mutant("silence is death", "no_false_death", (f"{D}.liveness.liveness", wrong.silent_is_dead)),
@@ -140,6 +141,22 @@ MUTANTS = (
     _mutant(
         "money by the local clock", "spend_within_cap charged_in_full not_overbilled",
         (f"{C}.house_clock.HouseClock.now", wrong.local_now),
+    ),
+    _mutant(
+        "the price of the purchase is charged on", "charged_in_full",
+        (f"{C}.billing.price_change", wrong.always(None)), aim=_always_on("cloud.price_moves", share=2.0),
+    ),
+    _mutant(
+        "a rise counts from when it was seen", "charged_in_full",
+        (f"{C}.billing.price_change", wrong_prices.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
+    ),
+    _mutant(
+        "a price that stands still is believed to have fallen", "charged_in_full",
+        (f"{C}.billing.price_change", wrong_prices.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
+    ),
+    _mutant(
+        "no price falls", "not_overbilled",
+        (f"{C}.billing.price_change", wrong_prices.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
     _mutant("no last charge", "charged_in_full", (f"{C}.termination.up_to", wrong.nothing_last)),

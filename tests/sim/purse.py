@@ -1,8 +1,8 @@
 """Parts of invariant 4: what policies let all jobs of a house hold and spend together, and that each attempt pays for
 what its cloud bills, and for no more than what could be known."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,18 @@ from broker.domain.ids import AttemptId, InstanceName
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, LedgerKind
 from broker.domain.money import ZERO
+from broker.domain.offer import Offer
+from broker.ports import Charge
 from tests.sim.cloud import Stand
 from tests.sim.loop import Process
+from tests.sim.prices import CLOCK_S, Charged, dearest, least
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
-CLOCK_S = 2.0
-"""The database's clock is read over a way of up to a second, and what is charged is decided before it is written."""
+FRESH_S = 0.1
+"""A listing that is this much younger than what counts as young enough is for certain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,13 @@ class Listed:
     begun: float
     answered: float
     shown: frozenset[InstanceName]
+    prices: Mapping[InstanceName, Sequence[Decimal]]
+    """Where they move: what it said that each machine of a name costs."""
+
+
+def highest(offer: Offer) -> Decimal:
+    """Dollars an hour that a machine may come to cost."""
+    return max(offer.usd_per_hour, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else offer.usd_per_hour
 
 
 class Purse:
@@ -39,13 +49,47 @@ class Purse:
         """What each broker's process was given, in order."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
+        self._asked: dict[tuple[str, AttemptId], Charged] = {}
+        """What each broker's process decides to charge just now."""
+        self._charges: dict[AttemptId, list[Charged]] = {}
+        """Where prices move: what was written, in order."""
 
     # ------------------------------------------------------------------------------------------------- what is known
 
     def listed(self, process: Process, begun: float, shown: Sequence[Observed]) -> None:
         there = frozenset(one.handle.name for one in shown if one.state is not InstanceState.GONE)
-        one = Listed(begun=begun, answered=self._world.loop.time(), shown=there)
+        prices: dict[InstanceName, list[Decimal]] = {}
+        for told in shown:
+            if told.usd_per_hour is not None:
+                prices.setdefault(told.handle.name, []).append(told.usd_per_hour)
+        one = Listed(begun=begun, answered=self._world.loop.time(), shown=there, prices=prices)
         self._listed.setdefault(process.id, []).append(one)
+
+    def asked(self, process: Process, charges: Sequence[Charge]) -> None:
+        """Decided right now, by what it was given last."""
+        world = self._world
+        if not world.prices.moves:
+            return
+        now, listed = world.loop.time(), self._listed.get(process.id, ())
+        latest = listed[-1] if listed and now - listed[-1].begun <= world.rhythm.billing_s - FRESH_S else None
+        for one in charges:
+            attempt = world.state.attempts[one.attempt_id].value
+            told = latest.prices.get(attempt.name, ()) if latest else ()
+            charged = Charged(to=world.time_of(one.to), asked=now)
+            if latest and len(told) >= attempt.line.nodes:
+                charged = replace(charged, begun=latest.begun, price=max(told))
+            self._asked[process.id, one.attempt_id] = charged
+
+    def charged(self, process: Process | None, charges: Sequence[Charge], held: Sequence[bool]) -> None:
+        """`process`: None where it is written beside something else, at the price that is known."""
+        if not self._world.prices.moves:
+            return
+        for one, ok in zip(charges, held, strict=True):
+            written = Charged(to=self._world.time_of(one.to), asked=self._world.loop.time())
+            if process is not None:
+                written = self._asked.pop((process.id, one.attempt_id), written)
+            if ok:
+                self._charges.setdefault(one.attempt_id, []).append(written)
 
     def sent(self, attempt: AttemptId) -> None:
         self._sent.setdefault(attempt, self._world.loop.time())
@@ -89,7 +133,7 @@ class Purse:
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
             told = f"{attempt.id}: {released} of {attempt.reserved_usd} released"
             self._world.fail("reservation_settled", told)
-        true = sum(map(self._cost, stands), ZERO)
+        true = self._least(attempt, stands)
         if attempt.charged_usd < true:
             told = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
             self._world.fail("charged_in_full", told)
@@ -99,13 +143,29 @@ class Purse:
         ended = self._world.loop.time() if one.ended is None else one.ended
         return one.usd_per_hour * Decimal(str(round(ended - one.born, 3))) / 3600
 
+    def _moves(self, attempt: Attempt) -> bool:
+        return self._world.prices.moves and attempt.line.offer.price_moves
+
+    def _least(self, attempt: Attempt, stands: Sequence[Stand]) -> Decimal:
+        """What its machines cost, of which a price that no listing has shown yet cannot be known."""
+        if not self._moves(attempt):
+            return sum(map(self._cost, stands), ZERO)
+        prices, offer, now = self._world.prices, attempt.line.offer, self._world.loop.time()
+        charges, sent = self._charges.get(attempt.id, []), self._sent[attempt.id]
+        spans, rises = [*prices.spans(offer, charges, sent, now)], [*prices.rises(offer, charges, sent)]
+        return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
+
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
         """For every machine, from the row that announced the create to where all brokers knew that none is left."""
         begun, offer = self._sent[attempt.id], attempt.line.offer
         gone = max((one.ended for one in stands if one.ended is not None), default=begun)
         known = self._all_know(attempt, gone)
-        seconds = Decimal(str(round(known - begun + CLOCK_S, 3))) + offer.billing_quantum_s
-        most = offer.usd_per_hour * attempt.line.nodes * seconds / 3600
+        until = known + CLOCK_S + offer.billing_quantum_s
+        one = offer.usd_per_hour * Decimal(str(round(until - begun, 3)))
+        if self._moves(attempt):
+            spans = self._world.prices.spans(offer, self._charges.get(attempt.id, []), begun, until)
+            one = dearest([*spans], offer.billing_quantum_s)
+        most = one * attempt.line.nodes / 3600
         charged = attempt.charged_usd - attempt.traffic_usd
         if charged > most:
             told = f"gone at {gone:.1f}, known at {known:.1f}"

@@ -38,6 +38,7 @@ from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, c
 from tests.sim.measures import attempt_of_machine
 from tests.sim.omitting import OmittingGate
 from tests.sim.outcome import Outcome
+from tests.sim.prices import Prices
 from tests.sim.strikes import Strikes
 from trainer.contract import keys
 from trainer.contract.rendezvous import Limits
@@ -80,6 +81,7 @@ class World:
         self.violation: tuple[str, str] | None = None
         self.launches: list[Launch] = []
         self.objects = Objects()
+        self.prices = Prices(seed, plan)
         self.watch = Watch(self)
         self.people = people.People(self)
         self.happenings = Happenings(self)

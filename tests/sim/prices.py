@@ -1,0 +1,134 @@
+"""What the market asks for spot machines while they stand, and what of it an attempt's charges can hold: it moves at
+any time, and brokers hear of it by listings."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+
+from broker.domain.money import ZERO
+from broker.domain.offer import Offer
+from providers.seeded import rng
+from tests.sim.faults import Fault
+
+KIND = "cloud.price_moves"
+STEP_S = (5.0, 60.0)
+"""A price stands still for so long."""
+BARE = Decimal("0.9")
+"""Of the price of a machine whose price does not move: its listing leaves out the disk, which is billed as well."""
+CLOCK_S = 2.0
+"""The database's clock is read over a way of up to a second, and what is charged is decided before it is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """A charge that was written, up to `to`. `asked`: when its broker decided it. `begun`, `price`: of the listing that
+    it had then, if that was young enough and showed the price of every machine."""
+
+    to: float
+    asked: float
+    begun: float | None = None
+    price: Decimal = ZERO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Dollars an hour of one machine that its charges for this time may come to."""
+
+    begins: float
+    ends: float
+    low: Decimal
+    high: Decimal
+
+
+class Prices:
+    """Of all spot machines of a house alike: the price that they were bought for times what moves, up to on-demand."""
+
+    def __init__(self, seed: int, plan: Sequence[Fault]) -> None:
+        steps = [step for number, fault in enumerate(f for f in plan if f.kind == KIND)
+                 for step in _steps(seed, number, fault)]  # fmt: skip
+        self._steps = sorted(steps)
+        self._times = [at for at, _ in self._steps]
+
+    @property
+    def moves(self) -> bool:
+        return bool(self._steps)
+
+    def at(self, offer: Offer, moment: float) -> Decimal:
+        if not (offer.price_moves and self._steps):
+            return offer.usd_per_hour
+        place = bisect_right(self._times, moment)
+        return _priced(offer, self._steps[place - 1][1] if place else Decimal(1))
+
+    def _within(self, offer: Offer, since: float, until: float) -> list[Decimal]:
+        """All that it was in a span."""
+        first, last = bisect_right(self._times, since), bisect_right(self._times, until)
+        return [self.at(offer, since), *(_priced(offer, factor) for _, factor in self._steps[first:last])]
+
+    def spans(self, offer: Offer, charges: Sequence[Charged], sent: float, until: float) -> Iterator[Span]:
+        """What may be charged from the create on, without gaps.
+
+        What is known is what the last listing showed by which something was charged; of two brokers one may be given
+        an older one than the other had. So what a price was since then, up to the charge, may be charged, as a rise
+        counts back to the charge before and a fall from when it was seen.
+        """
+        slack, begins = CLOCK_S + offer.billing_quantum_s, sent
+        for number, one in enumerate((*charges, Charged(to=until, asked=until))):
+            ends = min(max(one.to, begins), until)
+            known = [c.begun for c in charges[:number] if c.begun is not None and c.asked <= begins + CLOCK_S]
+            bought = [] if known else [offer.usd_per_hour]
+            since = (known[-1] if known else begins) - slack
+            could = self._within(offer, since, max(ends, one.asked) + slack) + bought
+            if ends > begins:
+                yield Span(begins=begins, ends=ends, low=min(could), high=max(could))
+            begins = ends
+
+    def rises(self, offer: Offer, charges: Sequence[Charged], sent: float) -> Iterator[Span]:
+        """What a charge's own listing showed is charged since the one before it, at the least; but for the seconds in
+        which clocks may differ, and those before a fall was seen."""
+        before, seen = sent, sent
+        for one in charges:
+            if one.begun is not None:
+                begins, ends = max(before, seen) + CLOCK_S, one.to - CLOCK_S
+                if ends > begins:
+                    yield Span(begins=begins, ends=ends, low=one.price, high=one.price)
+                seen = one.asked
+            before = max(before, one.to)
+
+
+def _priced(offer: Offer, factor: Decimal) -> Decimal:
+    return min(offer.usd_per_hour * factor, offer.on_demand_usd_per_hour or offer.usd_per_hour)
+
+
+def _steps(seed: int, number: int, fault: Fault) -> Iterator[tuple[float, Decimal]]:
+    """`share`: how far it moves up or down."""
+    draw, at, ends = rng(seed, "price moves", number), fault.at, fault.at + fault.for_s
+    while at < ends:
+        factor = draw.uniform(1, 1 + fault.share)
+        yield at, Decimal(str(round(factor if draw.random() < 0.5 else 1 / factor, 2)))
+        at += draw.uniform(*STEP_S)
+    yield ends, Decimal(1)
+
+
+def least(stand: tuple[float, float], spans: Sequence[Span], rises: Sequence[Span]) -> Decimal:
+    """Dollars of one machine from its birth to its end."""
+    total = ZERO
+    for span in spans:
+        total += span.low * _overlap(span, *stand)
+        raised = (rise for rise in rises if rise.low > span.low)
+        total += sum((  # rises do not overlap each other
+            (rise.low - span.low) * _overlap(rise, max(stand[0], span.begins), min(stand[1], span.ends))
+            for rise in raised
+        ), ZERO)  # fmt: skip
+    return total / 3600
+
+
+def dearest(spans: Sequence[Span], quantum_s: int) -> Decimal:
+    """Dollars an hour times seconds; a quantum in which the price changed costs the highest of it."""
+    changed = sum((abs(after.high - before.high) for before, after in pairwise(spans)), ZERO)
+    return sum((span.high * _overlap(span, span.begins, span.ends) for span in spans), changed * quantum_s)
+
+
+def _overlap(span: Span, since: float, until: float) -> Decimal:
+    return Decimal(str(round(max(0.0, min(span.ends, until) - max(span.begins, since)), 3)))
