@@ -14,10 +14,11 @@ from providers.sim_virtual import VirtualBody, _Instance
 from tests.sim.disk import WEIGHTS, Died, Folder, Line, trained, weights
 from trainer import checkpoint
 from trainer.agent.deadman import DeadMan
+from trainer.agent.prepare import _elsewhere
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Outcome
+from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Manifest, Outcome
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -147,10 +148,9 @@ class Body(VirtualBody):
         folder: Any = Folder()
         try:
             candidates = [*await checkpoint.own(mine.objects, mine.origin), *spec.resume_from]
-            found = await checkpoint.restore(
-                mine.objects, candidates, folder, kind=mine.origin.kind,
-                tell=lambda why: self.world.note("cloud", why),
-            )  # fmt: skip
+            found, tried = await self._restore(mine, candidates, folder), set(candidates)
+            if found is None and (more := [key for key in await _elsewhere(mine.objects, spec) if key not in tried]):
+                found = await self._restore(mine, more, folder)
         except StoreError as e:
             raise BlobsUnavailable(str(e)) from e
         if found is not None:
@@ -158,6 +158,11 @@ class Body(VirtualBody):
             self.world.watch.keeping.loaded(spec.job, key, manifest, folder.files)
             mine.began_with, mine.first = folder.files[WEIGHTS], manifest.step
         return mine.first
+
+    async def _restore(self, mine: Trainee, candidates: list[str], folder: Any) -> tuple[str, Manifest] | None:
+        return await checkpoint.restore(
+            mine.objects, candidates, folder, kind=mine.origin.kind, tell=lambda why: self.world.note("cloud", why)
+        )
 
     def _trainee(self, spec: AttemptSpec, instance: _Instance | None) -> Trainee:
         """`instance`: None for a trainer that goes on without its machine."""
@@ -174,15 +179,15 @@ class Body(VirtualBody):
         line: Any = Line(blobs=self._blobs, survives=survives)
         return Trainee(
             origin=Origin(job=spec.job, attempt=spec.attempt, kind="train" if spec.train else "script"),
-            objects=Objects(line, spec.installation), disk=Folder(), began_with=weights(spec.job, 0), first=0,
-            deadman=DeadMan(spec.limits.deadman_s),
+            objects=Objects(line, spec.installation), disk=Folder(), first=0,
+            began_with=weights(self.world.lineage(spec.job), 0), deadman=DeadMan(spec.limits.deadman_s),
         )  # fmt: skip
 
     async def _save(self, instance: _Instance, spec: AttemptSpec, step: int, *, complete: bool = False) -> None:
         if instance.over:
             return
         mine = self._trainees[instance.attempt]
-        saved = trained(mine.began_with, spec.job, mine.first, step)
+        saved = trained(mine.began_with, self.world.lineage(spec.job), mine.first, step)
         instance.sent += len(saved)
         instance.saved = await self._commit(mine, saved, step, complete=complete)
         try:
@@ -228,6 +233,6 @@ class Body(VirtualBody):
                 beat = Beat(attempt=one.attempt, boot=one.boot, seq=10_000 + step, phase="training", step=step)
                 await self._blobs.put(keys.beat(one.attempt, 0), beat.model_dump_json().encode())
                 last = min(step, self._config.steps - 1)
-                await self._commit(mine, weights(spec.job, last), last)
+                await self._commit(mine, weights(self.world.lineage(spec.job), last), last)
             except BlobError:
                 continue

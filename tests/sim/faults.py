@@ -92,8 +92,8 @@ BENIGN = frozenset({
 OF_BROKERS = frozenset({
     "kill", "freeze", "cloud.cut", "store.down", "store.error", "store.unknown_commit", "blobs.down",
 })  # fmt: skip
-KINDS = (*SHARES, "people.stop_launch", *dict.fromkeys(INSTANTS))
-"""All that a seed draws."""
+KINDS = (*SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS))
+"""All that a seed draws; `people.init_from` with a job, not with the plan: it starts from another's checkpoint."""
 
 
 def jobs_of(seed: int) -> int:

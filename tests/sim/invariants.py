@@ -220,7 +220,7 @@ class Watch:
     def _admitted(self, process: Process, new: Attempt) -> None:
         self._entered[new.id] = self._world.loop.time()
         self._world.note(process.id, f"attempt {new.id} intended, number {new.number}, {new.line.offer.id}")
-        if any(not key.startswith(keys.checkpoints(new.job_id)) for key in new.resume_from):
+        if not all(self.keeping.may_start_from(new.job_id, key) for key in new.resume_from):
             self._fail("own_checkpoint", f"{new.id} resumes from {new.resume_from}")
         found = step_of(new.resume_from[0]) if new.resume_from else 0
         if found < self._furthest.get(new.job_id, 0):

@@ -45,17 +45,22 @@ class Keeping:
                 self._world.fail("manifest_last", f"{key} was written, and {file.path} is not what it says")
                 return
         there = objects.get(folder + WEIGHTS)
-        if there is None or there[0] != weights(manifest.job, manifest.step):
+        if there is None or there[0] != weights(self._world.lineage(manifest.job), manifest.step):
             self._world.fail("resume_is_exact", f"{key} holds {there and there[0].decode()!r}")
 
     def loaded(self, job: str, key: str, manifest: Manifest, disk: Mapping[str, bytes]) -> None:
         """A machine resumes from what now lies on its disk."""
-        if not key.startswith(keys.checkpoints(job)):
+        if not self.may_start_from(JobId(job), key):
             self._world.fail("own_checkpoint", f"job {job} loaded {key}")
         for file in manifest.files:
             found = disk.get(file.path)
             if found is None or hashlib.sha256(found).hexdigest() != file.sha256:
                 self._world.fail("torn_never_loaded", f"{key} was loaded, and {file.path} is not what it says")
+
+    def may_start_from(self, job: JobId, key: str) -> bool:
+        """Its own, and those of the job that its spec names."""
+        origin = self._world.state.jobs[job].value.spec.origin
+        return key.startswith(tuple(keys.checkpoints(one) for one in (job, origin) if one is not None))
 
     def before_delete(self, key: str, *, by_broker: bool) -> None:
         if not keys.is_manifest(key):
@@ -65,6 +70,19 @@ class Keeping:
         needed = by_broker and not rests and not self._is_superseded(job_id, key)
         if needed or step_of(key) > self.saved(job_id, but=key):
             self._world.fail("good_checkpoint_kept", f"{key} was deleted")
+        if by_broker and (heir := self._named_by(job_id, key)) is not None:
+            self._world.fail("good_checkpoint_kept", f"{key} was deleted, and {heir} starts from it")
+
+    def _named_by(self, job_id: JobId, key: str) -> JobId | None:
+        """A job that lives, starts from this one, and has named this checkpoint."""
+        state = self._world.state
+        for own in self._world.jobs:
+            job = state.jobs[own].value
+            if job.spec.origin != job_id or job.state in RESTING_JOB_STATES:
+                continue
+            if any(key in state.attempts[i].value.resume_from for i in state.of_job[own]):
+                return own
+        return None
 
     def _is_superseded(self, job_id: JobId, key: str) -> bool:
         """Of an ended attempt, after which another one has committed two that are as far at least."""

@@ -223,6 +223,10 @@ MUTANTS = (
     _mutant(
         "retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", wrong.all_objects),
     ),
+    _mutant(
+        "heirs are not asked about", "good_checkpoint_kept",
+        (f"{S}.memory_costs.HouseCosts.heir", wrong.nobody), aim=_now_and_then("preempt"),
+    ),
     _mutant("one commit is enough", "good_checkpoint_kept", (f"{C}.retention.superseded", wrong.one_is_enough)),
     _mutant(
         "every end is a success", "success_is_real", (f"{C}.termination.end_reason", wrong.always(Reason.COMPLETED)),

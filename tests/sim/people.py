@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from broker.domain.errors import GpubrokerError, StoreUnavailable
-from broker.domain.ids import job_id
+from broker.domain.ids import JobId, job_id
 from broker.domain.job import Event, Job, JobState
 from broker.domain.policy import Action, Budget, Period, Policy, Threshold
 from broker.domain.spec import JobSpec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PEOPLE = Tenant(team=DEFAULT_TEAM, owner="me")
+HEIRS = 0.15
+"""Share of jobs that begin with another one's checkpoint, where there is any."""
 WAIT_S = 1200.0
 """After the last fault people lose patience with jobs that wait for a reason that they were told: hosts that did them
 wrong are left alone for hours. So much later they look again: a job that ran meanwhile may have spent its cap."""
@@ -40,6 +43,9 @@ class People:
             id=job_id(draw.randbytes(9)), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
             created_at=EPOCH, cap_usd=spec.cap_usd,
         )  # fmt: skip
+        if draw.random() < HEIRS and (origin := self._origin(draw)) is not None:
+            job = replace(job, spec=spec.model_copy(update={"init_from": f"job/{origin}"}))
+            world.strikes.note("people.init_from", job.id)
         world.asked += 1
         door: Any = StoreDoor(world, Process("people"), 0, world.store.as_tenant(PEOPLE))
         again = True
@@ -56,7 +62,13 @@ class People:
         asked = spec.resources
         limits = f"${spec.cap_usd}, {spec.max_duration or 'no'} s, saves every {spec.checkpoint.most_s} s"
         what = f"{asked.nodes} x {'/'.join(asked.accelerators) or 'any'}, spot {asked.spot}"
+        what += f", from {job.spec.init_from}" if job.spec.init_from else ""
         world.note("people", f"submitted {kept.id}: {what}, {limits}")
+
+    def _origin(self, draw: random.Random) -> JobId | None:
+        """A job that has committed something, as the daemon asks for, whether it still runs or not."""
+        may = [own for own in self._world.jobs if self._world.watch.keeping.saved(own)]
+        return draw.choice(may) if may else None
 
     async def decide(self, fault: Fault) -> None:
         """To stop a job, or to raise its cap."""

@@ -190,6 +190,12 @@ class World:
         row = self.state.attempts.get(attempt_of_machine(machine_id))
         return None if row is None else row.value.job_id
 
+    def lineage(self, job: str) -> str:
+        """What its weights are of: the job that it begins with the checkpoint of, or that one's own beginning."""
+        row = self.state.jobs.get(JobId(job))
+        origin = None if row is None else row.value.spec.origin
+        return job if origin is None else self.lineage(origin)
+
     def struck(self, kind: str, machine_id: str) -> None:
         """What befalls a machine is a fault of the job that it was bought for."""
         if (own := self.job_of(machine_id)) is not None:

@@ -356,6 +356,10 @@ def one_is_enough(job: Job, *seen: Any) -> tuple[str, ...]:
     return superseded(replace(job, spec=job.spec.model_copy(update={"checkpoint": checkpoint})), *seen)
 
 
+async def nobody(self: Any, job_id: JobId) -> None:
+    """Starts from it."""
+
+
 async def anybodys(self: placement.Placement, job: Any) -> tuple[str, ...]:
     """The furthest checkpoints of all jobs."""
     return tuple(furthest_first([blob.key for blob in await self._context.blobs.list("checkpoints/")]))
