@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,7 @@ from aiohttp import web
 
 from broker.blobs import GrantSettings, ObstoreBlobs
 from broker.clock import SystemClock
-from broker.domain.errors import Gone, OutcomeUnknown, Rejected, Throttled
+from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import Installation, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
@@ -32,7 +32,7 @@ from providers.seeded import unit
 from providers.sim_config import VirtualConfig
 from providers.sim_virtual import VirtualBody, _Instance
 from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Outcome
+from trainer.contract.rendezvous import AttemptSpec, Beat, Outcome
 
 NAME = "paper"
 USD_PER_HOUR = Decimal("3.6")
@@ -40,12 +40,52 @@ LAG_S = 0.5
 """Longest time for which a listing misses a new machine, or still shows a destroyed one."""
 CALL_S = 5.0
 AGENT = VirtualConfig(run_s=0.4, steps=10, boot_s=0.05, beat_s=0.1, tick_s=0.02)
+ENDLESS = AGENT.model_copy(update={"run_s": 1000.0, "steps": 100_000})
+"""Trains for longer than anybody waits here, and comes on by a hundred steps a second."""
 
 # --------------------------------------------------------------------------------------------------------------- truth
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How a machine's agent does."""
+
+    config: VirtualConfig = AGENT
+    faulty: bool = False
+    """The user's program ends with an error where it would be through."""
+
+
+@dataclass(kw_only=True)
+class Ways:
+    """How the cloud deals with one installation from now on."""
+
+    kind: Kind = field(default_factory=Kind)
+    regions: tuple[str, ...] = ("here",)
+    """Where it offers machines."""
+    sold_out: frozenset[str] = frozenset()
+    """Those of them that sell none after all."""
+
+
 class Agents(VirtualBody):
     """Their machines stay, and bill, when they are through: only the last beat says so, as a rented machine's does."""
+
+    def __init__(self, blobs: ObstoreBlobs, kind: Kind, seed: int) -> None:
+        super().__init__(blobs, SystemClock(), kind.config, seed=seed)
+        self._faulty = kind.faulty
+
+    def take(self, name: str) -> None:
+        """It is dead from now on."""
+        self._instances[name].dies_at = self._clock.monotonic()
+
+    def saved(self, name: str) -> bool:
+        """It has a checkpoint."""
+        return self._instances[name].saved is not None
+
+    async def _advance(self, instance: _Instance, spec: AttemptSpec, now: float) -> None:
+        if self._faulty and instance.ends_at <= min(now, instance.dies_at):
+            step = self._step(instance, instance.ends_at)
+            return await self._finish(instance, Outcome.USER_ERROR, step, "the program ended with an error")
+        return await super()._advance(instance, spec, now)
 
     async def _finish(self, instance: _Instance, outcome: Outcome, step: int, message: str = "") -> None:
         await super()._finish(instance, outcome, step, message)
@@ -66,6 +106,8 @@ class Stand:
     name: InstanceName
     attempt: str
     born: float
+    region: str = "here"
+    kind: Kind = field(default_factory=Kind)
     taken_at: float = math.inf
     """When the cloud takes it away."""
     destroyed: float = math.inf
@@ -104,10 +146,11 @@ class FakeCloud:
     def __init__(self, blobs_options: Mapping[str, str], bucket: str, *, seed: int = 0, preempts: float = 0.0) -> None:
         self._options, self._bucket = blobs_options, bucket
         self._seed, self._preempts = seed, preempts
-        self._bodies: dict[str, Agents] = {}
+        self._bodies: dict[tuple[Installation, Kind], Agents] = {}
         self._runner: web.AppRunner | None = None
         self.stands: dict[str, Stand] = {}
         self.listings: dict[Installation, list[Listed]] = defaultdict(list)
+        self.ways: dict[Installation, Ways] = defaultdict(Ways)
         self.url = ""
 
     async def __aenter__(self) -> "FakeCloud":
@@ -128,34 +171,47 @@ class FakeCloud:
         for body in self._bodies.values():
             await body.close()
 
-    async def _offers(self, _: web.Request) -> web.Response:
-        return web.json_response({"usd_per_hour": str(USD_PER_HOUR)})
+    async def _offers(self, request: web.Request) -> web.Response:
+        regions = self.ways[Installation(request.query["installation"])].regions
+        return web.json_response({"usd_per_hour": str(USD_PER_HOUR), "regions": regions})
 
     async def _create(self, request: web.Request) -> web.Response:
         asked = await request.json()
+        ways = self.ways[installation_of(asked["name"])]
+        if asked["region"] in ways.sold_out:
+            return web.json_response({}, status=409)
         number = sum(one.name == asked["name"] for one in self.stands.values())
         stand = Stand(
             id=f"{asked['name']}.{number}", name=InstanceName(asked["name"]), attempt=asked["attempt"],
-            born=time.monotonic(),
+            born=time.monotonic(), region=asked["region"], kind=ways.kind,
         )  # fmt: skip
         if unit(self._seed, "preempted", stand.id) < self._preempts:
             stand.taken_at = stand.born + 0.1 + 0.4 * unit(self._seed, "taken", stand.id)
         self.stands[stand.id] = stand
         machine = Machine(
-            name=InstanceName(stand.id), provider=NAME, region="here", accelerator="l40s", gpus=1, spot=False,
+            name=InstanceName(stand.id), provider=NAME, region=stand.region, accelerator="l40s", gpus=1, spot=False,
             lifetime_s=None if math.isinf(stand.taken_at) else stand.taken_at - stand.born,
         )  # fmt: skip
         await self._body(stand).start(machine, BootSpec(env={"GPUBROKER_ATTEMPT": stand.attempt}))
         return web.json_response({"id": stand.id})
 
     def _body(self, stand: Stand) -> Agents:
-        installation = installation_of(stand.name)
-        if installation not in self._bodies:
+        installation, kind = installation_of(stand.name), stand.kind
+        if (installation, kind) not in self._bodies:
             blobs = ObstoreBlobs.open(
                 self._bucket, installation, options=dict(self._options), grants=GrantSettings(scope=False)
             )
-            self._bodies[installation] = Agents(blobs, SystemClock(), AGENT, seed=self._seed)
-        return self._bodies[installation]
+            self._bodies[installation, kind] = Agents(blobs, kind, self._seed)
+        return self._bodies[installation, kind]
+
+    def saved(self, stand: Stand) -> bool:
+        """Its agent has committed a checkpoint."""
+        return self._body(stand).saved(stand.id)
+
+    def take(self, stand: Stand) -> None:
+        """Preempts it, without notice."""
+        stand.taken_at = time.monotonic()
+        self._body(stand).take(stand.id)
 
     async def _list(self, request: web.Request) -> web.Response:
         for body in self._bodies.values():
@@ -165,8 +221,8 @@ class FakeCloud:
             late_s = LAG_S * unit(self._seed, "lag", stand.id)
             if now >= stand.born + late_s and now < stand.destroyed + late_s:
                 state = "running" if now < stand.taken_at else "gone"
-                born_at = stand.born_at.isoformat()
-                shown.append({"id": stand.id, "name": stand.name, "state": state, "created_at": born_at})
+                where = {"region": stand.region, "created_at": stand.born_at.isoformat()}
+                shown.append({"id": stand.id, "name": stand.name, "state": state} | where)
         running = frozenset(one["id"] for one in shown if one["state"] == "running")
         self.listings[asking].append(Listed(at=now, caller=request.query["caller"], running=running))
         return web.json_response(shown)
@@ -236,6 +292,8 @@ class PaperProvider:
             async with self._session.request(method, f"{self._url}/cloud/{call}", **request) as answer:
                 if answer.status == 404:
                     raise Gone(f"{call}: absent")
+                if answer.status == 409:
+                    raise NoCapacity(f"{call}: sold out")
                 if answer.status == 429:
                     raise Throttled(f"{call}: 429", after_s=float(answer.headers["Retry-After"]))
                 return await answer.json()
@@ -243,14 +301,16 @@ class PaperProvider:
             raise OutcomeUnknown(f"{call}: {type(e).__name__}") from e
 
     async def offers(self, ask: GpuAsk) -> Sequence[Offer]:
-        price = Decimal((await self._ask("GET", "offers"))["usd_per_hour"])
+        sold = await self._ask("GET", "offers", params={"installation": self._installation})
+        price = Decimal(sold["usd_per_hour"])
         return [
             Offer(
-                id="paper/paper/here/1x-l40s/on-demand", provider=self.name, cloud="paper", region="here",
+                id=f"paper/paper/{region}/1x-l40s/on-demand", provider=self.name, cloud="paper", region=region,
                 instance_type="1x-l40s", accelerator="l40s", gpus=1, gpu_memory_bytes=48 * GIB, vcpus=16,
                 ram_bytes=96 * GIB, disk_bytes=200 * GIB, spot=False, usd_per_hour=price, available=True,
                 emulated_on="cpu", emulated_vcpus=os.cpu_count() or 1, simulated=True, seen_at=datetime.now(UTC),
             )
+            for region in sold["regions"]
         ]  # fmt: skip
 
     def launcher_id(self) -> str:
@@ -261,9 +321,9 @@ class PaperProvider:
 
     async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         with self._launchers.creating(name):
-            asked = {"name": name, "attempt": boot.env["GPUBROKER_ATTEMPT"]}
+            asked = {"name": name, "attempt": boot.env["GPUBROKER_ATTEMPT"], "region": offer.region}
             sold = await self._ask("POST", "create", json=asked)
-        return [Handle(provider=self.name, id=sold["id"], name=name, region="here")]
+        return [Handle(provider=self.name, id=sold["id"], name=name, region=offer.region)]
 
     async def confirm(self, handles: Sequence[Handle], offer: Offer, boot: BootSpec) -> None:
         """The listing says all."""
@@ -277,7 +337,7 @@ class PaperProvider:
         )
         return [
             Observed(
-                handle=Handle(provider=self.name, id=one["id"], name=InstanceName(one["name"]), region="here"),
+                handle=Handle(provider=self.name, id=one["id"], name=InstanceName(one["name"]), region=one["region"]),
                 state=InstanceState(one["state"]), accelerator="l40s", gpus=1, usd_per_hour=USD_PER_HOUR,
                 created_at=datetime.fromisoformat(one["created_at"]),
             )

@@ -2,6 +2,7 @@
 
 A passage is named for what the outside world sees of it (`commit:apply(intended)`, `cloud:create`, `blob:put
 spec.json`) and numbered by how often its name has come by since the daemon was first started: `cloud:create#1`.
+In a life that has a part of its own, what passes in it is named and numbered by it: `preempted/cloud:create#1`.
 """
 
 import random
@@ -30,6 +31,11 @@ async def _nothing() -> None:
     pass
 
 
+def bare(name: str) -> str:
+    """Without the part of its life."""
+    return name.rpartition("/")[2]
+
+
 @dataclass(kw_only=True)
 class Gate:
     """Of one daemon. A passage that is refused is broken off: its connection ends without an answer."""
@@ -40,8 +46,13 @@ class Gate:
     """Where the daemon is ended, once."""
     hold_at: Point | None = None
     """What passes there waits for `hold`, once, and goes on."""
-    hold: Callable[[], Awaitable[None]] = _nothing
+    hold: Callable[[], Awaitable[bool | None]] = _nothing
+    """False: what waited is broken off."""
     held: int = 0
+    part: str = ""
+    """Of the life, from now on; empty: none that has a name."""
+    opens: dict[str, str] = field(default_factory=dict)
+    """Parts, by the passage that each begins with."""
     cuts: float = 0.0
     """Share of the passages that are broken off, while the daemon goes on."""
     draw: random.Random = field(default_factory=random.Random)
@@ -50,6 +61,11 @@ class Gate:
     killed: int = 0
     cut: int = 0
     _numbers: Counter[str] = field(default_factory=Counter)
+
+    def called(self, name: str) -> str:
+        """The whole name of what passes now."""
+        self.part = self.opens.pop(name, self.part)
+        return f"{self.part}/{name}" if self.part else name
 
     def number(self, name: str) -> int:
         """The next one of this name; to be asked for once a passage."""
@@ -73,8 +89,8 @@ class Gate:
         if self.hold_at == Point(name=name, number=number, moment=moment):
             self.hold_at = None
             self.held += 1
-            await self.hold()
-            return True
+            goes_on = await self.hold() is not False
+            return self.passes(name, number, moment) and goes_on
         return self.passes(name, number, moment)
 
     def passes(self, name: str, number: int, moment: Moment) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from tests.crash.gate import Moment, Point
-from tests.crash.house import LOOK_S, SETTLE_S, House, Seat
+from tests.crash.house import House
 from tests.crash.nursery import LEASE_S, watched
 from tests.crash.rig import Rig
 from tests.crash.scenes import Flow, Totals
+from tests.crash.seat import LOOK_S, SETTLE_S, Seat
 from tests.crash.waits import Within
 
 MIGRATED = re.compile(r"schema_migrations")

@@ -1,48 +1,26 @@
 """One installation: a database, one or more daemons that are started again whenever they end, and jobs to lose."""
 
 import asyncio
-import base64
 import contextlib
-import json
-import os
-import resource
 import secrets
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
-import yaml
 
 from broker.client.client import AsyncClient
 from broker.client.errors import ApiError, Unreachable
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
-from tests.crash.cloud import Stand, usd_for
+from tests.crash.cloud import Stand, Ways, usd_for
 from tests.crash.daemon import counting
-from tests.crash.gate import Gate
-from tests.crash.nursery import READY
-from tests.crash.proxy import HttpProxy, PostgresProxy
-from tests.crash.rig import BUCKET, ENDPOINT, KEYS, NO_ANSWER, TEMPLATE, Rig
+from tests.crash.rig import NO_ANSWER, TEMPLATE, Rig
+from tests.crash.seat import LOOK_S, SETTLE_S, Seat
 from tests.crash.waits import Within
 
-CONFIG: dict[str, Any] = {
-    "port": 0,
-    "grpc": {"port": None},
-    "grants": {"scope": False},
-    "providers": {"local": None},
-    "rhythm": {
-        "poll_s": 0.05, "look_s": 0.1, "list_s": 0.1, "billing_s": 0.2, "sweep_s": 0.5, "market_s": 1, "deadman_s": 0.5,
-    },
-    "limits": {"beat_s": 0.1, "poll_s": 0.1, "log_s": 0.5, "drain_s": 5},
-}  # fmt: skip
-LOOK_S = 0.03
-SETTLE_S = 300.0
-"""Within which all jobs must have ended; far more than it takes."""
 CLOCK_S = 0.25
 """By which a broker's reading of the database's clock may be wrong here."""
 SWEEP_S = 300.0
@@ -52,131 +30,8 @@ LASTED = """
         - create_sent_at FROM attempts WHERE ended_at IS NOT NULL
 """
 """By the rows; one broker's reading of the one clock need not be held against another's, or against the cloud's."""
+Answer = TypeVar("Answer")
 RESTING = ("succeeded", "failed", "capped", "cancelled")
-
-
-class Seat:
-    """One daemon's place: its home, its proxies, and whatever process sits there now."""
-
-    def __init__(self, rig: Rig, home: Path) -> None:
-        self._rig, self.home = rig, home
-        self.gate = Gate(end=self.end)
-        self.database = PostgresProxy(self.gate, rig.socket)
-        self.http = HttpProxy(self.gate, rig.cloud.url, rig.moto, rig.turn)
-        self.starts = 0
-        self.orders: dict[str, Any] = {}
-        """More for the nursery, at every start; `die_at` at the next one only."""
-        self._pidfd: int | None = None
-        self._number = 0
-        self._keeper: asyncio.Task[None] | None = None
-
-    async def prepare(self, database: str, installation: Installation | None, master: bytes) -> None:
-        """`installation` None: a home in which no daemon ever was."""
-        await self.database.start()
-        await self.http.start()
-        self.home.mkdir(mode=0o700, parents=True)
-        config = CONFIG | {
-            "database_url": f"postgresql://gpubroker@127.0.0.1:{self.database.port}/{database}?sslmode=disable",
-            "blobs": f"s3://{BUCKET}",
-            "blob_options": KEYS | {ENDPOINT: self.http.url},
-        }
-        (self.home / "gpubroker.yaml").write_text(yaml.safe_dump(config))
-        if installation is None:
-            return
-        (self.home / "installation").write_text(installation + "\n")
-        key = self.home / "master.key"
-        key.touch(mode=0o600)
-        key.write_bytes(base64.urlsafe_b64encode(master) + b"\n")
-
-    def start(self) -> None:
-        """From now on a daemon that ends is started again."""
-        self._keeper = asyncio.create_task(self._keep(), name=f"keeper of {self.home.name}")
-
-    async def _keep(self) -> None:
-        while True:
-            number = await self._rig.nursery.fork(home=str(self.home), cloud=self.http.url, **self.orders)
-            self.starts += 1
-            self.orders.pop("die_at", None)
-            self._number = number
-            try:
-                self._pidfd = os.pidfd_open(number)
-            except ProcessLookupError:
-                continue  # it has ended already
-            try:
-                await self._ended(self._pidfd)
-            finally:
-                self.end()
-                os.close(self._pidfd)
-                self._pidfd = None
-            await asyncio.sleep(0.02)
-
-    async def _ended(self, pidfd: int) -> None:
-        over = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(pidfd, over.set)
-        try:
-            await over.wait()
-        finally:
-            loop.remove_reader(pidfd)
-
-    def signal(self, number: signal.Signals) -> bool:
-        """False: nobody sits here now."""
-        if self._pidfd is None:
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
-            return True
-        return False
-
-    def disk(self, *, full: bool) -> None:
-        """A file of the daemon's can grow no longer, from now on and over its starts, or again. As an error of the
-        operating system it is another one than that of a full disk, and comes at the same places."""
-        self.orders["full"] = full
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(self._number, resource.RLIMIT_FSIZE, (0 if full else -1, -1))
-
-    def end(self) -> None:
-        """kill -9: the kernel lets the process do nothing from here on."""
-        self.signal(signal.SIGKILL)
-
-    async def serves(self) -> None:
-        """Waits until a daemon that lives now has said that it serves."""
-        file = self.home / READY
-        async with Within(SETTLE_S, f"{self.home} serves", self.told):
-            while not (file.exists() and self._sits(int(file.read_text()))):  # noqa: ASYNC110 - another process writes it
-                await asyncio.sleep(LOOK_S)
-
-    def _sits(self, number: int) -> bool:
-        if self._pidfd is None:
-            return False
-        facts = Path(f"/proc/self/fdinfo/{self._pidfd}").read_text()
-        return f"Pid:\t{number}\n" in facts
-
-    def client(self) -> AsyncClient:
-        """Raises OSError before the first start."""
-        found = json.loads((self.home / "client.json").read_text())
-        return AsyncClient(found["url"], found["token"])
-
-    async def leave(self) -> None:
-        """Killed, and not started again but by `start`."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-
-    async def stop(self) -> None:
-        await self.leave()
-        await self.database.stop()
-        await self.http.stop()
-
-    def log(self) -> str:
-        file = self.home / "daemon.log"
-        return file.read_text()[-3000:] if file.exists() else ""
-
-    def told(self) -> str:
-        """Who sits here, and its last words."""
-        sits = "nobody sits here" if self._pidfd is None else f"process {self._number} sits here"
-        return f"{self.starts} starts, {sits}; {self.gate.told()}\n{self.log()}"
 
 
 @dataclass(kw_only=True)
@@ -210,10 +65,17 @@ class House:
         self.folder = rig.folder / self.database
         self.seats = [Seat(rig, self.folder / f"home{n}") for n in range(seats)]
         self.acknowledged: list[str] = []
+        self.ends: dict[str, str] = {}
+        """By job: how it has to end, where it must not succeed."""
 
     @property
     def seat(self) -> Seat:
         return self.seats[0]
+
+    @property
+    def ways(self) -> Ways:
+        """Of the cloud, with this house."""
+        return self.rig.cloud.ways[self.installation]
 
     async def __aenter__(self) -> "House":
         await self._create_database()
@@ -240,19 +102,32 @@ class House:
         await self._drop_database()
         await self._create_database()
 
-    async def submit(self) -> str:
-        """As people do it: again, with the same key, until it is acknowledged."""
-        code, spec = counting(1)
-        key, seat = secrets.token_hex(8), self.seat
-        async with Within(SETTLE_S, f"{seat.home} acknowledges a job", seat.told):
+    async def submit(self, **changes: Any) -> str:
+        """As people do it, with the same key. `changes` of the spec."""
+        (code, spec), key = counting(1), secrets.token_hex(8)
+
+        async def sent(client: AsyncClient) -> str:
+            upload = await client.upload(code, name="code.tar")
+            spec["script"]["code"] = f"upload:{upload.sha256}"
+            return str((await client.submit(spec | changes, key=key)).id)
+
+        self.acknowledged.append(job := await self.called("submit", sent))
+        return job
+
+    async def called(self, what: str, call: Callable[[AsyncClient], Awaitable[Answer]]) -> Answer:
+        """Again and again until it is answered, since nobody answers while a daemon is being started."""
+        seat = self.seat
+        async with Within(SETTLE_S, f"{seat.home} answers {what}", seat.told):
             while True:
                 with contextlib.suppress(OSError, ValueError, Unreachable, ApiError):
                     async with seat.client() as client:
-                        upload = await client.upload(code, name="code.tar")
-                        spec["script"]["code"] = f"upload:{upload.sha256}"
-                        job = str((await client.submit(spec, key=key)).id)
-                    self.acknowledged.append(job)
-                    return job
+                        return await call(client)
+                await asyncio.sleep(LOOK_S)
+
+    async def until(self, what: str, asked: str) -> None:
+        """Waits until this has a row."""
+        async with Within(SETTLE_S, what, self._trouble):
+            while not await self.ask(asked):  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(LOOK_S)
 
     async def rests(self, job: str) -> bool:
@@ -273,9 +148,9 @@ class House:
             await self._rest()
         jobs = dict(await self.ask("SELECT id, state FROM jobs"))
         verdict.lost_jobs += [
-            f"job {job} is {jobs.get(job, 'unknown')}: {self._trouble()}"
+            f"job {job} is {jobs.get(job, 'unknown')}, not {self.ends.get(job, 'succeeded')}: {self._trouble()}"
             for job in self.acknowledged
-            if jobs.get(job) != "succeeded"
+            if jobs.get(job) != self.ends.get(job, "succeeded")
         ]
         verdict.double_jobs += [f"job {job} was asked for once only" for job in set(jobs) - set(self.acknowledged)]
         await self._swept(verdict)

@@ -65,6 +65,7 @@ class _Wire:
             body = await self.client.readexactly(struct.unpack(">i", head[1:])[0] - 4)
             name = self._passage(head[0], body)
             if name is not None:
+                name = self.gate.called(name)
                 number = self.gate.number(name)
                 if not await self.gate.lets(name, number, "before"):
                     return
@@ -230,7 +231,7 @@ class HttpProxy:
             await self._client.close()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        name = _call(request)
+        name = self._gate.called(_call(request))
         number = self._gate.number(name)
         body = await request.read()
         if await self._gate.lets(name, number, "before"):

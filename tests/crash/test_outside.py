@@ -16,8 +16,9 @@ from tests.cli.conftest import Ran
 from tests.crash.cloud import LAG_S, NAME, PaperProvider, Stand
 from tests.crash.gate import Point
 from tests.crash.hardships import MARK
-from tests.crash.house import LOOK_S, House
+from tests.crash.house import House
 from tests.crash.rig import BUCKET, ENDPOINT, KEYS, Rig, opened
+from tests.crash.seat import LOOK_S
 from tests.crash.waits import Within
 
 STRAY = "a" * 13

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from broker.api.http import REQUESTS
-from tests.crash.house import SETTLE_S, House, Seat
+from tests.crash.house import House
 from tests.crash.rig import opened
+from tests.crash.seat import SETTLE_S, Seat
 from tests.crash.waits import Within
 
 CALLERS = 2 * REQUESTS
