@@ -19,9 +19,11 @@ from tests.crash.scenes import commit
 SAMPLE = 8
 """One point of so many is in a sample."""
 POINTS = {"none": None, "sample": SAMPLE, "all": 1}
+LIVES = 6
+"""The same in `--ci`, of the lives that are not plain."""
 CI = {
-    "points": "all", "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20, "homes": 14,
-    "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3, "lanes": 3,
+    "points": "all", "lives": LIVES, "random": 30, "postgres": 5, "fights": 10, "cuts": 5, "checkpoints": 20,
+    "homes": 14, "migrations": 2, "terms": 4, "freezes": 4, "disks": 4, "births": 3, "lanes": 3,
 }  # fmt: skip
 """Of every change; its commit is the seed."""
 
@@ -29,7 +31,10 @@ CI = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--points", choices=POINTS, default="none", help="kill before and after every effect and commit"
+        "--points", choices=POINTS, default="none", help="kill before and after every effect and commit, of every life"
+    )
+    parser.add_argument(
+        "--lives", type=int, metavar="N", help="one of N points of the lives with trouble; else as --points"
     )
     for name, what in (
         ("random", "kill -9 of the daemon at random times"),
@@ -52,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if vars(told).pop("ci"):
         vars(told).update(CI, seed=int(commit(), 16))
     began = time.monotonic()
-    plan = Plan(**vars(told) | {"points": POINTS[told.points]})
+    points = POINTS[told.points]
+    plan = Plan(**vars(told) | {"points": points, "lives": points if told.lives is None else told.lives})
     totals = asyncio.run(carry_out(plan, lambda line: print(line, file=sys.stderr, flush=True)))
     print(json.dumps(totals.report() | {"seconds": round(time.monotonic() - began)}))
     return 1 if totals.broken else 0

@@ -8,7 +8,8 @@ from typing import Any
 
 from broker.clock import SystemClock
 from tests.crash import checkpoints, hardships
-from tests.crash.gate import Moment
+from tests.crash.gate import Moment, Point
+from tests.crash.lives import LIVES
 from tests.crash.rig import Rig, opened
 from tests.crash.scenes import (
     ROUND,
@@ -34,9 +35,11 @@ FULL_HOUSES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How many of each; `points`: None for none, 1 for all, n for every n-th by the commit."""
+    """How many of each; `points` of the plain life and those of the other `lives`: None for none, 1 for all, n for
+    every n-th by the commit."""
 
     points: int | None = None
+    lives: int | None = None
     random: int = 0
     postgres: int = 0
     fights: int = 0
@@ -59,7 +62,7 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
     totals = Totals()
     if plan.checkpoints:
         totals.add_checkpoints(await checkpoints.carry_out(plan.checkpoints, plan.seed, say))
-    if plan.points or plan.homes or plan.migrations or plan.terms or plan.freezes or plan.births:
+    if plan.points or plan.lives or plan.homes or plan.migrations or plan.terms or plan.freezes or plan.births:
         async with opened(seed=plan.seed) as rig:
             await _at_points(plan, rig, totals, say)
     several = min(plan.lanes, FULL_HOUSES)
@@ -83,10 +86,14 @@ async def carry_out(plan: Plan, say: Say = lambda line: None) -> Totals:
 async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
     """What happens at a place that is known: each in a house of its own."""
     found = await enumerate_points(rig)
+    chosen = _some(found, plan.points, plan)
     if plan.points:
-        chosen = found if plan.points == 1 else sampled(found, commit(), plan.points, plan.seed)
         say(f"{len(found)} points of one life, {len(chosen)} of them now")
-        await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
+    if plan.lives:
+        others = await _others(plan, rig, totals, say)
+        chosen += (own := _some(others, plan.lives, plan))
+        say(f"{len(others)} points of {len(LIVES) - 1} other lives, {len(own)} of them now")
+    await _in_lanes(plan, chosen, lambda one: kill_at(rig, one, totals), totals, say)
     effects = list(enumerate(await hardships.home_effects(rig))) if plan.homes else []
     steps = await hardships.migrations(rig) if plan.migrations else []
     once = [point for point in found if point.number == 1]
@@ -102,6 +109,23 @@ async def _at_points(plan: Plan, rig: Rig, totals: Totals, say: Say) -> None:
         lanes = min(plan.lanes, FULL_HOUSES) if name == "frozen" else plan.lanes
         drawn = _drawn(places, count, f"{name}/{plan.seed}")
         await _in_lanes(plan, drawn, act, totals, say, lanes=lanes, name=name)
+
+
+async def _others(plan: Plan, rig: Rig, totals: Totals, say: Say) -> list[Point]:
+    """Points of all lives but the plain one, life by life."""
+    found: dict[str, list[Point]] = {name: [] for name in LIVES if name}
+
+    async def look(name: str) -> None:
+        found[name] = await enumerate_points(rig, name)
+
+    await _in_lanes(plan, list(found), look, totals, say, name="undisturbed:")
+    return [point for points in found.values() for point in points]
+
+
+def _some(found: list[Point], share: int | None, plan: Plan) -> list[Point]:
+    if not share:
+        return []
+    return list(found) if share == 1 else sampled(found, commit(), share, plan.seed)
 
 
 def _drawn(places: Sequence[Any], count: int, seed: str) -> list[Any]:
@@ -127,10 +151,12 @@ async def _in_lanes(
 
     async def lane() -> None:
         while waiting:
-            item, began, broken = waiting.pop(), clock.monotonic(), len(totals.broken)
+            item, began = waiting.pop(), clock.monotonic()
+            broken, missed = len(totals.broken), len(totals.passed_by)
             with during(f"{name or 'killed'} {item}"):
                 await act(item)
             trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
+            trouble += "".join(f"\n  missed: {one}" for one in totals.passed_by[missed:])
             say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
 
     async with asyncio.TaskGroup() as group:

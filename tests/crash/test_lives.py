@@ -1,0 +1,57 @@
+"""Every life that a daemon is killed in is the one that its name says, and a kill in some of them: a sample."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from tests.crash import scenes
+from tests.crash.gate import Point
+from tests.crash.lives import LIVES, PLAIN, life_of
+from tests.crash.rig import Rig, opened
+from tests.crash.scenes import Totals, commit, enumerate_points, kill_at, sampled
+
+OTHERS = [name for name in LIVES if name]
+DEEDS = [
+    Point(name=f"{name}/{passage}", number=1, moment=moment)
+    for name in OTHERS
+    for passage in LIVES[name].passes
+    for moment in ("before", "after")
+]
+"""What each of them is for."""
+TESTS = 4
+
+
+@pytest.fixture(scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    async with opened(seed=int(commit(), 16)) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_a_life_comes_by_what_it_is_for(rig: Rig, name: str) -> None:
+    """By the passages and the ends of its attempts that it names, or `enumerate_points` raises."""
+    points = await enumerate_points(rig, name)
+    assert {life_of(point) for point in points} == {name}
+
+
+async def test_a_life_that_becomes_another_one_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIVES, "stopped", replace(LIVES["stopped"], act=PLAIN.act))
+    monkeypatch.setattr(scenes, "TRIES", 1)
+    with pytest.raises(AssertionError, match=r"did not come by commit:apply\(draining\)"):
+        await enumerate_points(rig, "stopped")
+
+
+async def test_a_create_whose_reply_is_lost_is_adopted(rig: Rig) -> None:
+    """One create and one machine, also where the daemon is killed before it can write that it knows nothing."""
+    for moment in ("before", "after"):
+        totals = Totals()
+        await kill_at(rig, Point(name="unheard/commit:apply(launching)", number=1, moment=moment), totals)
+        assert (totals.broken, totals.kills) == ([], 1)
+
+
+@pytest.mark.parametrize("number", range(TESTS))
+async def test_a_daemon_killed_where_people_or_the_cloud_do_something(rig: Rig, number: int) -> None:
+    totals, point = Totals(), sampled(DEEDS, commit(), len(DEEDS) // TESTS)[number]
+    await kill_at(rig, point, totals)
+    assert (totals.broken, totals.jobs > 0) == ([], True), point
