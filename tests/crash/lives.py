@@ -19,6 +19,7 @@ from tests.crash.seat import LOOK_S, SETTLE_S
 from tests.crash.waits import Within
 
 CREATE = "cloud:create"
+SUBMIT = "commit:submit+write_audit+write_events"
 RAISE = "commit:raise_cap+write_audit+write_events"
 LOW_USD, HIGH_USD = "0.012", Decimal(5)
 """The first one lasts for the 9.15 s of a drain and all that follows it (`billing.drain_lead_s`), and some more."""
@@ -147,11 +148,11 @@ LIVES: dict[str, Life] = {
         passes=("commit:apply(capped,draining)", "commit:charge(capped,ended)", RAISE, CREATE),
     ),
     "raised": Life(
-        act=_raised, attempts=("capped", "completed"), until=GOES_ON,
+        act=_raised, attempts=("capped", "completed"), until="commit:apply(queued)",
         passes=(RAISE, "commit:charge(capped,ended,recovering)", CREATE),
     ),
     "unheard": Life(act=_unheard, passes=("commit:apply(booting)",), until=GOES_ON),
-    "failed": Life(act=_failed, attempts=("user_error", "completed"), passes=(CREATE,), until=GOES_ON),
+    "failed": Life(act=_failed, attempts=("user_error", "completed"), passes=(SUBMIT, CREATE), until=SUBMIT),
     "refused": Life(act=_refused, attempts=("no_capacity", "completed"), passes=(CREATE,), until=GOES_ON),
 }  # fmt: skip
 """By their parts' names."""

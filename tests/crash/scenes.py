@@ -118,8 +118,13 @@ async def kill_at(rig: Rig, point: Point, totals: Totals) -> None:
         gate = house.seat.gate
         gate.kill_at = point
         house.seat.start()
-        await LIVES[life_of(point)].act(house)
+        stuck = []
+        try:
+            await LIVES[life_of(point)].act(house)
+        except TimeoutError as e:
+            stuck.append(str(e))
         verdict = await house.settle()
+        verdict.lost_jobs += stuck
         verdict.double_live += bought_twice(house) if life_of(point) else []
         totals.add(house, verdict, gate.killed)
         if not gate.killed:
