@@ -12,7 +12,7 @@ from decimal import Decimal
 from secrets import token_hex
 
 from broker.client.client import AsyncClient
-from tests.crash.cloud import ENDLESS, Kind, Stand
+from tests.crash.cloud import AGENT, ENDLESS, Kind, Stand
 from tests.crash.gate import Point, bare
 from tests.crash.house import RESTING, House
 from tests.crash.seat import LOOK_S, SETTLE_S
@@ -23,6 +23,8 @@ SUBMIT = "commit:submit+write_audit+write_events"
 RAISE = "commit:raise_cap+write_audit+write_events"
 LOW_USD, HIGH_USD = "0.012", Decimal(5)
 """The first one lasts for the 9.15 s of a drain and all that follows it (`billing.drain_lead_s`), and some more."""
+SOON = Kind(config=ENDLESS.model_copy(update={"run_s": AGENT.run_s}))
+"""Goes on from where an endless one came to, and is through."""
 GOES_ON = "commit:apply(booting)"
 
 
@@ -36,6 +38,8 @@ class Life:
     """What it is for: it comes by all of these, in its own part."""
     until: str = ""
     """The passage after which it is like the plain one again."""
+    leaves: str = ""
+    """Asked for at its end, wherever it was killed, this has a row."""
 
 
 async def _plain(house: House) -> None:
@@ -80,7 +84,7 @@ async def _preempted(house: House) -> None:
     async with Within(SETTLE_S, "it has a checkpoint", house.seat.told):
         while not house.rig.cloud.saved(machine):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
-    house.ways.kind = Kind(config=ENDLESS.model_copy(update={"run_s": 0.4}))
+    house.ways.kind = SOON
     house.seat.gate.part = "preempted"
     house.rig.cloud.take(machine)
 
@@ -92,7 +96,7 @@ async def _capped(house: House) -> None:
     await _trains(house)
     house.seat.gate.part = "capped"
     await house.until("it is capped", f"SELECT 1 FROM jobs WHERE id = '{job}' AND state = 'capped'")
-    house.ways.kind = Kind()
+    house.ways.kind = SOON
     await _raise(house, job)
 
 
@@ -101,7 +105,7 @@ async def _raised(house: House) -> None:
     house.ways.kind = Kind(config=ENDLESS)
     job = await house.submit(cap_usd=LOW_USD)
     await house.until("it drains", "SELECT 1 FROM attempts WHERE state IN ('draining', 'terminating', 'ended')")
-    house.ways.kind = Kind()
+    house.ways.kind = SOON
     house.seat.gate.part = "raised"
     await _raise(house, job)
 
@@ -142,7 +146,10 @@ LIVES: dict[str, Life] = {
     "": PLAIN,
     "stopped": Life(act=_stopped, attempts=("stopped",), passes=("commit:apply(draining)",)),
     "stopped early": Life(act=_stopped_early, attempts=("stopped",), passes=(CREATE, "commit:launchers_through")),
-    "preempted": Life(act=_preempted, attempts=("preempted", "completed"), passes=(CREATE,), until=GOES_ON),
+    "preempted": Life(
+        act=_preempted, attempts=("preempted", "completed"), passes=(CREATE,), until=GOES_ON,
+        leaves="SELECT 1 FROM attempts WHERE reason = 'completed' AND final->>'resumed_from' IS NOT NULL",
+    ),
     "capped": Life(
         act=_capped, attempts=("capped", "completed"), until=GOES_ON,
         passes=("commit:apply(capped,draining)", "commit:charge(capped,ended)", RAISE, CREATE),
@@ -199,7 +206,14 @@ async def astray(house: House, name: str) -> list[str]:
     )
     ended = tuple(reason for (reason,) in rows)
     words = [f"it did not come by {one}" for one in life.passes if one not in passed]
+    words += await not_left(house, name)
     return words if ended == life.attempts else [*words, f"its attempts ended for {ended}, not {life.attempts}"]
+
+
+async def not_left(house: House, name: str) -> list[str]:
+    """What its end has to show and does not, in words."""
+    asked = LIVES[name].leaves
+    return [f"{name}: nothing answers {asked}"] if asked and not await house.ask(asked) else []
 
 
 def bought_twice(house: House) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.crash.checkpoints import Found
 from tests.crash.gate import Point, bare
 from tests.crash.house import House, Verdict
-from tests.crash.lives import LIVES, astray, bought_twice, life_of
+from tests.crash.lives import LIVES, astray, bought_twice, life_of, not_left
 from tests.crash.nursery import LEASE_S
 from tests.crash.rig import Rig
 from tests.crash.seat import LOOK_S
@@ -124,7 +124,7 @@ async def kill_at(rig: Rig, point: Point, totals: Totals) -> None:
         except TimeoutError as e:
             stuck.append(str(e))
         verdict = await house.settle()
-        verdict.lost_jobs += stuck
+        verdict.lost_jobs += [*stuck, *await not_left(house, life_of(point))]
         verdict.double_live += bought_twice(house) if life_of(point) else []
         totals.add(house, verdict, gate.killed)
         if not gate.killed:
