@@ -64,7 +64,7 @@ def _furnish(clouds: dict[str, str]) -> None:
     broker.app.build = build  # type: ignore[attr-defined, assignment]
     broker.app.rhythm_of = shorter
     if len(clouds) > 1:
-        broker.app.gated = lambda providers, _, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
+        broker.app.gated = lambda providers, rented, clock: gated(providers, clouds, clock)  # type: ignore[attr-defined]
     launch.CREATE_LOOK_S = 0.3
 
 
