@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.crash import scenes
-from tests.crash.gate import Point
+from tests.crash.gate import Gate, Point
 from tests.crash.lives import LIVES, PLAIN, life_of
 from tests.crash.rig import Rig, opened
 from tests.crash.scenes import Totals, commit, enumerate_points, kill_at, sampled
@@ -33,6 +33,17 @@ async def test_a_life_comes_by_what_it_is_for(rig: Rig, name: str) -> None:
     """By the passages and the ends of its attempts that it names, or `enumerate_points` raises."""
     points = await enumerate_points(rig, name)
     assert {life_of(point) for point in points} == {name}
+
+
+async def test_what_passes_is_named_by_its_part_and_what_is_held_may_be_broken_off() -> None:
+    async def refuse() -> bool:
+        return False
+
+    gate = Gate(opens={"b": "part"}, hold_at=Point(name="part/c", number=1, moment="before"), hold=refuse)
+    assert [gate.called(name) for name in ("a", "b", "a")] == ["a", "part/b", "part/a"]
+    name = gate.called("c")
+    assert not await gate.lets(name, gate.number(name), "before")
+    assert await gate.lets(name, gate.number(name), "before")
 
 
 async def test_a_life_that_becomes_another_one_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
