@@ -156,7 +156,8 @@ async def _in_lanes(
             with during(f"{name or 'killed'} {item}"):
                 await act(item)
             trouble = "".join(f"\n  BROKEN: {one}" for one in totals.broken[broken:])
-            trouble += "".join(f"\n  missed: {one}" for one in totals.passed_by[missed:])
+            # Another lane's may be among what is new.
+            trouble += "\n  missed" if str(item) in totals.passed_by[missed:] else ""
             say(f"{clock.monotonic() - began:5.1f} s  {name} {item}{trouble}")
 
     async with asyncio.TaskGroup() as group:
