@@ -206,7 +206,7 @@ async def astray(house: House, name: str) -> list[str]:
     )
     ended = tuple(reason for (reason,) in rows)
     words = [f"it did not come by {one}" for one in life.passes if one not in passed]
-    words += await not_left(house, name)
+    words += [*await not_left(house, name), *bought_twice(house)]
     return words if ended == life.attempts else [*words, f"its attempts ended for {ended}, not {life.attempts}"]
 
 
