@@ -7,7 +7,7 @@ from functools import partial
 
 from broker.controllers.beats import Beats
 from broker.controllers.boot import Boot, bought_for
-from broker.controllers.charges import priced, up_to
+from broker.controllers.charges import priced, surplus, up_to
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, moved
@@ -353,8 +353,11 @@ class Launch:
         detail = _shown(offer, why, tuple(seen)) or cause
         ended = replace(decision.attempt, detail=detail, handles=_handles(one.attempt, seen))
         told = () if why in _SIGNALS else (moved(one.job, ended),)
-        (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), events=told)])
-        if held and Effect.CANCEL in decision.effects:
+        charge = surplus(self._context, self._inventory, one.attempt)
+        (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), charge=charge, events=told)])
+        if not held:  # billing charged it meanwhile, or it is another broker's
+            await self._context.store.release([], [one.attempt], due_in_s=0.0)
+        elif Effect.CANCEL in decision.effects:
             await self._launchers.stop(one.attempt)
 
 

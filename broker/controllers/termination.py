@@ -128,7 +128,7 @@ class Termination:
                 f"launcher {attempt.launched_by!r} of {attempt.name} at {provider} cannot be proven dead, so the "
                 "machine may still come; end that launcher's process, or bring back its state folder"
             )
-        charge = surplus(self._context, self._inventory, attempt) if standing else None
+        charge = surplus(self._context, self._inventory, attempt)
         if not failed:
             due_s = min(1.0, self._context.rhythm.look_s)
             return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=due_s)

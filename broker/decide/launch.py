@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY, fault, mismatch
-from broker.domain.instance import Caps, Observed
+from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt
 from broker.domain.money import show
 from broker.domain.offer import Offer
@@ -34,12 +34,13 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     that dies in between leaves one that bills and never trains.
     """
     complete = len(look.seen) >= attempt.line.nodes
+    if len({one.handle.id for one in look.seen if one.state is not InstanceState.GONE}) > attempt.line.nodes:
+        return AttemptEvent.MISMATCH  # each of them bills
     if complete and caps.agent_start_s is None:
         return AttemptEvent.CREATED
     if any(machine.state in TAKEN_AWAY for machine in look.seen):
         return AttemptEvent.GONE
-    surplus = len({machine.handle.id for machine in look.seen}) > attempt.line.nodes
-    if surplus or mismatch(attempt.line.offer, look.seen):
+    if mismatch(attempt.line.offer, look.seen):
         return AttemptEvent.MISMATCH
     if look.beating and complete:
         return AttemptEvent.CREATED

@@ -1,6 +1,6 @@
 """What the machines of an attempt cost an hour, and from when on; prices move, and a machine too many bills as well."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -67,7 +67,7 @@ def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime, be
     if not stand:
         return None
     known = latest_price(attempt)
-    price, surplus = _told_price(attempt, seen, known.usd_per_hour), max(0, len(stand) - nodes)
+    price, surplus = _told_price(attempt, seen, known.usd_per_hour), _surplus(attempt, stand)
     if (price, surplus) == (known.usd_per_hour, known.surplus):
         return None
     told = PriceChange(since=now, usd_per_hour=price, surplus=surplus)
@@ -78,6 +78,13 @@ def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime, be
     if surplus > known.surplus:
         since = max(begun, since - timedelta(seconds=behind_s))
     return replace(told, since=max([since, *(one.since for one in attempt.prices)]))
+
+
+def _surplus(attempt: Attempt, stand: Sequence[Observed]) -> int:
+    """Machines that stand beside those that were bought, which need not stand any more themselves."""
+    recorded = {handle.id for handle in attempt.handles}
+    others = sum(machine.handle.id not in recorded for machine in stand) if len(recorded) >= attempt.line.nodes else 0
+    return max(len(stand) - attempt.line.nodes, others, 0)
 
 
 def _told_price(attempt: Attempt, seen: tuple[Observed, ...], known: Decimal) -> Decimal:

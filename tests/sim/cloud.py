@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, Throttled
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
-from broker.domain.job import Handle
+from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
 from providers.seeded import unit
@@ -30,6 +30,7 @@ FOREIGN = ("gb-other-aaaaaaaaaaaaa", "gb-test-aaaa", "gb-test-aaaaaaaaaaaaa-2", 
 """Somebody else's machines, whose names look like ours."""
 AGENT_START_S = 40.0
 """In every second house launchers start the agents, as SkyPilot does by SSH. By then one has beaten, or never will."""
+EARLY = (AttemptState.INTENDED, AttemptState.LAUNCHING)
 SWEEPS: ContextVar[bool] = ContextVar("sweeps", default=False)
 """Set in the sweep's own task, and so in each destroy that it begins."""
 
@@ -54,6 +55,8 @@ class Cloud(SimulatedProvider):
         super().__init__(*args, **kwargs)
         self.more: dict[str, Observed] = {}
         """All but the first machine of several, by id."""
+        self.surplus: set[str] = set()
+        """Of these, what a create that was carried out twice has made beside what was bought."""
         self._right = self._config
         starts = unit(self._config.seed, "launchers start agents") < 0.5
         self._caps = replace(
@@ -87,17 +90,24 @@ class Cloud(SimulatedProvider):
         for node in range(1, boot.nodes):
             if self.world.weather.hits("cloud.partial", job=self.world.job_of(name)):
                 raise OutcomeUnknown(f"{name}: {node} of {boot.nodes} machines, then no more")
-            handle = replace(handles[0], id=f"{name}-{node}")
-            shown = Observed(
+            handles.append(self._another(handles[0], node, offer))
+        if name not in self.world.late and self.world.weather.hits("cloud.twice", job=self.world.job_of(name)):
+            made = self._another(handles[0], boot.nodes, offer)
+            self.surplus.add(made.id)
+            self.world.watch.surplus(made.id)
+            handles += [made] if self.world.weather.draw("tells of both") < 0.5 else []
+        return handles
+
+    def _another(self, first: Handle, node: int, offer: Offer) -> Handle:
+        handle = replace(first, id=f"{first.name}-{node}")
+        if handle.id not in self.more:
+            self.more[handle.id] = Observed(
                 handle=handle, state=InstanceState.RUNNING, accelerator=offer.accelerator, gpus=offer.gpus,
                 spot=offer.spot,
             )  # fmt: skip
-            if handle.id not in self.more:
-                self.more[handle.id] = shown
-                self.world.watch.stands_up(handle.id)
-                self.world.watch.billed(handle.id)
-            handles.append(handle)
-        return handles
+            self.world.watch.stands_up(handle.id)
+            self.world.watch.billed(handle.id)
+        return handle
 
     async def list(self) -> Sequence[Observed]:
         foreign = [
@@ -138,6 +148,11 @@ class Cloud(SimulatedProvider):
             self.world.watch.died(handle.id, self.world.loop.time())
             return
         await super().destroy(handle)
+
+    def answered_for(self, machine_id: str, own: Attempt) -> bool:
+        """By its attempt, which keeps none beside those that it has recorded."""
+        recorded = {handle.id for handle in own.handles} if own.state not in EARLY else ()
+        return own.live and not (recorded and machine_id in self.surplus - set(recorded))
 
     def standing(self) -> tuple[str, ...]:
         """Ids of all machines of ours that bill."""

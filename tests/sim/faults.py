@@ -42,6 +42,7 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.list_omits": (0.2, 0.8),
     "cloud.list_stopped": (0.2, 0.8),
     "cloud.partial": (0.3, 1.0),
+    "cloud.twice": (0.3, 1.0),
     "cloud.prices": (0.5, 3.0),
     "cloud.price_moves": (0.2, 2.0),
     "cloud.deaf": (0.5, 1.0),
@@ -65,7 +66,8 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
 """What makes a kind strike that would else seldom meet what it breaks, and with which share."""
 RARE = (
     "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.partial", "cloud.short_life",
-    "cloud.wrong_machine", "kill.launching", "launcher.unknown", "machine.torn_save", "store.down", "store.error",
+    "cloud.twice", "cloud.wrong_machine", "kill.launching", "launcher.unknown", "machine.torn_save", "store.down",
+    "store.error",
 )  # fmt: skip
 """They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
@@ -84,7 +86,7 @@ OF_JOBS = (
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
-    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial",
+    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial", "cloud.twice",
     "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped",
     "cloud.price_moves", *AIMED,
 })  # fmt: skip

@@ -127,7 +127,7 @@ class Happenings:
         """Something befalls a machine that stands."""
         world = self._world
         if fault.kind == "lose_node":
-            lost = await self._one_of(lambda: sorted(world.cloud.more), fault)
+            lost = await self._one_of(lambda: sorted(world.cloud.more.keys() - world.cloud.surplus), fault)
             if lost is not None:
                 self._lose_node(lost)
             return

@@ -197,7 +197,7 @@ class Watch:
             self._fail("legal_step", f"attempt {to.id}: {was.state} -> {to.state}")
         standing = {i for i in self._world.cloud.standing() if i.startswith(to.name)}
         if to.state is AttemptState.TERMINATING and was.state is AttemptState.TRAINING:
-            self._death(to, standing - self._world.body.stopped.keys())
+            self._death(to, standing - self._world.body.stopped.keys() - self._world.cloud.surplus)
         if to.state is AttemptState.ENDED:
             self._furthest[to.job_id] = self.keeping.saved(to.job_id)
             if was.create_sent_at is not None:
@@ -206,7 +206,7 @@ class Watch:
     def _death(self, to: Attempt, standing: set[str]) -> None:
         if to.reason is Reason.PREEMPTED and len(standing) >= to.line.nodes:
             self._fail("no_false_death", f"{to.name} stands, and was taken for dead: {to.detail}")
-        if to.reason is Reason.HUNG and to.name not in self._world.body.silent:
+        if to.reason is Reason.HUNG and to.name in set(self._world.body.running()) - self._world.body.silent:
             self._fail("no_false_death", f"{to.name} works, and was taken for hung")
 
     def _ended(self, to: Attempt, standing: set[str]) -> None:
@@ -300,11 +300,15 @@ class Watch:
         own = attempt_of_machine(machine_id)
         row = self._world.state.attempts.get(own)
         if row is None or row.value.live:
-            return
+            return self.measures.wanted(own, self._world.cloud.surplus - {machine_id})
         born = max((one.born for one in self.stands if one.id == machine_id), default=0.0)
         age_s = self._world.loop.time() - max(born, self._entered[own])
         if age_s < self._world.cloud.caps.list_lag_s:
             self._fail("orphan_grace", f"{machine_id} was swept, an orphan for {age_s:.1f} s")
+
+    def surplus(self, machine_id: str) -> None:
+        """Nobody has bought it."""
+        self.measures.unwanted(attempt_of_machine(machine_id), [machine_id], self._world.loop.time())
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()
@@ -359,7 +363,7 @@ class Watch:
         self._orphan_since = {i: at for i, at in self._orphan_since.items() if i in standing}
         for machine_id in standing:
             row = world.state.attempts.get(attempt_of_machine(machine_id))
-            if row is not None and row.value.live:
+            if row is not None and world.cloud.answered_for(machine_id, row.value):
                 self._orphan_since.pop(machine_id, None)
                 continue
             since = self._orphan_since.setdefault(machine_id, now)

@@ -1,6 +1,6 @@
 """How long things took, in virtual seconds: no invariants, but what the last line of a run tells."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker.domain.ids import AttemptId
@@ -64,6 +64,12 @@ class Measures:
         if (died := self._lost.pop(attempt, None)) is not None:
             self.detects_raw.append(now - died)
             self.detects.append(now - died - self._blind.within(died, now))
+
+    def wanted(self, attempt: AttemptId, machines: Iterable[str]) -> None:
+        """Of these, the attempt's take the place of the one that was bought."""
+        for machine in machines:
+            if attempt_of_machine(machine) == attempt:
+                self._unwanted.pop(machine, None)
 
     def gone(self, machine: str, at: float) -> None:
         if (since := self._unwanted.pop(machine, None)) is not None:

@@ -144,19 +144,31 @@ MUTANTS = (
     ),
     _mutant(
         "the price of the purchase is charged on", "charged_in_full",
-        (f"{C}.billing.price_change", wrong.always(None)), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_change", wrong.always(None)), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a rise counts from when it was seen", "charged_in_full",
-        (f"{C}.billing.price_change", wrong_prices.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_change", wrong_prices.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a price that stands still is believed to have fallen", "charged_in_full",
-        (f"{C}.billing.price_change", wrong_prices.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_change", wrong_prices.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "no price falls", "not_overbilled",
-        (f"{C}.billing.price_change", wrong_prices.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_change", wrong_prices.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
+    ),
+    _mutant(
+        "a machine too many is free", "charged_in_full",
+        (f"{D}.prices._surplus", wrong.always(0)), aim=_always_on("cloud.twice"),
+    ),
+    _mutant(
+        "a machine too many stays", "no_leak",
+        (f"{D}.sweep._known", wrong.always(True)), aim=_always_on("cloud.twice"),
+    ),
+    _mutant(
+        "what never booted is charged until its launcher is at rest", "not_overbilled",
+        (f"{INVENTORY}.stood_until", wrong.always(None)), aim=_always_on("launcher.unknown", "cloud.lost_reply"),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
     _mutant("no last charge", "charged_in_full", (f"{C}.termination.up_to", wrong.nothing_last)),

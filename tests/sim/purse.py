@@ -165,7 +165,9 @@ class Purse:
         if self._moves(attempt):
             spans = self._world.prices.spans(offer, self._charges.get(attempt.id, []), begun, until)
             one = dearest([*spans], offer.billing_quantum_s)
-        most = one * attempt.line.nodes / 3600
+        # A machine too many is charged until a broker is shown that it is gone: at the most for all of the time.
+        machines = attempt.line.nodes + sum(stand.id in self._world.cloud.surplus for stand in stands)
+        most = one * machines / 3600
         charged = attempt.charged_usd - attempt.traffic_usd
         if charged > most:
             told = f"gone at {gone:.1f}, known at {known:.1f}"

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from broker.controllers import (
     boot,
+    charges,
     deadman,
     house_clock,
     inventory,
@@ -237,7 +238,7 @@ def nothing_last(attempt: Any, until: datetime) -> Any:
     return replace(_LAST_CHARGE(attempt, until), usd=Decimal(0))
 
 
-_LAST_CHARGE = termination.up_to
+_LAST_CHARGE = charges.up_to
 
 
 def same_job(job: Any, *args: Any, **more: Any) -> Any:

@@ -4,23 +4,23 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from broker.decide.billing import price_change, price_now
+from broker.decide.prices import price_change, price_now
 from broker.domain.job import Attempt, PriceChange
 
 _CHANGE = price_change
 
 
-def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime) -> PriceChange | None:
+def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime, behind_s: float) -> PriceChange | None:
     """As if it had risen when it was seen."""
-    found = _CHANGE(attempt, seen, now)
+    found = _CHANGE(attempt, seen, now, behind_s)
     return found and replace(found, since=now)
 
 
-def all_prices_move(attempt: Attempt, seen: tuple[Any, ...], now: datetime) -> PriceChange | None:
+def all_prices_move(attempt: Attempt, seen: tuple[Any, ...], now: datetime, behind_s: float) -> PriceChange | None:
     """Also those that may leave the disk out."""
-    return _CHANGE(attempt, tuple(replace(one, price_moves=True) for one in seen), now)
+    return _CHANGE(attempt, tuple(replace(one, price_moves=True) for one in seen), now, behind_s)
 
 
-def no_falls(attempt: Attempt, seen: tuple[Any, ...], now: datetime) -> PriceChange | None:
-    found = _CHANGE(attempt, seen, now)
+def no_falls(attempt: Attempt, seen: tuple[Any, ...], now: datetime, behind_s: float) -> PriceChange | None:
+    found = _CHANGE(attempt, seen, now, behind_s)
     return found if found and found.usd_per_hour > price_now(attempt) else None

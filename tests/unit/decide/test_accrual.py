@@ -187,6 +187,15 @@ def test_a_machine_too_many_counts_from_when_it_may_have_stood_unseen_and_until_
     )
 
 
+def test_a_machine_too_many_that_outlives_the_one_that_was_bought_is_charged_beside_it() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36").handle,))
+    rose = price_change(attempt, (seen("0.36", number=2),), build.at(115), 30.0)
+    assert rose == replace(change(70, "0.36"), surplus=1)
+    assert price_change(attempt, (seen("0.36"),), build.at(115), 30.0) is None
+    partly = replace(attempt, line=replace(attempt.line, nodes=2))  # one of two is recorded
+    assert price_change(partly, (seen("0.36"), seen("0.36", number=2)), build.at(115), 30.0) is None
+
+
 def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
     both = priced("0.36", prices=(replace(change(0, "0.36"), surplus=1),), charged_to=build.at(100))
     gone = replace(seen("0.36"), state=InstanceState.GONE)

@@ -59,6 +59,8 @@ def verdict(
         ({"dead_s": 0.0, "absent": True}, AttemptEvent.ABSENT),
         ({"dead_s": 0.0, "absent": True, "handles": (HANDLE,)}, AttemptEvent.GONE),
         ({"seen": (machine(),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
+        ({"seen": (machine(), SECOND), "caps": BY_ITSELF}, AttemptEvent.MISMATCH),
+        ({"seen": (replace(SECOND, state=InstanceState.GONE), machine()), "caps": BY_ITSELF}, AttemptEvent.CREATED),
         ({"seen": (machine(InstanceState.GONE),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
         ({"dead_s": 99.0, "caps": BY_ITSELF}, None),
         ({"seen": (machine(),), "beating": True, "nodes": 2}, None),
