@@ -414,7 +414,9 @@ def test_a_reservation_by_time_has_room_for_every_save_unless_nobody_knows_their
     job = timed(max_duration=3600, checkpoint={"every_s": 300})
     assert reserved(job, line, CAPS, tempo()) == Decimal(100), "a script"
     known = replace(line, memory=_need(GIB))
-    assert reserved(job, known, CAPS, tempo()) == usd(Decimal("0.001") * 3718) + Decimal("0.1") * (5 * 3718 // 300 + 2)
+    room = usd(Decimal("0.001") * 3718) + Decimal("0.1") * (5 * 3718 // 300 + 2)
+    assert reserved(job, known, CAPS, tempo()) == room
+    assert reserved(job, replace(known, rows_bytes=GIB), CAPS, tempo()) == room + Decimal("0.1"), "its tokenised rows"
 
 
 def test_with_max_duration_the_reservation_holds_as_the_cap_does() -> None:
