@@ -53,7 +53,7 @@ async def refuse_other_clouds(blobs: Blobs, clock: Clock, own: Seat) -> None:
         other = _parsed(await blobs.get(keys.BROKER_LEASE))
         if other is None or other.home in ("", own.home) or dict(other.clouds) == dict(own.clouds):
             return
-        watch_s = 2 * other.every_s + LOOK_S
+        watch_s = _two_rounds_s(other)
         log.warning(
             "broker %s had other clouds than this one; looking for %g s whether it lives", other.broker, watch_s
         )
@@ -66,14 +66,21 @@ async def refuse_other_clouds(blobs: Blobs, clock: Clock, own: Seat) -> None:
 
 
 async def lease_moves(blobs: Blobs, clock: Clock, watch_s: float) -> bool:
-    """Whether some broker lives. Raises BlobsUnavailable."""
+    """Whether some broker lives: watched for `watch_s`, and for two rounds by the rhythm that the lease tells at the
+    least. Raises BlobsUnavailable."""
     first = await blobs.get(keys.BROKER_LEASE)
+    if (lease := _parsed(first)) is not None:
+        watch_s = max(watch_s, _two_rounds_s(lease))
     until = clock.monotonic() + watch_s
     while clock.monotonic() < until:
         await clock.sleep(min(LOOK_S, watch_s))
         if await blobs.get(keys.BROKER_LEASE) != first:
             return True
     return False
+
+
+def _two_rounds_s(lease: Lease) -> float:
+    return 2 * lease.every_s + LOOK_S
 
 
 def _parsed(lease: bytes | None) -> Lease | None:

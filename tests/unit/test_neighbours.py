@@ -13,7 +13,7 @@ from broker.controllers.deadman import Deadman
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
-from broker.neighbours import LOOK_S, OtherClouds, Seat, refuse_other_clouds, seat_of
+from broker.neighbours import LOOK_S, OtherClouds, Seat, lease_moves, refuse_other_clouds, seat_of
 from broker.ports import Blobs, Provider
 from broker.store.memory import MemoryStore
 from tests.unit.providers.clocks import SteppedClock
@@ -118,3 +118,12 @@ def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_pat
     assert (one.clouds["aws"], one.clouds["local"]) == ("", one.home)
     assert one.home != two.home
     assert str(tmp_path) not in one.home
+
+
+@pytest.mark.parametrize("every_s", [0.5, 60.0, 200.0])
+async def test_who_watches_for_less_than_two_rounds_of_a_lease_watches_for_these(every_s: float) -> None:
+    """Else a sweep without a database would destroy the machines of a broker that lives."""
+    blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
+    other = Other(blobs, Seat(home="there", clouds=CLOUDS), lives=True, every_s=every_s)
+    await other.touch()
+    assert await lease_moves(blobs, other, 1.0)
