@@ -348,12 +348,15 @@ class Service:
         return await self.rows(caller).request_stop(job.id, event) or job
 
     async def raise_cap(self, caller: Caller, wanted: JobId, cap_usd: Decimal) -> Job:
-        """Raises Conflict for a job that ended, InvalidInput for a cap that is not higher."""
+        """The same again changes nothing: who had no answer asks again. Raises Conflict for a job that ended,
+        InvalidInput for a cap that is lower, or where only a higher one lets the job go on."""
         job = await self.job(caller, wanted)
         if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"job {wanted} is {job.state}; retry it with a higher cap instead")
         if job.state is JobState.CAPPED:
             check_data(job)
+        if cap_usd == job.cap_usd and job.state is not JobState.CAPPED:
+            return job
         if cap_usd <= job.cap_usd:
             raise InvalidInput(
                 Problem(
