@@ -33,12 +33,13 @@ class Beats:
         self._context = context
         self._watched: dict[AttemptId, Watch] = {}
         self._listed = float("-inf")
-        self._readable_since: float | None = None
+        self._readable, self._readable_since = False, 0.0
 
     @property
     def readable_s(self) -> float | None:
-        """For how long all beats that were written could be seen; None: they cannot."""
-        return None if self._readable_since is None else self._context.clock.monotonic() - self._readable_since
+        """For how long beats could be written and seen, but for moments in which nobody could miss one; None: they
+        cannot be seen now."""
+        return self._context.clock.monotonic() - self._readable_since if self._readable else None
 
     async def refresh(self) -> None:
         """Lists all beats unless done a moment ago. An unreadable store makes everything unknown, and nothing stale."""
@@ -48,11 +49,12 @@ class Beats:
         try:
             listed = await self._context.blobs.list(keys.BEATS)
         except BlobsUnavailable:
-            self._readable_since = None
+            self._readable = False
             self._watched.clear()
             raise
-        self._listed = now
-        self._readable_since = now if self._readable_since is None else self._readable_since
+        if now - self._listed > self._context.patience.lost_s:
+            self._readable_since = now  # it may have been away, also where nobody looked
+        self._listed, self._readable = now, True
         for blob in listed:
             attempt = AttemptId(keys.attempt_of_beat(blob.key))
             if blob.bytes > MAX_BEAT or blob.key != keys.beat(attempt, 0):

@@ -33,8 +33,9 @@ def moved_price(context: Context, attempt: Attempt, seen: tuple[Observed, ...]) 
 
 def surplus(context: Context, inventory: Inventory, attempt: Attempt) -> Charge | None:
     """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
-    more; None: there are none, or it is known. It covers no time: the next charge makes up for it."""
-    price = moved_price(context, attempt, inventory.seen(attempt.line.offer.provider, attempt.name))
+    more; None: there are none, or it is known, or no listing is young enough: another broker may have seen them go. It
+    covers no time: the next charge makes up for it."""
+    price = moved_price(context, attempt, inventory.fresh(attempt, max_age_s=context.rhythm.billing_s))
     if price is None or price.surplus <= latest_price(attempt).surplus:
         return None
     return priced(attempt, price)

@@ -21,6 +21,8 @@ LEFT_OUT_S = 3.0
 UNHEARD = 3
 """Listings in a row without an answer after which another broker may know more of that cloud."""
 MOST_TURNS = 4
+TIMES = 20_000
+"""Of listings that are remembered: half a day and more of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,8 @@ class Inventory:
         self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
         self._locks = {name: asyncio.Lock() for name in context.providers}
         self._followed: dict[str, dict[InstanceName, Followed]] = {name: {} for name in context.providers}
-        self._first: dict[str, tuple[Listing, ...]] = dict.fromkeys(context.providers, ())
-        """The first two. What is not followed was never shown."""
-        self._gap_s = dict.fromkeys(context.providers, 0.0)
-        """Of all listings, as `Followed.gap_s`."""
+        self._times: dict[str, deque[tuple[float, float]]] = {n: deque(maxlen=TIMES) for n in context.providers}
+        """When listings began and had answered, also those that are forgotten. What is not followed none has shown."""
         self._unheard = dict.fromkeys(context.providers, 0)
         """Listings in a row that had no answer."""
 
@@ -115,13 +115,12 @@ class Inventory:
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
             kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
-            self._first[provider] = (*self._first[provider], kept[-1])[:2]
+            self._times[provider].append((begun, kept[-1].answered))
             self._forget(provider, begun)
             followed = self._followed[provider]
             for name in filter(kept[-1].shows, by_name):  # whoever asks later may find these listings forgotten
                 followed.setdefault(name, Followed(born_by=None, grown=float("-inf")))
             listings = [*kept]
-            self._gap_s[provider] = max(self._gap_s[provider], _gap_s(listings[-3:]))
             for name, one in followed.items():
                 one.heard(listings, name)
 
@@ -219,8 +218,8 @@ class Inventory:
         None: there are no two. No proof: without `born_by` it may be too young to be listed, or not created yet.
 
         From when it was first shown, or asked for, it is followed, so that this is known long after those listings are
-        forgotten. A process that began when it had stood already (by `sent_at` its create was on its way), and could
-        not read of it, goes by its own first two.
+        forgotten. Of what it was never shown, and could not read of, a process knows by the times of its listings
+        since it stood, or since `sent_at`, when its create was on its way.
         """
         one = self._followed[provider].get(name)
         if one is None or one.born_by != born_by:
@@ -229,13 +228,18 @@ class Inventory:
             known = Followed(born_by=born_by, grown=grown)
             if one is not None:
                 known.unseen = one.unseen if one.unseen is not None and one.unseen >= grown else None
-            elif len(first := self._first[provider]) > 1:
-                stood = grown if sent_at is None else self._by_monotonic(sent_at)
-                if float("-inf") < stood <= first[0].begun:
-                    known.unseen, known.gap_s = first[1].answered, self._gap_s[provider]
+            elif born_by or sent_at:
+                known.unseen, known.gap_s = self._never_shown(provider, grown, sent_at)
             known.heard([*self._listings[provider]], name)
             one = self._followed[provider][name] = known
         return None if one.unseen is None else self._by_the_wall(one.unseen)
+
+    def _never_shown(self, provider: str, grown: float, sent_at: datetime | None) -> tuple[float | None, float]:
+        """`unseen` and `gap_s` of a name that no listing has shown."""
+        stood = grown if sent_at is None else self._by_monotonic(sent_at)
+        times = [time for time in self._times[provider] if time[0] >= stood]
+        gap_s = max((later[1] - one[0] for one, later in zip(times, times[2:], strict=False)), default=0.0)
+        return (times[1][1] if len(times) > 1 else None), gap_s
 
     def stood_until(self, attempt: Attempt) -> datetime | None:
         """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.

@@ -243,7 +243,7 @@ class Launch:
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
         more = len(handles) - one.attempt.line.nodes
-        since = one.attempt.create_sent_at or self._context.clock.now()
+        since = max([one.attempt.create_sent_at or self._context.clock.now(), *(p.since for p in one.attempt.prices)])
         price = replace(latest_price(one.attempt), since=since, surplus=max(0, more))
         charge = priced(one.attempt, price) if more > 0 else None
         return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))

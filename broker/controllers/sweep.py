@@ -14,6 +14,7 @@ from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
 from broker.domain.ids import attempt_of
+from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt, LedgerKind
 from broker.ports import Blobs, Charge
 from trainer.contract import keys
@@ -147,7 +148,7 @@ class Sweep:
             if attempt.live:
                 charge = surplus(self._context, self._inventory, attempt)
             else:
-                charge = self._late(key, orphan, attempt)
+                charge = self._late(provider, key, orphan, attempt)
             if charge is not None:
                 await store.charge([charge])
         except StoreUnavailable as e:
@@ -157,11 +158,12 @@ class Sweep:
             if listing is not None and not listing.shows_one(handle):
                 self._paid.add(key)
 
-    def _late(self, key: str, orphan: Orphan, attempt: Attempt) -> Charge | None:
+    def _late(self, provider: str, key: str, orphan: Orphan, attempt: Attempt) -> Charge | None:
         """The time after `ended`; None: nothing is owed. A charge of nothing would move the time up to which it is
         charged."""
-        now = self._context.clock.now()
-        machines = owed_late(attempt, orphan.observed.handle, self._born(key, orphan, now), now)
+        now, handle = self._context.clock.now(), orphan.observed.handle
+        standing = [o for o in self._inventory.seen(provider, handle.name) if o.state is not InstanceState.GONE]
+        machines = owed_late(attempt, handle, self._born(key, orphan, now), now, standing=len(standing))
         traffic = traffic_owed(attempt, now)
         if not machines and not traffic:
             return None

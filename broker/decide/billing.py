@@ -163,9 +163,15 @@ def owed(attempt: Attempt, until: datetime) -> Decimal:
     return max(ZERO, accrued(attempt, until) - (attempt.charged_usd - attempt.traffic_usd))
 
 
-def owed_late(attempt: Attempt, machine: Handle, born: datetime | None, until: datetime) -> Decimal:
+def owed_late(
+    attempt: Attempt, machine: Handle, born: datetime | None, until: datetime, *, standing: int = 1
+) -> Decimal:
     """What is still to be charged for machines of an attempt that has ended, from their birth to `until`; never
-    negative. `born` None: no cloud says when, so it was as soon as the attempt's charges end."""
+    negative. `born` None: no cloud says when, so it was as soon as the attempt's charges end. `standing`: how many
+    there are; fewer than were bought count as if all stood."""
+    more = max(0, standing - attempt.line.nodes)
+    now = replace(latest_price(attempt), since=attempt.charged_to or attempt.created_at, surplus=more)
+    attempt = replace(attempt, prices=(*(p for p in attempt.prices if p.since < now.since), now))
     born = born or (attempt.ended_at if refused(attempt) else None)
     if born is None or attempt.charged_to is None:
         return owed(attempt, until)

@@ -83,7 +83,7 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     if seen.node_lost or InstanceState.GONE in states:
         return Liveness.DEAD
     age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
-    if InstanceState.STOPPED in states and age_s >= patience.still_s:
+    if InstanceState.STOPPED in states and seen.store_ok and age_s >= patience.still_s:
         return Liveness.DEAD
     if seen.left_out and seen.store_ok and not states and patience.missed_s <= age_s < math.inf:
         return Liveness.DEAD

@@ -68,6 +68,8 @@ def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime, be
         return None
     known = latest_price(attempt)
     price, surplus = _told_price(attempt, seen, known.usd_per_hour), _surplus(attempt, stand)
+    if surplus > known.surplus:  # it counts from before now; a price that has fallen is seen at the next look
+        price = max(price, known.usd_per_hour)
     if (price, surplus) == (known.usd_per_hour, known.surplus):
         return None
     told = PriceChange(since=now, usd_per_hour=price, surplus=surplus)

@@ -226,7 +226,8 @@ def test_a_destroy_that_takes_longer_than_a_look_is_asked_for_once_and_charged_w
         monkeypatch.setattr(provider, "destroy", slow)
         monkeypatch.setattr(yard.context.store, "charge", heard)
         await yard.sweeps(yard.sweep(), 200)
-        assert len(asked) == 1
+        # Again only after it was answered, where a listing that lags shows it still.
+        assert len(asked) == 1 if late == "answer" else len(asked) <= 2
         assert {one.attempt_id for one in charged} == {ended}
         # Before it, for who does not live to hear the answer; at each look at the call under way; and once more.
         looks = [one.to for one in charged]

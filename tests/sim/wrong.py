@@ -199,7 +199,7 @@ async def unreadable_is_silence(self: Beats) -> None:
     try:
         await _REFRESH(self)
     except BlobsUnavailable:
-        self._watched, self._readable_since = watched, 0.0
+        self._watched, self._readable = watched, True
 
 
 async def age_by_date(self: Beats) -> None:

@@ -104,11 +104,10 @@ async def test_a_process_that_began_later_and_could_not_read_of_it_goes_by_its_f
     assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[1])
 
 
-async def test_of_what_came_after_its_first_listings_a_process_knows_by_those_that_it_keeps() -> None:
-    seen, _ = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
-    kept = seen._listings["scripted"]
-    found = seen.unseen_since("scripted", NAME, born_by=build.T0)
-    assert found == build.T0 + timedelta(seconds=kept[1].answered)
+async def test_of_what_came_after_its_first_listings_a_process_knows_by_those_since() -> None:
+    seen, times = await listed([(1, ()), (1, ()), *[(LAG_S, ())] * 11])
+    assert seen._listings["scripted"][0].begun > times[3]
+    assert seen.unseen_since("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
 
 
 LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
@@ -124,6 +123,15 @@ async def test_what_never_booted_may_have_billed_for_as_long_as_nothing_would_ha
         clock.advance(apart)
         await seen.refresh("scripted")
     assert seen.stood_until(ENDING) == build.T0 + timedelta(seconds=20 + 65 + LAG_S)
+
+
+@pytest.mark.parametrize("sent_s", [0, 90])
+async def test_a_process_that_could_not_read_of_it_knows_for_how_long_it_may_have_stood(sent_s: float) -> None:
+    """Whether it began before the create or after it; asked an hour later."""
+    seen, _ = await listed([(1, ()), *[(5, ())] * 700])
+    sent, ending = (build.T0 + timedelta(seconds=at) for at in (sent_s, 130))
+    attempt = replace(ENDING, create_sent_at=sent, terminating_since=ending)
+    assert seen.stood_until(attempt) == ending + timedelta(seconds=2 * 5 + LAG_S)
 
 
 async def test_what_never_booted_and_is_shown_bills_until_it_is_shown_no_more() -> None:

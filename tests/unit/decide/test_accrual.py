@@ -196,6 +196,16 @@ def test_a_machine_too_many_that_outlives_the_one_that_was_bought_is_charged_bes
     assert price_change(partly, (seen("0.36"), seen("0.36", number=2)), build.at(115), 30.0) is None
 
 
+def test_a_price_that_falls_as_a_machine_too_many_is_seen_hides_none_of_its_time() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    two = (seen("0.12"), seen("0.12", number=2))
+    rose = price_change(attempt, two, build.at(115), 30.0)
+    assert rose == replace(change(70, "0.36"), surplus=1)
+    assert price_change(replace(attempt, prices=(rose,)), two, build.at(130), 30.0) == replace(
+        change(130, "0.12"), surplus=1
+    )
+
+
 def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
     both = priced("0.36", prices=(replace(change(0, "0.36"), surplus=1),), charged_to=build.at(100))
     gone = replace(seen("0.36"), state=InstanceState.GONE)

@@ -84,6 +84,15 @@ def test_a_machine_that_comes_late_is_charged_from_its_birth_and_before_it_is_kn
     assert owed_late(never_charged, LATE, build.at(160), build.at(170)) == Decimal("0.17")
 
 
+def test_of_machines_that_come_late_each_is_charged_that_stands() -> None:
+    attempt = ended(100)
+    assert owed_late(attempt, LATE, build.at(160), build.at(170), standing=2) == Decimal("0.02")
+    before = PriceChange(since=build.at(50), usd_per_hour=attempt.line.offer.usd_per_hour, surplus=1)
+    assert owed_late(replace(attempt, prices=(before,)), LATE, build.at(160), build.at(170)) == Decimal("0.01")
+    several = replace(attempt, line=replace(attempt.line, nodes=2))
+    assert owed_late(several, LATE, build.at(160), build.at(170)) == Decimal("0.02")
+
+
 def test_a_machine_that_comes_late_costs_no_less_than_the_least_that_its_cloud_bills() -> None:
     attempt = ended(100)
     offer = replace(attempt.line.offer, billing_minimum_s=60)

@@ -184,6 +184,13 @@ def test_the_deadline_waits_for_beats_that_can_be_read(store_ok_s: float | None,
     assert verdict(AttemptState.BOOTING, at=9000, seen=(machine(),), store_ok_s=store_ok_s) is event
 
 
+def test_what_is_called_stopped_is_believed_to_be_only_while_beats_can_be_read() -> None:
+    """Else every machine that works is silent, and a listing that blinks would end it."""
+    seen = (machine(InstanceState.STOPPED),)
+    assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=None) is None
+    assert verdict(AttemptState.TRAINING, seen=seen, beat_age_s=4000.0, store_ok_s=0.0) is AttemptEvent.GONE
+
+
 def test_a_wrong_machine_is_told_by_its_cloud_alone() -> None:
     seen = (machine(accelerator="a6000"),)
     assert verdict(AttemptState.BOOTING, seen=seen, store_ok_s=None) is AttemptEvent.MISMATCH
