@@ -132,7 +132,7 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::numeric[], $5::text
 
 -- name: write_prices
 INSERT INTO price_changes (attempt_id, since, usd_per_hour, surplus)
-SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::numeric[], $4::integer[]);
+SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::numeric[], $4::bigint[]);
 
 -- name: write_events
 INSERT INTO events (job_id, seq, kind, message, attempt_id, data)

@@ -4,7 +4,7 @@
 SET LOCAL statement_timeout = '60s';
 
 ALTER TABLE price_changes
-    ADD COLUMN surplus integer NOT NULL DEFAULT 0
+    ADD COLUMN surplus bigint NOT NULL DEFAULT 0
         CONSTRAINT price_changes_surplus CHECK (surplus >= 0);
 
 CREATE OR REPLACE FUNCTION prices_of(own text) RETURNS jsonb LANGUAGE sql STABLE AS $$
