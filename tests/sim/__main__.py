@@ -56,7 +56,7 @@ def houses(seeds: range, *, lifetimes: int | None, hints: bool, processes: int |
     if idle:
         print(f"{', '.join(idle)}: drawn, and no job was struck; see faults.py")
     print(json.dumps(told_last))
-    return 1 if short or idle or any(outcome.violation or outcome.long_leaks for outcome in done) else 0
+    return 1 if short or idle or any(outcome.violation or outcome.leaked for outcome in done) else 0
 
 
 def replay(seed: int, *, hints: bool) -> int:
@@ -70,7 +70,7 @@ def replay(seed: int, *, hints: bool) -> int:
         print(many.tell(outcome, hints=hints))
     leaks = too_long(outcome)
     print("\n".join([*leaks, json.dumps(summary([outcome], time.monotonic() - begun))]))
-    return 1 if outcome.violation or leaks else 0
+    return 1 if outcome.violation or outcome.leaked else 0
 
 
 def same(seeds: range) -> int:

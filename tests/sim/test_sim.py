@@ -16,7 +16,7 @@ from tests.sim.faults import KINDS
 from tests.sim.hunting import CAUGHT
 from tests.sim.invariants import INVARIANTS
 from tests.sim.mutants import MUTANTS
-from tests.sim.outcome import LEAK_GOAL_S, Outcome, never_struck, summary, too_long
+from tests.sim.outcome import LEAK_GOAL_S, LEAK_LIMIT_S, Outcome, never_struck, summary, too_long
 from tests.sim.strikes import Strikes
 
 ROOT = Path(__file__).parents[2]
@@ -65,12 +65,15 @@ def test_a_machine_that_leaks_for_too_long_is_told_by_name() -> None:
     assert summary([outcome], 1.0)["leaks_long"] == 1
 
 
-def test_a_run_with_a_leak_that_is_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=(LEAK_GOAL_S + 0.1,))
+@pytest.mark.parametrize(("age_s", "status"), [(LEAK_GOAL_S + 0.1, 0), (LEAK_LIMIT_S, 0), (LEAK_LIMIT_S + 0.1, 1)])
+def test_a_run_with_a_leak_that_no_fault_explains_fails(
+    monkeypatch: pytest.MonkeyPatch, age_s: float, status: int
+) -> None:
+    outcome = Outcome(seed=7, violation=None, trace=(), steps=1, faults=0, leak_ages=(age_s,))
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     commands = importlib.import_module("tests.sim.__main__")
     monkeypatch.setattr(commands.many, "houses", lambda *_, **__: iter([many.Told(outcome=outcome, story="")]))
-    assert commands.houses(range(7, 8), lifetimes=None, hints=True, processes=1) == 1
+    assert commands.houses(range(7, 8), lifetimes=None, hints=True, processes=1) == status
 
 
 def test_a_fault_that_finds_nothing_to_strike_is_named() -> None:
