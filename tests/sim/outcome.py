@@ -12,7 +12,7 @@ from tests.sim.measures import percentile
 LEAK_GOAL_S = 180.0
 """No machine is to stand for longer, while somebody could act, than this after nobody wants it any more."""
 LEAK_LIMIT_S = 300.0
-"""One that does fails a run. Where half of all calls fail for minutes, one machine in 15,000 lifetimes passes the goal."""
+"""One that does fails a run. Where half of all calls fail for minutes, one in 15,000 lifetimes passes the goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
