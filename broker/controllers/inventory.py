@@ -224,20 +224,20 @@ class Inventory:
         one = self._followed[provider].get(name)
         if one is None or one.born_by != born_by:
             lag = self._context.providers[provider].caps.list_lag_s
-            grown = float("-inf") if born_by is None else self._by_monotonic(born_by) + lag
+            stood = sent_at if born_by is None else born_by + timedelta(seconds=lag)
+            grown = float("-inf") if stood is None else self._by_monotonic(stood)
             known = Followed(born_by=born_by, grown=grown)
             if one is not None:
                 known.unseen = one.unseen if one.unseen is not None and one.unseen >= grown else None
-            elif born_by or sent_at:
-                known.unseen, known.gap_s = self._never_shown(provider, grown, sent_at)
+            elif stood is not None:
+                known.unseen, known.gap_s = self._never_shown(provider, grown)
             known.heard([*self._listings[provider]], name)
             one = self._followed[provider][name] = known
         return None if one.unseen is None else self._by_the_wall(one.unseen)
 
-    def _never_shown(self, provider: str, grown: float, sent_at: datetime | None) -> tuple[float | None, float]:
+    def _never_shown(self, provider: str, grown: float) -> tuple[float | None, float]:
         """`unseen` and `gap_s` of a name that no listing has shown."""
-        stood = grown if sent_at is None else self._by_monotonic(sent_at)
-        times = [time for time in self._times[provider] if time[0] >= stood]
+        times = [time for time in self._times[provider] if time[0] >= grown]
         gap_s = max((later[1] - one[0] for one, later in zip(times, times[2:], strict=False)), default=0.0)
         return (times[1][1] if len(times) > 1 else None), gap_s
 

@@ -94,7 +94,7 @@ class Cloud(SimulatedProvider):
         if name not in self.world.late and self.world.weather.hits("cloud.twice", job=self.world.job_of(name)):
             made = self._another(handles[0], boot.nodes, offer)
             self.surplus.add(made.id)
-            self.world.watch.surplus(made.id)
+            self.world.watch.measures.unwanted(attempt_of_machine(made.id), [made.id], self.world.loop.time())
             handles += [made] if self.world.weather.draw("tells of both") < 0.5 else []
         return handles
 

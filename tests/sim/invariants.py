@@ -190,6 +190,8 @@ class Watch:
         reason = f" ({to.reason})" if to.reason else ""
         self._world.note(process.id, f"attempt {to.id} {was.state} -> {to.state}{reason} {to.detail}")
         self._entered[to.id] = self._world.loop.time()
+        if to.state is AttemptState.BOOTING:
+            self.measures.wanted(to.id, self._world.cloud.surplus & {handle.id for handle in to.handles})
         if to.state in (AttemptState.TERMINATING, AttemptState.ENDED):
             still = [i for i in self._world.cloud.standing() if attempt_of_machine(i) == to.id]
             self.measures.unwanted(to.id, still, self._world.loop.time())
@@ -305,10 +307,6 @@ class Watch:
         age_s = self._world.loop.time() - max(born, self._entered[own])
         if age_s < self._world.cloud.caps.list_lag_s:
             self._fail("orphan_grace", f"{machine_id} was swept, an orphan for {age_s:.1f} s")
-
-    def surplus(self, machine_id: str) -> None:
-        """Nobody has bought it."""
-        self.measures.unwanted(attempt_of_machine(machine_id), [machine_id], self._world.loop.time())
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()

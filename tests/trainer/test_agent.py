@@ -120,7 +120,11 @@ def test_checkpoint_folder_comes_back(bench: Bench) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_drains(bench: Bench, number: int) -> None:
-    agent = script(bench, SAVER)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
+    try:
+        agent = script(bench, SAVER)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     until(lambda: "saved" in agent.log, "the start")
     os.kill(agent.process.pid, number)
     assert agent.wait().outcome is Outcome.DRAINED
