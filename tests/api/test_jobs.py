@@ -112,7 +112,7 @@ async def test_a_cap_only_rises(api: Running) -> None:
     path = f"/v1/jobs/{job['id']}"
     raised = await api.call("PATCH", path, me, 200, json={"cap_usd": "7.5"})
     assert Decimal(raised["cap_usd"]) == Decimal("7.5")
-    refused = await api.call("PATCH", path, me, 422, json={"cap_usd": "7.5"})
+    refused = await api.call("PATCH", path, me, 422, json={"cap_usd": "7.49"})
     assert refused["errors"][0]["field"] == "cap_usd"
     assert "$7.5" in refused["errors"][0]["message"]
 
