@@ -97,7 +97,7 @@ def test_more_work_never_takes_less_and_more_shards_never_more(shape: ModelShape
     assert three <= two
     if "q" in build_of(shape).names and not shape.kv_heads % 2 and ask.method not in ("qlora", "lora8"):
         divided = estimate(shape, replace(ask, gpus=2, sharding="tensor")).peak_allocated
-        assert divided <= 1.02 * base.peak_allocated, "the sum of both parts may stand beside one of them"
+        assert divided <= 1.01 * base.peak_allocated, "the sum of both parts may stand beside one of them"
 
 
 @given(shape=st.sampled_from(FAMILIES), ask=asks.map(answerable))
