@@ -1,8 +1,9 @@
 """Stop, cap and notice: ask for a checkpoint, wait for the last word or the end of the grace, then let go."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, kept, news
@@ -28,17 +29,16 @@ class Interruption:
     def __init__(self, context: Context, looker: Looker) -> None:
         self._context = context
         self._looker = looker
+        self._claims = Claims(context, Lane.INTERRUPTION)
         self._asked: set[AttemptId] = set()
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
+        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._context.at_once) as leased:
+            return bool(leased) and await self._go_on(leased)
+
+    async def _go_on(self, leased: Sequence[Leased]) -> bool:
         context = self._context
-        leased = await context.store.claim_attempts(
-            Lane.INTERRUPTION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
-            turns=context.at_once,
-        )  # fmt: skip
-        if not leased:
-            return False
         draining = [one for one in leased if one.attempt.state is AttemptState.DRAINING]
         unlisted = await self._looker.refresh(draining) if draining else set()
 

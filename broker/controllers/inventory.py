@@ -227,9 +227,9 @@ class Inventory:
             stood = sent_at if born_by is None else born_by + timedelta(seconds=lag)
             grown = float("-inf") if stood is None else self._by_monotonic(stood)
             known = Followed(born_by=born_by, grown=grown)
-            if one is not None:
-                known.unseen = one.unseen if one.unseen is not None and one.unseen >= grown else None
-            elif stood is not None:
+            if one is not None and one.unseen is not None and one.unseen >= grown:
+                known.unseen = one.unseen
+            elif stood is not None and (one is None or one.unseen is not None):  # none has shown it since it has grown
                 known.unseen, known.gap_s = self._never_shown(provider, grown)
             known.heard([*self._listings[provider]], name)
             one = self._followed[provider][name] = known

@@ -8,6 +8,7 @@ from functools import partial
 from broker.controllers.beats import Beats
 from broker.controllers.boot import Boot, bought_for
 from broker.controllers.charges import priced, surplus, up_to
+from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, moved
@@ -54,6 +55,7 @@ class Launch:
         self._boot = boot
         self._beats = beats
         self._for_sale = ForSale(offers)
+        self._claims = Claims(context, Lane.LAUNCH)
         self._creates = Tasks()
         self.every_s = context.rhythm.poll_s
 
@@ -68,15 +70,12 @@ class Launch:
         if full and await self._creates.one_done(self.every_s):
             return True
         # While a cloud takes its time, what is launching is still looked at: a stop and the cap do not wait.
-        leased = await context.store.claim_attempts(
-            Lane.LAUNCH,
-            owner=context.owner,
-            lease_s=context.rhythm.lease_s,
-            limit=context.rhythm.claim if full else min(free, context.rhythm.claim),
-            turns=self._inventory.turns,
-        )
-        if not leased:
-            return False
+        limit = context.rhythm.claim if full else min(free, context.rhythm.claim)
+        async with self._claims.leased(limit=limit, turns=self._inventory.turns) as leased:
+            return bool(leased) and await self._go_on(leased, full=full)
+
+    async def _go_on(self, leased: Sequence[Leased], *, full: bool) -> bool:
+        context = self._context
         intended = [one for one in leased if one.attempt.state is AttemptState.INTENDED]
         later = [one for one in intended if full and self._never_sent(one) is None]
         if later:

@@ -1,7 +1,9 @@
 """Booting and training attempts: progress, the first beat, and death, which only the cloud can declare."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import kept, moved, news
@@ -21,17 +23,16 @@ class LivenessController:
     def __init__(self, context: Context, looker: Looker) -> None:
         self._context = context
         self._looker = looker
+        self._claims = Claims(context, Lane.LIVENESS)
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
+        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._looker.turns) as leased:
+            self.every_s = self._context.rhythm.poll_s
+            return bool(leased) and await self._look(leased)
+
+    async def _look(self, leased: Sequence[Leased]) -> bool:
         context = self._context
-        leased = await context.store.claim_attempts(
-            Lane.LIVENESS, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
-            turns=self._looker.turns,
-        )  # fmt: skip
-        self.every_s = context.rhythm.poll_s
-        if not leased:
-            return False
         unlisted = await self._looker.refresh(leased)
         judged = await each(context, self.name, leased, lambda one: self._judge(one, unlisted))
         self.every_s = min([self.every_s, *(self._looker.again_s(one.attempt.id) for one in leased)])

@@ -1,11 +1,13 @@
 """Terminating attempts: destroy, until the cloud itself says absent and no launcher is left; then settle."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from broker.controllers.alone import gone_by
 from broker.controllers.beats import read_final
 from broker.controllers.charges import surplus, up_to
+from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
@@ -39,16 +41,15 @@ class Termination:
         self._inventory = inventory
         self._launchers = launchers
         self._destroys = destroys
+        self._claims = Claims(context, Lane.TERMINATION)
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
+        async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._context.at_once) as leased:
+            return bool(leased) and await self._end_all(leased)
+
+    async def _end_all(self, leased: Sequence[Leased]) -> bool:
         context = self._context
-        leased = await context.store.claim_attempts(
-            Lane.TERMINATION, owner=context.owner, lease_s=context.rhythm.lease_s, limit=context.rhythm.claim,
-            turns=context.at_once,
-        )  # fmt: skip
-        if not leased:
-            return False
         # What did not answer ends nothing in this round.
         unlisted = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
         ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))

@@ -50,6 +50,11 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """Gives leases back without a change, fenced by epoch."""
         ...
 
+    async def release_all(self, lane: Lane, *, owner: str) -> None:
+        """Ends every lease that `owner` has in a lane, in whatever epoch: an answer was lost, so that it does not know
+        what it holds. All are due at once, and what was read under those leases is fenced off."""
+        ...
+
     async def live_attempts(self) -> Sequence[Leased]:
         """All attempts that have not ended, without a lease (for billing and the sweep)."""
         ...

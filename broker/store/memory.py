@@ -48,7 +48,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         ]
         rows = [*asked, *(row for row in others if row.value.stop_requested)]
         due = sorted((row for row in rows if row.claimable(now)), key=lambda row: fences.place_in_queue(row.value))
-        return [row.lease(now + timedelta(seconds=lease_s)) for row in due[:limit]]
+        return [row.lease(owner, now + timedelta(seconds=lease_s)) for row in due[:limit]]
 
     async def claim_attempts(
         self, lane: Lane, *, owner: str, lease_s: float, limit: int, turns: Mapping[str, float] | None = None
@@ -56,7 +56,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         now = self._state.clock.now()
         lined = (self._state.attempts[i] for i in self._state.by_lane[lane])
         rows = _due((row for row in lined if turns is None or _has_come(turns, row, now)), now, limit)
-        leased = [row.lease(now + timedelta(seconds=lease_s)) for row in rows]
+        leased = [row.lease(owner, now + timedelta(seconds=lease_s)) for row in rows]
         return [Leased(attempt=attempt, job=self._state.jobs[attempt.job_id].value) for attempt in leased]
 
     async def apply(self, changes: Sequence[Change]) -> Sequence[bool]:
@@ -164,6 +164,13 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             held = self._state.attempts.get(attempt.id)
             if held is not None and held.value.epoch == attempt.epoch:
                 held.free(now, due_in_s)
+
+    async def release_all(self, lane: Lane, *, owner: str) -> None:
+        now = self._state.clock.now()
+        for row in (self._state.attempts[i] for i in self._state.by_lane[lane]):
+            if row.lease_owner == owner:
+                row.value = with_columns(row.value, epoch=row.value.epoch + 1)
+                row.free(now, 0.0)
 
     async def live_attempts(self) -> Sequence[Leased]:
         live = [self._state.attempts[i].value for lane in Lane for i in self._state.by_lane[lane]]

@@ -35,6 +35,7 @@ class Row(Generic[RowT]):
     value: RowT
     due_at: datetime
     lease_until: datetime | None = None
+    lease_owner: str | None = None
     signal: bool = False
     """Of an attempt: its job is asked to stop, or there is one of its own."""
     stored_due_at: datetime | None = None
@@ -43,16 +44,17 @@ class Row(Generic[RowT]):
     def claimable(self, now: datetime) -> bool:
         return self.due_at <= now and (self.lease_until is None or self.lease_until <= now)
 
-    def lease(self, until: datetime) -> RowT:
+    def lease(self, owner: str, until: datetime) -> RowT:
         self.value = with_columns(self.value, epoch=self.value.epoch + 1)
         self.lease_until = self.due_at = until
+        self.lease_owner = owner
         return self.value
 
     def free(self, now: datetime, due_in_s: float) -> None:
         """Ends the lease; what was signalled during it makes the row due at once."""
         signalled = self.lease_until is not None and self.due_at < self.lease_until
         self.due_at = now if signalled else now + timedelta(seconds=due_in_s)
-        self.lease_until = None
+        self.lease_until = self.lease_owner = None
 
 
 class State:

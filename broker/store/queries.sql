@@ -62,6 +62,10 @@ UPDATE attempts a SET lease_until = NULL, lease_owner = NULL,
 FROM unnest($1::text[], $2::bigint[]) AS held (id, epoch)
 WHERE a.id = held.id AND a.epoch = held.epoch;
 
+-- name: release_all
+UPDATE attempts SET epoch = epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
+WHERE lane = $1 AND lease_owner = $2;
+
 -- ---------------------------------------------------------------------------------------------------------- applying
 
 -- name: lock_jobs

@@ -33,7 +33,7 @@ from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
 from tests.sim.purse import SPENT, Purse, highest
-from tests.sim.rows import Before, Held
+from tests.sim.rows import Before, Leases
 from trainer.contract import keys
 from trainer.contract.keys import step_of
 
@@ -58,7 +58,7 @@ STRANGER = Tenant(team="others", owner="me")
 class Watch:
     def __init__(self, world: "World") -> None:
         self._world = world
-        self._held: dict[str, Held] = {}
+        self._leases = Leases()
         self._entered: dict[AttemptId, float] = {}
         self._furthest: dict[JobId, int] = {}
         self._ledgers: dict[JobId, tuple[int, Decimal, Decimal]] = {}
@@ -116,10 +116,13 @@ class Watch:
         self, process: Process, name: str, args: Any, kwargs: dict[str, Any], before: Before | None, answer: Any
     ) -> None:
         if name in ("claim_jobs", "claim_attempts"):
-            self._claimed(process, [getattr(one, "attempt", one) for one in answer], kwargs["lease_s"])
+            rows, now = [getattr(one, "attempt", one) for one in answer], self._world.loop.time()
+            for told in self._leases.claimed(process.id, rows, now, now + kwargs["lease_s"]):
+                self._fail("one_lease_holder", told)
         elif name == "release":
-            for row in (*args[0], *args[1]):
-                self._released(row.id, row.epoch)
+            self._leases.released((*args[0], *args[1]))
+        elif name == "release_all":
+            self._leases.released_all(kwargs["owner"], self._world.state.by_lane[args[0]])
         elif name == "ping":
             self._world.pinged(process)
         elif name == "charge":
@@ -134,23 +137,10 @@ class Watch:
             for job_id in before.jobs:
                 self.job_adds_up(job_id)
 
-    def _claimed(self, process: Process, rows: Sequence[Job | Attempt], lease_s: float) -> None:
-        now = self._world.loop.time()
-        for row in rows:
-            other = self._held.get(row.id)
-            if other is not None and other.until > now:
-                self._fail("one_lease_holder", f"{row.id} claimed by {process.id}, held by {other.process}")
-            self._held[row.id] = Held(process=process.id, epoch=row.epoch, until=now + lease_s)
-
     def _through(self, process: Process, attempts: Sequence[Attempt]) -> None:
         for one in attempts:
             if self._world.launching(one.name):
                 self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
-
-    def _released(self, row_id: str, epoch: int) -> None:
-        held = self._held.get(row_id)
-        if held is not None and held.epoch == epoch:
-            del self._held[row_id]
 
     def _applied(self, process: Process, change: Change, before: Before) -> None:
         charges = [change.charge] if change.charge else []
@@ -160,7 +150,7 @@ class Watch:
             was = before.attempts[read.id]
             if (was.epoch, was.state) != (read.epoch, read.state):
                 self._fail("fenced", f"{process.id} read {read.state} under {read.epoch}, it was {was.state}")
-            self._released(read.id, read.epoch)
+            self._leases.released([read])
             if to.state is not was.state:
                 if to.state is AttemptState.LAUNCHING:
                     self.budgets.sent(to.id)
@@ -173,7 +163,7 @@ class Watch:
                     self._fail("legal_step", f"job {to_job.id}: {was_job.state} -> {to_job.state}")
                 if to_job.state is JobState.SUCCEEDED:
                     self._succeeded(to_job.id)
-            self._released(was_job.id, change.job[0].epoch)
+            self._leases.released([change.job[0]])
         if change.admit is not None:
             self._admitted(process, change.admit)
             self.budgets.hold()

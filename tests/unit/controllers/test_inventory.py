@@ -110,6 +110,20 @@ async def test_of_what_came_after_its_first_listings_a_process_knows_by_those_si
     assert seen.unseen_since("scripted", NAME, born_by=build.T0) == build.T0 + timedelta(seconds=times[3])
 
 
+async def test_a_process_that_could_not_read_that_it_came_to_stand_knows_when_it_was_unseen_since() -> None:
+    """It had asked since the create, and was cut off from the database; those listings are forgotten as well."""
+    seen, times = await listed([(1, ()), (5, ()), (5, ())])
+    sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 20))
+    assert seen.unseen_since("scripted", NAME, born_by=None, sent_at=sent) is not None
+    clock = cast(SteppedClock, seen._context.clock)
+    for _ in range(100):
+        clock.advance(5)
+        times.append(clock.monotonic())
+        await seen.refresh("scripted")
+    grown = [at for at in times if at >= 20 + LAG_S]
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=grown[1])
+
+
 LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
 ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + timedelta(seconds=20), line=LINE)
 
