@@ -72,7 +72,7 @@ class Billing:
         now, caps = context.clock.now(), context.provider_of(attempt).caps
         if self._inventory.latest(attempt.line.offer.provider) is None and self._is_new():
             return None
-        price = moved_price(context, attempt, self._inventory.fresh(attempt, max_age_s=self.every_s))
+        price = moved_price(context, self._inventory, attempt)
         known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
         until = self._until(one, known, now, caps)
         due, traffic = owed(known, until), traffic_owed(known, now)

@@ -6,7 +6,6 @@ from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import owed, traffic_owed
 from broker.decide.prices import latest_price, price_change
-from broker.domain.instance import Observed
 from broker.domain.job import Attempt, PriceChange
 from broker.domain.money import ZERO
 from broker.ports import Charge
@@ -24,18 +23,20 @@ def up_to(attempt: Attempt, until: datetime) -> Charge:
     )
 
 
-def moved_price(context: Context, attempt: Attempt, seen: tuple[Observed, ...]) -> PriceChange | None:
-    """As `price_change`. A machine too many may have stood unseen before the last charge: that went by a listing of up
-    to a tick before, which may have lagged, or left it out."""
-    lag_s = context.provider_of(attempt).caps.list_lag_s
-    return price_change(attempt, seen, context.clock.now(), lag_s + 2 * context.rhythm.billing_s)
+def moved_price(context: Context, inventory: Inventory, attempt: Attempt) -> PriceChange | None:
+    """As `price_change`, by a listing that is young enough."""
+    seen = inventory.fresh(attempt, max_age_s=context.rhythm.billing_s)
+    provider = attempt.line.offer.provider
+    found = {machine.handle.id: inventory.born_after(provider, machine.handle) for machine in seen}
+    born_after = {own: at for own, at in found.items() if at is not None}
+    return price_change(attempt, seen, context.clock.now(), born_after)
 
 
 def surplus(context: Context, inventory: Inventory, attempt: Attempt) -> Charge | None:
     """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
     more; None: there are none, or it is known, or no listing is young enough: another broker may have seen them go. It
     covers no time: the next charge makes up for it."""
-    price = moved_price(context, attempt, inventory.fresh(attempt, max_age_s=context.rhythm.billing_s))
+    price = moved_price(context, inventory, attempt)
     if price is None or price.surplus <= latest_price(attempt).surplus:
         return None
     return priced(attempt, price)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
@@ -55,6 +55,9 @@ class Followed:
     gap_s: float = 0.0
     """Of those in a row, the longest from the begin of one to the answer of the next but one: two of them have to leave
     out what stands there."""
+    missed: dict[str, float] = field(default_factory=dict)
+    """Of each machine that was shown, when the last but one listing before had begun; infinitely long ago: there was
+    none."""
 
     def heard(self, kept: Sequence[Listing], name: InstanceName) -> None:
         """Of the last of these."""
@@ -117,12 +120,18 @@ class Inventory:
             kept.append(Listing(begun=begun, answered=clock.monotonic(), by_name=by_name))
             self._times[provider].append((begun, kept[-1].answered))
             self._forget(provider, begun)
-            followed = self._followed[provider]
-            for name in filter(kept[-1].shows, by_name):  # whoever asks later may find these listings forgotten
-                followed.setdefault(name, Followed(born_by=None, grown=float("-inf")))
-            listings = [*kept]
-            for name, one in followed.items():
-                one.heard(listings, name)
+            self._follow(provider, kept[-1])
+
+    def _follow(self, provider: str, listing: Listing) -> None:
+        """Whoever asks later may find the listings forgotten."""
+        followed, times, listings = self._followed[provider], self._times[provider], [*self._listings[provider]]
+        missed = times[-3][0] if len(times) > 2 else float("-inf")
+        for name in filter(listing.shows, listing.by_name):
+            one = followed.setdefault(name, Followed(born_by=None, grown=float("-inf")))
+            for machine in listing.by_name[name]:
+                one.missed.setdefault(machine.handle.id, missed)
+        for name, one in followed.items():
+            one.heard(listings, name)
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
@@ -226,7 +235,7 @@ class Inventory:
             lag = self._context.providers[provider].caps.list_lag_s
             stood = sent_at if born_by is None else born_by + timedelta(seconds=lag)
             grown = float("-inf") if stood is None else self._by_monotonic(stood)
-            known = Followed(born_by=born_by, grown=grown)
+            known = Followed(born_by=born_by, grown=grown, missed=one.missed if one else {})
             if one is not None and one.unseen is not None and one.unseen >= grown:
                 known.unseen = one.unseen
             elif stood is not None and (one is None or one.unseen is not None):  # none has shown it since it has grown
@@ -240,6 +249,15 @@ class Inventory:
         times = [time for time in self._times[provider] if time[0] >= grown]
         gap_s = max((later[1] - one[0] for one, later in zip(times, times[2:], strict=False)), default=0.0)
         return (times[1][1] if len(times) > 1 else None), gap_s
+
+    def born_after(self, provider: str, handle: Handle) -> datetime | None:
+        """When a machine that is listed did not stand yet, by the house's clock: two listings in a row left it out that
+        began a lag after. None: there were none before it was first shown."""
+        one = self._followed[provider].get(handle.name)
+        missed = float("-inf") if one is None else one.missed.get(handle.id, float("-inf"))
+        if missed == float("-inf"):
+            return None
+        return self._by_the_wall(missed - self._context.providers[provider].caps.list_lag_s)
 
     def stood_until(self, attempt: Attempt) -> datetime | None:
         """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.

@@ -1,6 +1,6 @@
 """What the machines of an attempt cost an hour, and from when on; prices move, and a machine too many bills as well."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -56,12 +56,14 @@ def ceiling(offer: Offer, price: Decimal) -> Decimal:
     return max(price, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else price
 
 
-def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime, behind_s: float) -> PriceChange | None:
+def price_change(
+    attempt: Attempt, seen: tuple[Observed, ...], now: datetime, born_after: Mapping[str, datetime]
+) -> PriceChange | None:
     """What the cloud bills by now, where that is something else than is accrued; None: nothing new is known.
 
     A rise counts from the last charge, before which the old price was seen, and a fall from now: never too little. A
-    machine beside those that were bought counts from `behind_s` before that charge: for so long it may have stood
-    without having been listed. Where one is missing instead, no price is known.
+    machine beside those that were bought counts from `born_after`, by its id, when it is known not to have stood yet;
+    from the beginning where that is not known. Where one is missing instead, no price is known.
     """
     stand, nodes = [machine for machine in seen if machine.state is not InstanceState.GONE], attempt.line.nodes
     if not stand:
@@ -78,7 +80,7 @@ def price_change(attempt: Attempt, seen: tuple[Observed, ...], now: datetime, be
     begun = billed_since(attempt) or now
     since = attempt.charged_to or begun
     if surplus > known.surplus:
-        since = max(begun, since - timedelta(seconds=behind_s))
+        since = max(begun, min(since, _first_surplus(attempt, stand, surplus, born_after) or begun))
     return replace(told, since=max([since, *(one.since for one in attempt.prices)]))
 
 
@@ -87,6 +89,17 @@ def _surplus(attempt: Attempt, stand: Sequence[Observed]) -> int:
     recorded = {handle.id for handle in attempt.handles}
     others = sum(machine.handle.id not in recorded for machine in stand) if len(recorded) >= attempt.line.nodes else 0
     return max(len(stand) - attempt.line.nodes, others, 0)
+
+
+def _first_surplus(
+    attempt: Attempt, stand: Sequence[Observed], surplus: int, born_after: Mapping[str, datetime]
+) -> datetime | None:
+    """When the oldest of the machines too many may have come to stand: of those that are not recorded the youngest.
+    None: not known."""
+    recorded = {handle.id for handle in attempt.handles}
+    others = {machine.handle.id for machine in stand} - recorded
+    known = sorted(born_after[one] for one in others & born_after.keys())
+    return known[-surplus] if surplus <= len(known) else None
 
 
 def _told_price(attempt: Attempt, seen: tuple[Observed, ...], known: Decimal) -> Decimal:

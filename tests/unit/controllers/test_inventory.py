@@ -161,6 +161,18 @@ async def test_what_may_still_boot_has_no_such_bound() -> None:
     assert seen.stood_until(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
 
 
+async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
+    """One listing may leave it out, and a lag may; and before the first listings nothing is known."""
+    second = replace(THERE[0], handle=replace(THERE[0].handle, id="late"))
+    looks = [(1, THERE), (5, THERE), (5, THERE), (5, (*THERE, second)), (5, THERE), (5, (*THERE, second))]
+    seen, times = await listed(looks)
+    found = seen.born_after("scripted", second.handle)
+    assert found == build.T0 + timedelta(seconds=times[1] - LAG_S)
+    assert seen.born_after("scripted", THERE[0].handle) is None
+    seen.unseen_since("scripted", NAME, born_by=build.T0)  # it is followed by another bound now
+    assert seen.born_after("scripted", second.handle) == found
+
+
 async def test_what_is_shown_again_stands_again() -> None:
     seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
     born_by = build.T0 - timedelta(seconds=LAG_S)
