@@ -205,7 +205,8 @@ class Layer:
         """Scaled dot products by a fused kernel where there is one; its inputs stay their caller's."""
         n, s, tape = self.numerics, self.shape, self.tape
         grouped, width = k.count != q.count, 2 if n.compute == 2 else q.width
-        written = n.attention == "sdpa" and grouped and (self.build.broadcast or width == 4)
+        shared = grouped and not n.repeated_keys  # one head that is repeated is a view, and every kernel takes it
+        written = n.attention == "sdpa" and shared and (self.build.broadcast or width == 4)
         masked = self.masked and n.attention != "eager" and not (written and self.build.broadcast)
         named: list[Tensor] = []
         if masked and grouped:  # no kernel shares keys under a mask

@@ -56,6 +56,16 @@ def test_keys_were_repeated_until_kernels_shared_them(
     assert repeats_keys(family, release_of(version), attention) == repeated
 
 
+def test_one_head_of_keys_that_is_repeated_writes_no_scores_out() -> None:
+    """It is a view, so that every kernel sees as many heads of keys as of queries: also where 32 bits have none that
+    shares them."""
+    ask = Ask(method="full", precision="fp32", length=4096, rows=4, transformers="4.48.1")
+    one, all_heads = (estimate(replace(MISTRAL_7B, kv_heads=heads), ask) for heads in (1, MISTRAL_7B.heads))
+    assert one.by_category["activations"] <= all_heads.by_category["activations"]
+    own = estimate(replace(MISTRAL_7B, kv_heads=1), replace(ask, transformers=None))
+    assert own.by_category["activations"] > 2 * one.by_category["activations"], "5.x gives it to kernels unrepeated"
+
+
 def test_only_a_mixtral_before_4_48_holds_a_table_of_positions_in_each_layer() -> None:
     shape = mixtral()
     assert table_bytes(shape, (4, 45), 2) == 512 * 2**20
