@@ -18,7 +18,7 @@ from trainer.agent.prepare import _elsewhere
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
-from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Manifest, Outcome
+from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Desired, Manifest, Outcome
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -45,10 +45,12 @@ class Body(VirtualBody):
     silent: set[str]
     stopped: dict[str, float]
     """Machines that do nothing any more and bill until they are destroyed, and from when on listings say so."""
+    returned: dict[str, float]
+    """Those that were stopped, and since when they run again."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.silent, self.stopped = set(), {}
+        self.silent, self.stopped, self.returned = set(), {}, {}
         self._unstarted: set[str] = set()
         """Machines whose launchers have not started an agent yet."""
         self._called: dict[str, float] = {}
@@ -70,6 +72,20 @@ class Body(VirtualBody):
             for one in self._instances.values()
             if one.spec is not None and not one.over and now < one.dies_at and not self._does_nothing(one.machine.name)
         ]
+
+    async def come_back(self, name: str) -> None:
+        """A machine that was stopped runs again, and its agent begins anew, as after a reboot."""
+        one = self._instances.get(name)
+        if one is None or one.over or self._clock.monotonic() >= one.dies_at:
+            return
+        del self.stopped[name]
+        self.returned[name] = self._clock.monotonic()
+        one.boot, one.seq, one.spec, one.saved, one.sent = f"{int(one.boot, 16) ^ 1:08x}", 0, None, None, 0
+        one.desired, one.saves_at, one.ends_at = Desired(), math.inf, math.inf
+        if keys.final(one.attempt) in self.world.objects.data:
+            self.silent.add(name)  # it has nothing to do
+        self.world.note("cloud", f"{name} runs again")
+        self.world.watch.measures.whole_again(AttemptId(one.attempt))
 
     def _does_nothing(self, name: str) -> bool:
         return name in self.silent or name in self.stopped

@@ -143,16 +143,19 @@ class Happenings:
         elif fault.kind == "silence":
             world.body.silent.add(name)
         elif fault.kind == "host_stops":
-            self._halt(name, fault)
+            await self._halt(name, fault)
         elif fault.kind == "zombie_trainer":
             world.spawn(world.body.haunt(name, fault.for_s), "zombie")
 
-    def _halt(self, name: InstanceName, fault: Fault) -> None:
-        """Its host goes offline, or another one has bid more: listings say so within their lag."""
+    async def _halt(self, name: InstanceName, fault: Fault) -> None:
+        """Its host goes offline, or another one has bid more: listings say so within their lag. Some return."""
         world, now = self._world, self._world.loop.time()
         world.note("cloud", f"stopped {name}")
         world.body.stopped[name] = now + fault.share * world.cloud.caps.list_lag_s
         world.watch.lost(attempt_of_machine(name), now)
+        if fault.for_s and fault.target % 2:
+            await asyncio.sleep(fault.for_s)
+            await world.body.come_back(name)
 
     def _lose_node(self, lost: str) -> None:
         world, now = self._world, self._world.loop.time()

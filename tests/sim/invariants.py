@@ -189,7 +189,7 @@ class Watch:
             self._fail("legal_step", f"attempt {to.id}: {was.state} -> {to.state}")
         standing = {i for i in self._world.cloud.standing() if i.startswith(to.name)}
         if to.state is AttemptState.TERMINATING and was.state is AttemptState.TRAINING:
-            self._death(to, standing - self._world.body.stopped.keys() - self._world.cloud.surplus)
+            self._death(to, standing - self._world.body.stopped.keys() - self._returned() - self._world.cloud.surplus)
         if to.state is AttemptState.ENDED:
             self._furthest[to.job_id] = self.keeping.saved(to.job_id)
             if was.create_sent_at is not None:
@@ -198,8 +198,14 @@ class Watch:
     def _death(self, to: Attempt, standing: set[str]) -> None:
         if to.reason is Reason.PREEMPTED and len(standing) >= to.line.nodes:
             self._fail("no_false_death", f"{to.name} stands, and was taken for dead: {to.detail}")
-        if to.reason is Reason.HUNG and to.name in set(self._world.body.running()) - self._world.body.silent:
+        works = set(self._world.body.running()) - self._world.body.silent - self._returned()
+        if to.reason is Reason.HUNG and to.name in works:
             self._fail("no_false_death", f"{to.name} works, and was taken for hung")
+
+    def _returned(self) -> set[str]:
+        """Machines that run again, though a look may have been made before."""
+        look_s = self._world.cloud.caps.list_lag_s + 60.0
+        return {name for name, at in self._world.body.returned.items() if self._calm(at) < look_s}
 
     def _ended(self, to: Attempt, standing: set[str]) -> None:
         if standing:
@@ -300,7 +306,7 @@ class Watch:
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()
-        self.measures.bought_again(own)
+        self.measures.whole_again(own)
         row = self._world.state.attempts.get(own)
         if row is None or row.value.state in (AttemptState.TERMINATING, AttemptState.ENDED):
             self.measures.unwanted(own, [machine_id], now)

@@ -81,8 +81,8 @@ class Measures:
         """Attempts that lost a machine, and since when nobody has noticed."""
         return self._lost
 
-    def bought_again(self, attempt: AttemptId) -> None:
-        """What died before anybody saw it was bought once more: nothing is lost any more."""
+    def whole_again(self, attempt: AttemptId) -> None:
+        """What died before anybody saw it was bought once more, or runs again: nothing is lost any more."""
         self._lost.pop(attempt, None)
 
     def lost(self, attempt: AttemptId, at: float) -> None:
