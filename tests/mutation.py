@@ -21,7 +21,7 @@ from hypothesis import Phase, settings
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "lifecycle": ("lifecycle", "step", "launch", "liveness", "signals"),
-    "caps": ("billing", "budgets"),
+    "caps": ("billing", "budgets", "prices"),
     "recovery": ("recovery",),
     "sweep": ("sweep",),
     "pace": ("pace",),
