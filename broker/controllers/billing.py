@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Protocol
 
 from broker.controllers.alone import gone_by
-from broker.controllers.charges import moved_price
+from broker.controllers.charges import moved_prices
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
@@ -72,12 +72,12 @@ class Billing:
         now, caps = context.clock.now(), context.provider_of(attempt).caps
         if self._inventory.latest(attempt.line.offer.provider) is None and self._is_new():
             return None
-        price = moved_price(context, self._inventory, attempt)
-        known = replace(attempt, prices=(*attempt.prices, price)) if price else attempt
+        prices = moved_prices(context, self._inventory, attempt)
+        known = replace(attempt, prices=(*attempt.prices, *prices))
         until = self._until(one, known, now, caps)
         due, traffic = owed(known, until), traffic_owed(known, now)
         signal = due_signal(known, job, caps, self._stood_until(one, now), context.tempo)
-        if due == traffic == ZERO and signal is None and price is None:
+        if due == traffic == ZERO and signal is None and not prices:
             return None
         return Charge(
             attempt_id=attempt.id,
@@ -86,7 +86,7 @@ class Billing:
             to=max(until, attempt.charged_to or until),
             usd=due,
             traffic_usd=traffic,
-            price=price,
+            prices=prices,
             signal=signal,
             event=_told(one, signal, job.spent_usd + due + traffic, now),
         )

@@ -1,11 +1,12 @@
 """Charges that more than one controller writes."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import owed, traffic_owed
-from broker.decide.prices import latest_price, price_change
+from broker.decide.prices import latest_price, price_changes
 from broker.domain.job import Attempt, PriceChange
 from broker.domain.money import ZERO
 from broker.ports import Charge
@@ -23,28 +24,26 @@ def up_to(attempt: Attempt, until: datetime) -> Charge:
     )
 
 
-def moved_price(context: Context, inventory: Inventory, attempt: Attempt) -> PriceChange | None:
-    """As `price_change`, by a listing that is young enough."""
-    seen = inventory.fresh(attempt, max_age_s=context.rhythm.billing_s)
-    provider = attempt.line.offer.provider
-    found = {machine.handle.id: inventory.born_after(provider, machine.handle) for machine in seen}
-    born_after = {own: at for own, at in found.items() if at is not None}
-    return price_change(attempt, seen, context.clock.now(), born_after)
+def moved_prices(context: Context, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
+    """As `price_changes`, by a listing that is young enough."""
+    seen, provider = inventory.fresh(attempt, max_age_s=context.rhythm.billing_s), attempt.line.offer.provider
+    born = {one.handle.id: inventory.born_after(provider, one.handle) or one.created_at for one in seen}
+    born_after = {own: at for own, at in born.items() if at is not None}
+    return price_changes(attempt, seen, context.clock.now(), born_after)
 
 
 def surplus(context: Context, inventory: Inventory, attempt: Attempt) -> Charge | None:
     """That more machines stand under its name than were bought, before they are destroyed and nothing shows them any
     more; None: there are none, or it is known, or no listing is young enough: another broker may have seen them go. It
     covers no time: the next charge makes up for it."""
-    price = moved_price(context, inventory, attempt)
-    if price is None or price.surplus <= latest_price(attempt).surplus:
-        return None
-    return priced(attempt, price)
+    prices = moved_prices(context, inventory, attempt)
+    more = max((price.surplus for price in prices), default=0) > latest_price(attempt).surplus
+    return priced(attempt, prices) if more else None
 
 
-def priced(attempt: Attempt, price: PriceChange) -> Charge:
+def priced(attempt: Attempt, prices: Sequence[PriceChange]) -> Charge:
     """That the price has moved, and no time."""
-    to = attempt.charged_to or attempt.create_sent_at or price.since
+    to = attempt.charged_to or attempt.create_sent_at or prices[0].since
     return Charge(
-        attempt_id=attempt.id, job_id=attempt.job_id, since=attempt.charged_to, to=to, usd=ZERO, price=price
+        attempt_id=attempt.id, job_id=attempt.job_id, since=attempt.charged_to, to=to, usd=ZERO, prices=prices
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -50,8 +51,10 @@ class Followed:
     born_by: datetime | None
     grown: float
     """Listings that began earlier may leave it out because it is young."""
+    unlisted: float = math.inf
+    """When the first of those in a row began that do not show it."""
     unseen: float | None = None
-    """When the second of those in a row had answered that do not show it; None: there are no two."""
+    """When the second of them had answered; None: there are no two."""
     gap_s: float = 0.0
     """Of those in a row, the longest from the begin of one to the answer of the next but one: two of them have to leave
     out what stands there."""
@@ -62,13 +65,14 @@ class Followed:
     def heard(self, kept: Sequence[Listing], name: InstanceName) -> None:
         """Of the last of these."""
         if not kept or kept[-1].shows(name):
-            self.unseen, self.gap_s = None, 0.0
+            self.unlisted, self.unseen, self.gap_s = math.inf, None, 0.0
         elif self.unseen is not None:
             self.gap_s = max(self.gap_s, _gap_s(kept[-3:]))
         else:
             without: list[Listing] = []
             for listing in kept:
                 without = [] if listing.begun < self.grown or listing.shows(name) else [*without, listing]
+            self.unlisted = without[0].begun if without else math.inf
             self.unseen = without[1].answered if len(without) > 1 else None
             self.gap_s = max((_gap_s(without[i : i + 3]) for i in range(len(without))), default=0.0)
 
@@ -125,9 +129,9 @@ class Inventory:
     def _follow(self, provider: str, listing: Listing) -> None:
         """Whoever asks later may find the listings forgotten."""
         followed, times, listings = self._followed[provider], self._times[provider], [*self._listings[provider]]
-        missed = times[-3][0] if len(times) > 2 else float("-inf")
+        missed = times[-3][0] if len(times) > 2 else -math.inf
         for name in filter(listing.shows, listing.by_name):
-            one = followed.setdefault(name, Followed(born_by=None, grown=float("-inf")))
+            one = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
             for machine in listing.by_name[name]:
                 one.missed.setdefault(machine.handle.id, missed)
         for name, one in followed.items():
@@ -198,11 +202,15 @@ class Inventory:
         """As recorded, else what the listings tell of it by the wall clock; None: no machine of it has run yet."""
         if attempt.running_at is not None:
             return attempt.running_at
-        provider, not_yet = attempt.line.offer.provider, None
+        provider, not_yet, without = attempt.line.offer.provider, None, None
         for listing in self._listings[provider]:
-            if any(o.state is not InstanceState.STARTING for o in listing.by_name.get(attempt.name, ())):
+            shown = listing.by_name.get(attempt.name, ())
+            if any(o.state is not InstanceState.STARTING for o in shown):
                 return runs_since(attempt, not_yet, self._context.providers[provider].caps)
-            not_yet = self._by_the_wall(listing.begun)
+            if len(shown) >= attempt.line.nodes:
+                not_yet, without = self._by_the_wall(listing.begun), None
+            else:  # one listing alone may leave out what runs
+                not_yet, without = without or not_yet, self._by_the_wall(listing.begun)
         return None
 
     def absent_since(
@@ -234,28 +242,29 @@ class Inventory:
         if one is None or one.born_by != born_by:
             lag = self._context.providers[provider].caps.list_lag_s
             stood = sent_at if born_by is None else born_by + timedelta(seconds=lag)
-            grown = float("-inf") if stood is None else self._by_monotonic(stood)
+            grown = -math.inf if stood is None else self._by_monotonic(stood)
             known = Followed(born_by=born_by, grown=grown, missed=one.missed if one else {})
-            if one is not None and one.unseen is not None and one.unseen >= grown:
-                known.unseen = one.unseen
+            if one is not None and one.unseen is not None and one.unlisted >= grown:
+                known.unlisted, known.unseen = one.unlisted, one.unseen
             elif stood is not None and (one is None or one.unseen is not None):  # none has shown it since it has grown
-                known.unseen, known.gap_s = self._never_shown(provider, grown)
+                self._never_shown(provider, known)
             known.heard([*self._listings[provider]], name)
             one = self._followed[provider][name] = known
         return None if one.unseen is None else self._by_the_wall(one.unseen)
 
-    def _never_shown(self, provider: str, grown: float) -> tuple[float | None, float]:
-        """`unseen` and `gap_s` of a name that no listing has shown."""
-        times = [time for time in self._times[provider] if time[0] >= grown]
-        gap_s = max((later[1] - one[0] for one, later in zip(times, times[2:], strict=False)), default=0.0)
-        return (times[1][1] if len(times) > 1 else None), gap_s
+    def _never_shown(self, provider: str, one: Followed) -> None:
+        """No listing has shown it since it has grown."""
+        times = [time for time in self._times[provider] if time[0] >= one.grown]
+        if len(times) > 1:
+            one.unlisted, one.unseen = times[0][0], times[1][1]
+        one.gap_s = max((later[1] - first[0] for first, later in zip(times, times[2:], strict=False)), default=0.0)
 
     def born_after(self, provider: str, handle: Handle) -> datetime | None:
         """When a machine that is listed did not stand yet, by the house's clock: two listings in a row left it out that
         began a lag after. None: there were none before it was first shown."""
         one = self._followed[provider].get(handle.name)
-        missed = float("-inf") if one is None else one.missed.get(handle.id, float("-inf"))
-        if missed == float("-inf"):
+        missed = -math.inf if one is None else one.missed.get(handle.id, -math.inf)
+        if missed == -math.inf:
             return None
         return self._by_the_wall(missed - self._context.providers[provider].caps.list_lag_s)
 

@@ -20,7 +20,7 @@ from broker.decide.billing import told_out_of_time
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
-from broker.decide.prices import latest_price
+from broker.decide.prices import with_surplus
 from broker.decide.signals import SIGNALS, signalled
 from broker.decide.step import after_attempt, setup_reason, step
 from broker.domain.errors import (
@@ -86,6 +86,10 @@ class Launch:
         store_ok = await self._read_beats(launching)
         await each(context, self.name, launching, lambda one: self._look_up(one, store_ok))
         return True
+
+    async def _look_up(self, one: Leased, store_ok: bool) -> None:
+        with self._claims.writing():
+            await self._look_at(one, store_ok)
 
     # ------------------------------------------------------------------------------------------------------ intended
 
@@ -242,9 +246,9 @@ class Launch:
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
         more = len(handles) - one.attempt.line.nodes
-        since = max([one.attempt.create_sent_at or self._context.clock.now(), *(p.since for p in one.attempt.prices)])
-        price = replace(latest_price(one.attempt), since=since, surplus=max(0, more))
-        charge = priced(one.attempt, price) if more > 0 else None
+        births = [one.attempt.create_sent_at or self._context.clock.now()] * more
+        prices = tuple(with_surplus(one.attempt, one.attempt.prices, births))
+        charge = priced(one.attempt, prices) if prices else None
         return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))
 
     # ----------------------------------------------------------------------------------------------------- launching
@@ -262,7 +266,7 @@ class Launch:
         readable_s = self._beats.readable_s
         return readable_s is not None and readable_s >= self._context.patience.lost_s
 
-    async def _look_up(self, one: Leased, store_ok: bool) -> None:
+    async def _look_at(self, one: Leased, store_ok: bool) -> None:
         """A create that has not answered: adopt what the cloud shows, or end what went wrong; create again only when
         that is proven safe."""
         attempt, context = one.attempt, self._context

@@ -8,7 +8,7 @@ from broker.controllers.beats import Beats, Watch, read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.billing import counted
-from broker.decide.liveness import TAKEN_AWAY, Observation, haste
+from broker.decide.liveness import TAKEN_AWAY, Observation, bought, haste
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt
@@ -57,7 +57,7 @@ class Looker:
         provider = attempt.line.offer.provider
         now = self._context.clock.monotonic()
         watch = await self.beats.latest(attempt.id)
-        seen = () if provider in unlisted else self._inventory.seen(provider, attempt.name)
+        seen = () if provider in unlisted else bought(attempt, self._inventory.seen(provider, attempt.name))
         since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
         left_out = provider not in unlisted and self._inventory.left_out(provider, attempt.name, since)

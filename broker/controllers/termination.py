@@ -18,10 +18,10 @@ from broker.decide.billing import refused
 from broker.decide.experience import observed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import TAKEN_AWAY
+from broker.decide.liveness import TAKEN_AWAY, bought
 from broker.decide.recovery import told
 from broker.decide.step import after_attempt, end_reason, kept_until, step
-from broker.domain.errors import BlobsUnavailable, Gone, ProviderError
+from broker.domain.errors import BlobsUnavailable, Gone, GpubrokerError, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
 from broker.domain.money import show
 from broker.ports import Change, Lane, Leased
@@ -52,7 +52,11 @@ class Termination:
         context = self._context
         # What did not answer ends nothing in this round.
         unlisted = await self._inventory.refresh_all({one.attempt.line.offer.provider for one in leased})
-        ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))
+        try:
+            ends = await each(context, self.name, leased, lambda one: self._end(one, unlisted))
+        except (GpubrokerError, TimeoutError):
+            await context.store.release([], [one.attempt for one in leased], due_in_s=context.rhythm.look_s)
+            raise
         decided = {one.attempt.id for one, _ in ends}
         if late := [one.attempt for one in leased if one.attempt.id not in decided]:
             await context.store.release([], late, due_in_s=context.rhythm.look_s)
@@ -106,7 +110,7 @@ class Termination:
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
         until, now = kept_until(one.attempt, one.job), self._context.clock.now()
-        seen = self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name)
+        seen = bought(one.attempt, self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name))
         if until is None or now >= until or any(machine.state in TAKEN_AWAY for machine in seen):
             return None
         wait_s = min(self._context.rhythm.look_s, (until - now).total_seconds())

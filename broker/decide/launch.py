@@ -34,8 +34,9 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     that dies in between leaves one that bills and never trains.
     """
     complete = len(look.seen) >= attempt.line.nodes
-    if len({one.handle.id for one in look.seen if one.state is not InstanceState.GONE}) > attempt.line.nodes:
-        return AttemptEvent.MISMATCH  # each of them bills
+    shown = {one.handle.id for one in look.seen if one.state is not InstanceState.GONE}
+    if len(shown | {handle.id for handle in attempt.handles}) > attempt.line.nodes:
+        return AttemptEvent.MISMATCH  # each of them bills, also one that a listing leaves out
     if complete and caps.agent_start_s is None:
         return AttemptEvent.CREATED
     if any(machine.state in TAKEN_AWAY for machine in look.seen):

@@ -77,6 +77,13 @@ class Observation:
         return self.store_ok_s is not None
 
 
+def bought(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
+    """Of what is shown under its name the recorded machines, once all are: one beside them, which is on its way out,
+    tells nothing of the attempt."""
+    recorded = {handle.id for handle in attempt.handles}
+    return tuple(o for o in seen if o.handle.id in recorded) if len(recorded) >= attempt.line.nodes else seen
+
+
 def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
     """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]

@@ -56,50 +56,59 @@ def ceiling(offer: Offer, price: Decimal) -> Decimal:
     return max(price, offer.on_demand_usd_per_hour or ZERO) if offer.price_moves else price
 
 
-def price_change(
+def price_changes(
     attempt: Attempt, seen: tuple[Observed, ...], now: datetime, born_after: Mapping[str, datetime]
-) -> PriceChange | None:
-    """What the cloud bills by now, where that is something else than is accrued; None: nothing new is known.
+) -> tuple[PriceChange, ...]:
+    """What the cloud bills by now, where that is something else than is accrued; empty: nothing new is known.
 
     A rise counts from the last charge, before which the old price was seen, and a fall from now: never too little. A
     machine beside those that were bought counts from `born_after`, by its id, when it is known not to have stood yet;
     from the beginning where that is not known. Where one is missing instead, no price is known.
     """
-    stand, nodes = [machine for machine in seen if machine.state is not InstanceState.GONE], attempt.line.nodes
+    stand = [machine for machine in seen if machine.state is not InstanceState.GONE]
     if not stand:
-        return None
+        return ()
+    begun, known = billed_since(attempt) or now, latest_price(attempt)
+    price = _told_price(attempt, seen, known.usd_per_hour)
+    births = _births(attempt, stand, begun, born_after)
+    if len(births) < known.surplus:
+        fell = PriceChange(since=now, usd_per_hour=price, surplus=len(births))
+        return (*_moved(attempt, price, attempt.charged_to or begun), fell) if price > known.usd_per_hour else (fell,)
+    moved = _moved(attempt, price, now if price < known.usd_per_hour else attempt.charged_to or begun)
+    beside = with_surplus(attempt, (*attempt.prices, *moved), births) if len(births) > known.surplus else ()
+    return (*moved, *beside)
+
+
+def _moved(attempt: Attempt, price: Decimal, since: datetime) -> tuple[PriceChange, ...]:
+    """That each machine costs so much from then on, but from no earlier than what is known already."""
     known = latest_price(attempt)
-    price, surplus = _told_price(attempt, seen, known.usd_per_hour), _surplus(attempt, stand)
-    if surplus > known.surplus:  # it counts from before now; a price that has fallen is seen at the next look
-        price = max(price, known.usd_per_hour)
-    if (price, surplus) == (known.usd_per_hour, known.surplus):
-        return None
-    told = PriceChange(since=now, usd_per_hour=price, surplus=surplus)
-    if _rate(nodes, told) < _rate(nodes, known):
-        return told
-    begun = billed_since(attempt) or now
-    since = attempt.charged_to or begun
-    if surplus > known.surplus:
-        since = max(begun, min(since, _first_surplus(attempt, stand, surplus, born_after) or begun))
-    return replace(told, since=max([since, *(one.since for one in attempt.prices)]))
+    if price == known.usd_per_hour:
+        return ()
+    since = max([since, *(one.since for one in attempt.prices)])
+    return (replace(known, since=since, usd_per_hour=price),)
 
 
-def _surplus(attempt: Attempt, stand: Sequence[Observed]) -> int:
-    """Machines that stand beside those that were bought, which need not stand any more themselves."""
+def with_surplus(attempt: Attempt, prices: Sequence[PriceChange], births: Sequence[datetime]) -> Iterator[PriceChange]:
+    """From each of these births on one machine more, at what each machine cost then; what is accrued already of
+    machines too many is theirs."""
+    offered = PriceChange(since=attempt.created_at, usd_per_hour=attempt.line.offer.usd_per_hour)
+    known = sorted(prices, key=partial(_order, attempt.line.nodes))
+    for moment in sorted({*births, *(one.since for one in known if births and one.since > min(births))}):
+        at = next((one for one in reversed(known) if one.since <= moment), offered)
+        stood = sum(birth <= moment for birth in births)
+        if stood > at.surplus:
+            yield replace(at, since=moment, surplus=stood)
+
+
+def _births(
+    attempt: Attempt, stand: Sequence[Observed], begun: datetime, born_after: Mapping[str, datetime]
+) -> list[datetime]:
+    """Of each machine beside those that were bought, which need not stand any more themselves: the earliest that it
+    may have come to stand. Where not all are recorded the youngest are too many."""
     recorded = {handle.id for handle in attempt.handles}
-    others = sum(machine.handle.id not in recorded for machine in stand) if len(recorded) >= attempt.line.nodes else 0
-    return max(len(stand) - attempt.line.nodes, others, 0)
-
-
-def _first_surplus(
-    attempt: Attempt, stand: Sequence[Observed], surplus: int, born_after: Mapping[str, datetime]
-) -> datetime | None:
-    """When the oldest of the machines too many may have come to stand: of those that are not recorded the youngest.
-    None: not known."""
-    recorded = {handle.id for handle in attempt.handles}
-    others = {machine.handle.id for machine in stand} - recorded
-    known = sorted(born_after[one] for one in others & born_after.keys())
-    return known[-surplus] if surplus <= len(known) else None
+    others = sorted(max(begun, born_after.get(one.handle.id, begun)) for one in stand if one.handle.id not in recorded)
+    surplus = max(len(stand) - attempt.line.nodes, len(others) if len(recorded) >= attempt.line.nodes else 0)
+    return ([begun] * surplus + others)[len(others) :]
 
 
 def _told_price(attempt: Attempt, seen: tuple[Observed, ...], known: Decimal) -> Decimal:

@@ -1,6 +1,6 @@
 """What goes in and out of the store: leases, changes, charges, filters."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -50,7 +50,7 @@ class Charge:
     """For machines: to add to the attempt's `charged_usd` and the job's `spent_usd`; one ledger entry, none for 0."""
     traffic_usd: Decimal = ZERO
     """For traffic, likewise."""
-    price: PriceChange | None = None
+    prices: Sequence[PriceChange] = ()
     """Recorded as well."""
     signal: Signal | None = None
     """Raised as well, unless there is one; it is never taken back for an attempt."""

@@ -50,9 +50,9 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """Gives leases back without a change, fenced by epoch."""
         ...
 
-    async def release_all(self, lane: Lane, *, owner: str) -> None:
-        """Ends every lease that `owner` has in a lane, in whatever epoch: an answer was lost, so that it does not know
-        what it holds. All are due at once, and what was read under those leases is fenced off."""
+    async def end_leases(self, *, owner: str) -> None:
+        """Ends every lease on an attempt that `owner` has, in whatever lane and epoch: an answer was lost, so that it
+        does not know what it holds. All are due at once, and what was read under those leases is fenced off."""
         ...
 
     async def live_attempts(self) -> Sequence[Leased]:

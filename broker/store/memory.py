@@ -165,9 +165,9 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             if held is not None and held.value.epoch == attempt.epoch:
                 held.free(now, due_in_s)
 
-    async def release_all(self, lane: Lane, *, owner: str) -> None:
+    async def end_leases(self, *, owner: str) -> None:
         now = self._state.clock.now()
-        for row in (self._state.attempts[i] for i in self._state.by_lane[lane]):
+        for row in (self._state.attempts[i] for lane in Lane for i in self._state.by_lane[lane]):
             if row.lease_owner == owner:
                 row.value = with_columns(row.value, epoch=row.value.epoch + 1)
                 row.free(now, 0.0)
@@ -202,7 +202,7 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
             traffic_usd=attempt.traffic_usd + charge.traffic_usd,
             # Every charge moves its fence, also one that covers no time.
             charged_to=charge.to if attempt.charged_to is None else max(charge.to, attempt.charged_to + MICRO_S),
-            prices=(*attempt.prices, charge.price) if charge.price else attempt.prices,
+            prices=(*attempt.prices, *charge.prices),
         )
         self._spend(charge.job_id, total)
         self._state.write_ledger(fences.entries_of(charge))

@@ -79,8 +79,8 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
             if held:
                 await self._pool.fetch(name, *columns((row.id, row.epoch) for row in held), due_in_s)
 
-    async def release_all(self, lane: Lane, *, owner: str) -> None:
-        await self._pool.fetch("release_all", lane.value, owner)
+    async def end_leases(self, *, owner: str) -> None:
+        await self._pool.fetch("end_leases", owner)
 
     async def live_attempts(self) -> Sequence[Leased]:
         return _leased(await self._pool.read("live_attempts"))

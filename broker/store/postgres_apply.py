@@ -209,8 +209,7 @@ class _Writes:
         self.charges.append((charge.attempt_id, charge.usd, charge.traffic_usd, charge.to, signal))
         self.jobs[charge.job_id].usd += charge.usd + charge.traffic_usd
         self.ledger += map(rows.written_entry, fences.entries_of(charge))
-        if (price := charge.price) is not None:
-            self.prices.append((charge.attempt_id, price.since, price.usd_per_hour, price.surplus))
+        self.prices += [(charge.attempt_id, one.since, one.usd_per_hour, one.surplus) for one in charge.prices]
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Numbers them onward from the job's counter, whose row is locked."""

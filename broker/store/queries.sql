@@ -49,22 +49,32 @@ SELECT leased.*, prices_of(leased.id) AS prices, {job_columns} FROM leased JOIN 
 
 -- name: release_jobs
 -- due_at before the lease's end is a signal that came during the lease: due at once.
+WITH held AS (
+    SELECT j.id FROM jobs j JOIN unnest($1::text[], $2::bigint[]) AS read (id, epoch) USING (id, epoch)
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+)
 UPDATE jobs j SET lease_until = NULL, lease_owner = NULL,
     due_at = CASE WHEN j.due_at < j.lease_until THEN clock_timestamp()
                   ELSE clock_timestamp() + $3 * interval '1 second' END
-FROM unnest($1::text[], $2::bigint[]) AS held (id, epoch)
-WHERE j.id = held.id AND j.epoch = held.epoch;
+FROM held WHERE j.id = held.id;
 
 -- name: release_attempts
+WITH held AS (
+    SELECT a.id FROM attempts a JOIN unnest($1::text[], $2::bigint[]) AS read (id, epoch) USING (id, epoch)
+    ORDER BY a.id FOR NO KEY UPDATE OF a
+)
 UPDATE attempts a SET lease_until = NULL, lease_owner = NULL,
     due_at = CASE WHEN a.due_at < a.lease_until THEN clock_timestamp()
                   ELSE clock_timestamp() + $3 * interval '1 second' END
-FROM unnest($1::text[], $2::bigint[]) AS held (id, epoch)
-WHERE a.id = held.id AND a.epoch = held.epoch;
+FROM held WHERE a.id = held.id;
 
--- name: release_all
-UPDATE attempts SET epoch = epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
-WHERE lane = $1 AND lease_owner = $2;
+-- name: end_leases
+-- A claim that is not committed yet keeps its own.
+WITH held AS (
+    SELECT id FROM attempts WHERE lane IS NOT NULL AND lease_owner = $1 ORDER BY id FOR NO KEY UPDATE
+)
+UPDATE attempts a SET epoch = a.epoch + 1, lease_until = NULL, lease_owner = NULL, due_at = clock_timestamp()
+FROM held WHERE a.id = held.id;
 
 -- ---------------------------------------------------------------------------------------------------------- applying
 

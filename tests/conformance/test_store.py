@@ -184,22 +184,31 @@ async def test_an_expired_attempt_lease_fences_the_zombie(house: House) -> None:
 
 
 async def test_whoever_lost_an_answer_gives_back_what_it_may_hold(store: Store) -> None:
-    """Of that lane alone, and of nobody else."""
+    """And of nobody else."""
     lost, other = [(await running(store))[0] for _ in range(2)]
     (mine,) = await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
     (theirs,) = await store.claim_attempts(Lane.LIVENESS, owner="b", lease_s=HOUR, limit=1)
     assert {mine.attempt.id, theirs.attempt.id} == {lost.id, other.id}
-    await store.release_all(Lane.TERMINATION, owner="a")
+    await store.end_leases(owner="nobody")
     assert not await store.claim_attempts(Lane.LIVENESS, owner="c", lease_s=HOUR, limit=9)
-    await store.release_all(Lane.LIVENESS, owner="a")
+    await store.end_leases(owner="a")
     heir = replace(mine.attempt, detail="read under the lease that was given back")
     kept = replace(theirs.attempt, detail="still leased")
     changes = [Change(attempt=(mine.attempt, heir)), Change(attempt=(theirs.attempt, kept), due_in_s=HOUR)]
     assert await store.apply(changes) == [False, True]
     (again,) = await store.claim_attempts(Lane.LIVENESS, owner="c", lease_s=HOUR, limit=9)
     assert again.attempt.id == mine.attempt.id
-    await store.release_all(Lane.LIVENESS, owner="a")  # it is another one's now
+    await store.end_leases(owner="a")  # it is another one's now
     assert not await store.claim_attempts(Lane.LIVENESS, owner="d", lease_s=HOUR, limit=9)
+
+
+async def test_what_a_signal_has_moved_to_another_lane_is_given_back_too(store: Store) -> None:
+    attempt, job = await running(store)
+    assert await store.claim_attempts(Lane.LIVENESS, owner="a", lease_s=HOUR, limit=1)
+    await send(store, "stop", attempt, job)
+    assert not await store.claim_attempts(Lane.INTERRUPTION, owner="b", lease_s=HOUR, limit=1)
+    await store.end_leases(owner="a")
+    assert await store.claim_attempts(Lane.INTERRUPTION, owner="b", lease_s=HOUR, limit=1)
 
 
 async def test_a_row_is_due_again_after_its_time(house: House) -> None:

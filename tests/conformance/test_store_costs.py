@@ -38,9 +38,9 @@ async def test_a_charge_records_the_price_and_keeps_traffic_apart(store: Store) 
     rise = replace(rise, surplus=2)
     first = Charge(
         attempt_id=attempt.id, job_id=job.id, since=None, to=START, usd=Decimal(1), traffic_usd=Decimal("0.25"),
-        price=rise,
+        prices=(rise,),
     )  # fmt: skip
-    second = replace(first, since=START, to=later, usd=Decimal(0), traffic_usd=Decimal("0.5"), price=fall)
+    second = replace(first, since=START, to=later, usd=Decimal(0), traffic_usd=Decimal("0.5"), prices=(fall,))
     assert await store.charge([first, second, first]) == [True, True, False]
     (after,) = await store.attempts(job.id)
     assert (after.charged_usd, after.traffic_usd, after.charged_to) == (Decimal("1.75"), Decimal("0.75"), later)

@@ -55,6 +55,8 @@ class Cloud(SimulatedProvider):
         super().__init__(*args, **kwargs)
         self.more: dict[str, Observed] = {}
         """All but the first machine of several, by id."""
+        self.terminated: dict[str, Observed] = {}
+        """Every second cloud lists what was destroyed for an hour."""
         self.surplus: set[str] = set()
         """Of these, what a create that was carried out twice has made beside what was bought."""
         self._right = self._config
@@ -117,7 +119,10 @@ class Cloud(SimulatedProvider):
             )
             for i, name in enumerate(FOREIGN)
         ]
-        return [*map(self._priced, map(self._dated, [*await super().list(), *self.more.values()])), *foreign]
+        machines = [*await super().list(), *self.more.values()]
+        there = {machine.handle.id for machine in machines}
+        over = [machine for own, machine in self.terminated.items() if own not in there]
+        return [*map(self._priced, map(self._dated, machines)), *over, *foreign]
 
     def _priced(self, machine: Observed) -> Observed:
         """Where spot prices move, listings say what every machine costs; of the others some leave the disk out."""
@@ -142,6 +147,8 @@ class Cloud(SimulatedProvider):
     async def destroy(self, handle: Handle) -> None:
         if handle.id.startswith("foreign") or attempt_of(self._installation, handle.name) is None:
             self.world.fail("foreign_untouched", f"destroy of {handle.name}")
+        if unit(self._config.seed, "lists terminated") < 0.5 and handle.id in self.standing():
+            self.terminated[handle.id] = Observed(handle=handle, state=InstanceState.GONE)
         if handle.id in self.more:
             del self.more[handle.id]
             self.world.note("cloud", f"destroyed {handle.id}")

@@ -117,12 +117,12 @@ class Watch:
     ) -> None:
         if name in ("claim_jobs", "claim_attempts"):
             rows, now = [getattr(one, "attempt", one) for one in answer], self._world.loop.time()
-            for told in self._leases.claimed(process.id, rows, now, now + kwargs["lease_s"]):
+            for told in self._leases.claimed(kwargs["owner"], rows, now, now + kwargs["lease_s"]):
                 self._fail("one_lease_holder", told)
         elif name == "release":
             self._leases.released((*args[0], *args[1]))
-        elif name == "release_all":
-            self._leases.released_all(kwargs["owner"], self._world.state.by_lane[args[0]])
+        elif name == "end_leases":
+            self._leases.ended(kwargs["owner"])
         elif name == "ping":
             self._world.pinged(process)
         elif name == "charge":

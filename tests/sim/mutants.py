@@ -144,23 +144,27 @@ MUTANTS = (
     ),
     _mutant(
         "the price of the purchase is charged on", "charged_in_full",
-        (f"{C}.charges.price_change", wrong.always(None)), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong.always(())), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a rise counts from when it was seen", "charged_in_full",
-        (f"{C}.charges.price_change", wrong_prices.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_prices.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a price that stands still is believed to have fallen", "charged_in_full",
-        (f"{C}.charges.price_change", wrong_prices.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_prices.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "no price falls", "not_overbilled",
-        (f"{C}.charges.price_change", wrong_prices.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_prices.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a machine too many is free", "charged_in_full",
-        (f"{D}.prices._surplus", wrong.always(0)), aim=_always_on("cloud.twice"),
+        (f"{D}.prices._births", wrong.always([])), aim=_always_on("cloud.twice"),
+    ),
+    _mutant(
+        "what is beside tells of the attempt", "no_false_death",
+        (f"{C}.look.bought", lambda attempt, seen: seen), aim=_always_on("cloud.twice"),
     ),
     _mutant(
         "a machine too many stays", "no_leak",
@@ -230,7 +234,7 @@ MUTANTS = (
         aim=tuple(Fault(kind="store.down", at=150.0, for_s=1000.0, share=1.0, target=broker) for broker in range(3)),
     ),
     _mutant(
-        "a rule that breaks", "no_internal_error", (f"{C}.billing.moved_price", Mock(side_effect=ZeroDivisionError)),
+        "a rule that breaks", "no_internal_error", (f"{C}.billing.moved_prices", Mock(side_effect=ZeroDivisionError)),
     ),
     _mutant(
         "retention deletes what is needed", "good_checkpoint_kept", (f"{C}.retention.leftovers", wrong.all_objects),

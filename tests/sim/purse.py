@@ -47,6 +47,8 @@ class Purse:
         self._world = world
         self._listed: dict[str, list[Listed]] = {}
         """What each broker's process was given, in order."""
+        self._told: set[str] = set()
+        """Ids of all machines that any was told of while they stood."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
@@ -58,6 +60,7 @@ class Purse:
 
     def listed(self, process: Process, begun: float, shown: Sequence[Observed]) -> None:
         there = frozenset(one.handle.name for one in shown if one.state is not InstanceState.GONE)
+        self._told |= {one.handle.id for one in shown if one.state is not InstanceState.GONE}
         prices: dict[InstanceName, list[Decimal]] = {}
         for told in shown:
             if told.usd_per_hour is not None:
@@ -147,7 +150,10 @@ class Purse:
         return self._world.prices.moves and attempt.line.offer.price_moves
 
     def _least(self, attempt: Attempt, stands: Sequence[Stand]) -> Decimal:
-        """What its machines cost, of which a price that no listing has shown yet cannot be known."""
+        """What its machines cost, of which a price that no listing has shown yet cannot be known; nor, of more machines
+        than were bought, one that none has ever shown."""
+        if self._world.cloud.surplus & {one.id for one in stands}:
+            stands = [one for one in stands if one.id in self._told]
         if not self._moves(attempt):
             return sum(map(self._cost, stands), ZERO)
         prices, offer, now = self._world.prices, attempt.line.offer, self._world.loop.time()

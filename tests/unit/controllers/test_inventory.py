@@ -124,6 +124,14 @@ async def test_a_process_that_could_not_read_that_it_came_to_stand_knows_when_it
     assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=grown[1])
 
 
+async def test_of_two_listings_the_first_may_be_too_young_to_count() -> None:
+    """It is learned late when the machine stood; after that nothing was heard for minutes."""
+    seen, times = await listed([(39, ()), (3, ()), (300, ()), (5, ())])
+    sent, stood = (build.T0 + timedelta(seconds=at) for at in (0, 31))
+    assert seen.unseen_since("scripted", NAME, born_by=None, sent_at=sent) is not None
+    assert seen.unseen_since("scripted", NAME, born_by=stood) == build.T0 + timedelta(seconds=times[2])
+
+
 LINE = replace(build.line(), offer=replace(build.line().offer, provider="scripted"))
 ENDING = build.attempt(AttemptState.TERMINATING, terminating_since=build.T0 + timedelta(seconds=20), line=LINE)
 
@@ -286,6 +294,14 @@ async def test_a_machine_that_may_run_is_taken_to() -> None:
 async def test_a_machine_that_was_never_seen_starting_may_have_run_since_the_create() -> None:
     seen, _ = await listed([(500, THERE), (5, ()), (5, THERE)])
     assert seen.running_at(SENT) == SENT.create_sent_at
+
+
+async def test_one_listing_that_leaves_out_what_runs_moves_its_start_no_further() -> None:
+    """Nothing was heard while it began to run; two listings that leave it out are no omission."""
+    seen, times = await listed([(20, STARTS), (500, ()), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[0] - LAG_S)
+    seen, times = await listed([(20, STARTS), (500, ()), (5, ()), (5, THERE)])
+    assert seen.running_at(SENT) == build.T0 + timedelta(seconds=times[1] - LAG_S)
 
 
 async def test_what_is_recorded_of_the_start_is_kept() -> None:

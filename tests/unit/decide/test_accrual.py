@@ -30,7 +30,7 @@ from broker.decide.billing import (
     traffic_cost,
     traffic_owed,
 )
-from broker.decide.prices import price_change, price_now
+from broker.decide.prices import price_changes, price_now
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Signal, Traffic
@@ -56,14 +56,14 @@ def change(at: float, price: Decimal | str) -> PriceChange:
     return PriceChange(since=build.at(at), usd_per_hour=Decimal(price))
 
 
+def more(at: float, price: Decimal | str, surplus: int = 1) -> PriceChange:
+    return replace(change(at, price), surplus=surplus)
+
+
 def seen(price: str | None, *, moves: bool = True, number: int = 1) -> Observed:
     handle = Handle(provider="x", id=str(number), name=InstanceName("n"))
     rate = None if price is None else Decimal(price)
     return Observed(handle=handle, state=InstanceState.RUNNING, usd_per_hour=rate, price_moves=moves)
-
-
-LATER = {"2": build.at(70)}
-"""When the second machine did not stand yet."""
 
 
 def beat(boot: str = "b", **counters: Any) -> Beat:
@@ -132,8 +132,8 @@ def test_charging_while_prices_become_known_charges_each_second_once(
     attempt, charged = priced(first, quantum), ZERO
     for t in sorted(ticks):
         market = max((m for m in later if m[0] <= t), default=(0.0, first), key=lambda m: m[0])[1]
-        found = price_change(attempt, (seen(str(market)),), build.at(t), {})
-        attempt = replace(attempt, prices=(*attempt.prices, found) if found else attempt.prices)
+        found = price_changes(attempt, (seen(str(market)),), build.at(t), {})
+        attempt = replace(attempt, prices=(*attempt.prices, *found))
         due = owed(attempt, build.at(t))
         charged += due
         attempt = replace(attempt, charged_usd=attempt.charged_usd + due, charged_to=build.at(t))
@@ -146,98 +146,9 @@ def test_charging_while_prices_become_known_charges_each_second_once(
         assert charged == accrued(attempt, last)
 
 
-def test_a_rise_counts_from_the_last_charge_and_a_fall_from_now() -> None:
-    attempt = priced("0.36", charged_to=build.at(100))
-    assert price_change(attempt, (seen("0.40"),), build.at(115), {}) == change(100, "0.40")
-    assert price_change(attempt, (seen("0.30"),), build.at(115), {}) == change(115, "0.30")
-    assert price_change(replace(attempt, charged_to=None), (seen("0.40"),), build.at(9), {}) == change(0, "0.40")
-    assert price_change(attempt, (seen("0.36"),), build.at(115), {}) is None
-    assert price_change(attempt, (seen(None),), build.at(115), {}) is None
-    assert price_change(attempt, (), build.at(115), {}) is None
-
-
-def test_a_bill_that_leaves_the_disk_out_is_not_believed_and_a_dearer_one_is() -> None:
-    attempt = priced("0.36", charged_to=build.at(100))
-    assert price_change(attempt, (seen("0.30", moves=False),), build.at(115), {}) is None
-    assert price_change(attempt, (seen("0.362", moves=False),), build.at(115), {}) is None
-    rose = price_change(attempt, (seen("0.50", moves=False),), build.at(115), {})
-    assert rose == change(100, "0.50")
-    back = price_change(
-        replace(attempt, prices=(change(100, "0.50"),)), (seen("0.30", moves=False),), build.at(130), {}
-    )
-    assert back == change(130, "0.36")
-
-
-def test_the_dearest_of_several_machines_counts_once_all_are_seen() -> None:
-    two = replace(priced("0.36"), line=replace(build.line(), nodes=2))
-    assert price_change(two, (seen("0.40"),), build.at(9), {}) is None
-    both = (seen("0.40"), seen("0.50", number=2))
-    assert price_change(two, both, build.at(9), {}) == change(0, "0.50")
-
-
-def test_a_machine_too_many_counts_from_when_it_may_have_stood_unseen_and_until_it_is_seen_no_more() -> None:
-    attempt = priced("0.36", charged_to=build.at(100))
-    two, lone = (seen("0.36"), seen("0.36", number=2)), (seen("0.36"),)
-    rose = price_change(attempt, two, build.at(115), LATER)
-    assert rose == replace(change(70, "0.36"), surplus=1)
-    early = price_change(replace(attempt, charged_to=build.at(60)), two, build.at(75), {})
-    assert early == replace(change(0, "0.36"), surplus=1)
-    both = replace(attempt, prices=(replace(change(70, "0.36"), surplus=1),))
-    assert price_change(both, two, build.at(130), LATER) is None
-    fell = price_change(both, lone, build.at(130), LATER)
-    assert fell == change(130, "0.36")
-    assert accrued(replace(both, prices=(*both.prices, change(130, "0.36"))), build.at(170)) == usd(
-        Decimal("0.36") * (170 + 60) / 3600
-    )
-
-
-def test_a_machine_too_many_that_outlives_the_one_that_was_bought_is_charged_beside_it() -> None:
-    attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36").handle,))
-    rose = price_change(attempt, (seen("0.36", number=2),), build.at(115), LATER)
-    assert rose == replace(change(70, "0.36"), surplus=1)
-    assert price_change(attempt, (seen("0.36"),), build.at(115), LATER) is None
-    partly = replace(attempt, line=replace(attempt.line, nodes=2))  # one of two is recorded
-    assert price_change(partly, (seen("0.36"), seen("0.36", number=2)), build.at(115), LATER) is None
-
-
-def test_of_several_machines_that_are_not_recorded_the_youngest_are_too_many() -> None:
-    attempt = priced("0.36", charged_to=build.at(100))
-    three = tuple(seen("0.36", number=number) for number in (1, 2, 3))
-    old = {"2": build.at(30), "3": build.at(70)}
-    assert price_change(attempt, three, build.at(115), old) == replace(change(30, "0.36"), surplus=2)
-    assert price_change(attempt, three[1:], build.at(115), old) == replace(change(70, "0.36"), surplus=1)
-    assert price_change(attempt, three, build.at(115), LATER) == replace(change(0, "0.36"), surplus=2)
-
-
-def test_a_machine_too_many_that_stood_while_nothing_was_listed_counts_from_before_the_last_charge() -> None:
-    attempt = priced("0.36", charged_to=build.at(1000))
-    two = (seen("0.36"), seen("0.36", number=2))
-    assert price_change(attempt, two, build.at(1015), LATER) == replace(change(70, "0.36"), surplus=1)
-    late = {"2": build.at(1005)}
-    assert price_change(attempt, two, build.at(1015), late) == replace(change(1000, "0.36"), surplus=1)
-
-
-def test_a_price_that_falls_as_a_machine_too_many_is_seen_hides_none_of_its_time() -> None:
-    attempt = priced("0.36", charged_to=build.at(100))
-    two = (seen("0.12"), seen("0.12", number=2))
-    rose = price_change(attempt, two, build.at(115), LATER)
-    assert rose == replace(change(70, "0.36"), surplus=1)
-    assert price_change(replace(attempt, prices=(rose,)), two, build.at(130), LATER) == replace(
-        change(130, "0.12"), surplus=1
-    )
-
-
-def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
-    both = priced("0.36", prices=(replace(change(0, "0.36"), surplus=1),), charged_to=build.at(100))
-    gone = replace(seen("0.36"), state=InstanceState.GONE)
-    assert price_change(both, (), build.at(115), {}) is None
-    assert price_change(both, (gone,), build.at(115), {}) is None
-    assert price_change(both, (seen("0.36"), gone), build.at(115), {}) == change(115, "0.36")
-
-
 def test_a_machine_too_many_leaves_less_of_the_cap() -> None:
     alone = priced("0.36")
-    beside = replace(alone, prices=(replace(change(0, "0.36"), surplus=1),))
+    beside = replace(alone, prices=(more(0, "0.36"),))
     cap = usd(Decimal("0.36") * (1000 + int(drain_lead_s(alone, CAPS, tempo()))) / 3600)
     assert not cap_is_near(alone, build.active_job(cap_usd=cap), CAPS, build.at(600), tempo())
     assert cap_is_near(beside, build.active_job(cap_usd=cap), CAPS, build.at(600), tempo())
@@ -291,11 +202,11 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
         real = random.choice([real, first, top, (first + top) / 2])
         bill.append(PriceChange(since=build.at(now), usd_per_hour=usd(real)))
         now += tick
-        found = price_change(attempt, (seen(str(usd(real))),), build.at(now), {})
+        found = price_changes(attempt, (seen(str(usd(real))),), build.at(now), {})
         saves = int(now / every_s)
         saved = CheckpointRef(manifest="m", step=saves, save_s=60, bytes=size) if saves else None
         attempt = replace(
-            attempt, prices=(*attempt.prices, found) if found else attempt.prices,
+            attempt, prices=(*attempt.prices, *found),
             beat=beat(sent_bytes=min(saves * size, 2**53), checkpoint=saved),
         )  # fmt: skip
     ends = build.at(now) + timedelta(seconds=60 + CAPS.teardown_s)

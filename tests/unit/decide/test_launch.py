@@ -69,6 +69,7 @@ def verdict(
         ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2}, None),
         ({"seen": (machine(),), "caps": BY_ITSELF, "nodes": 2, "dead_s": 0.5}, AttemptEvent.SETUP_FAILED),
         ({"seen": (machine(), SECOND), "beating": True}, AttemptEvent.MISMATCH),
+        ({"seen": (SECOND,), "handles": (HANDLE,), "beating": True}, AttemptEvent.MISMATCH),
         ({"seen": (machine(fault="no image"),)}, AttemptEvent.SETUP_FAILED),
         ({"seen": (machine(fault="no image"),), "beating": True}, AttemptEvent.CREATED),
         ({"seen": (machine(), SECOND), "beating": True, "nodes": 2}, AttemptEvent.CREATED),

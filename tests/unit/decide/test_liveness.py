@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, fault, haste, judge, liveness, mismatch
+from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, bought, fault, haste, judge, liveness, mismatch
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GIB
@@ -23,7 +23,8 @@ NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
 
 def machine(state: InstanceState = InstanceState.RUNNING, **changes: Any) -> Observed:
     attempt = build.attempt()
-    return Observed(handle=Handle(provider="simulated", id="i-1", name=attempt.name), state=state, **changes)
+    own = Observed(handle=Handle(provider="simulated", id="i-1", name=attempt.name), state=state)
+    return replace(own, **changes)
 
 
 def verdict(state: AttemptState = AttemptState.TRAINING, at: float = 10, **seen: Any) -> AttemptEvent | None:
@@ -54,6 +55,16 @@ def test_a_beating_attempt_survives_whatever_listings_omit(seen: Observation) ->
     fresh = seen.beat_age_s is not None and seen.beat_age_s < PATIENCE.missed_s
     if fresh and not TAKEN_AWAY & {o.state for o in seen.seen}:
         assert liveness(1, seen, PATIENCE) is Liveness.ALIVE
+
+
+def test_a_machine_beside_those_that_were_bought_tells_nothing_of_them() -> None:
+    """It is destroyed, listed as gone for an hour, and may be told of its own end."""
+    beside = Handle(provider="simulated", id="i-2", name=build.attempt().name)
+    shown = (machine(), machine(InstanceState.GONE, handle=beside))
+    one = replace(build.attempt(AttemptState.TRAINING), handles=(machine().handle,))
+    assert bought(one, shown) == (machine(),)
+    assert bought(replace(one, handles=()), shown) == shown
+    assert bought(replace(one, line=replace(one.line, nodes=2)), shown) == shown, "the other one is not recorded yet"
 
 
 @given(observations, st.sampled_from([AttemptState.BOOTING, AttemptState.TRAINING, AttemptState.DRAINING]))
