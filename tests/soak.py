@@ -78,7 +78,7 @@ def added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool]:
-    """(what it told, whether it held). The words of one that did not are kept beside the totals."""
+    """(what it told, whether it held). The words of one that did not, or leaked for too long, are kept beside the totals."""
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", *PARTS[name].command(number)], capture_output=True, text=True, check=False,
@@ -89,9 +89,9 @@ def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool
         told = json.loads(lines[-1]) if lines else {}
     except ValueError:
         told = {}
-    if done.returncode:
-        (folder / f"{name}-{number}.log").write_text(done.stderr + done.stdout)
     result = told if isinstance(told, dict) else {}
+    if done.returncode or result.get("leaks_long"):
+        (folder / f"{name}-{number}.log").write_text(done.stderr + done.stdout)
     return result | {"seconds": round(time.monotonic() - begun)}, done.returncode == 0
 
 

@@ -38,10 +38,12 @@ class Listing:
         """True while something under this name exists or may exist; what the cloud calls gone does not."""
         return any(o.state is not InstanceState.GONE for o in self.by_name.get(name, ()))
 
+    def one(self, handle: Handle) -> Observed | None:
+        return next((o for o in self.by_name.get(handle.name, ()) if o.handle.id == handle.id), None)
+
     def shows_one(self, handle: Handle) -> bool:
-        return any(
-            o.handle.id == handle.id and o.state is not InstanceState.GONE for o in self.by_name.get(handle.name, ())
-        )
+        found = self.one(handle)
+        return found is not None and found.state is not InstanceState.GONE
 
 
 @dataclass(kw_only=True)
@@ -293,6 +295,13 @@ class Inventory:
         for listing in self._listings[provider]:
             without = [] if listing.begun <= first or listing.shows(name) else [*without, listing]
         return len(without) >= 2 and without[-1].begun - without[0].begun >= LEFT_OUT_S
+
+    def omits(self, provider: str, handles: Sequence[Handle]) -> bool:
+        """The latest listing leaves one of these out that the one before it shows."""
+        before, last = ([None, None, *self._listings[provider]])[-2:]
+        if before is None or last is None:
+            return False
+        return any(before.shows_one(handle) and last.one(handle) is None for handle in handles)
 
     def node_lost(self, provider: str, handles: Sequence[Handle], since: float) -> bool:
         """The same proof for one of these machines."""

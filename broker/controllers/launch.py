@@ -310,6 +310,7 @@ class Launch:
         dead = await self._launchers.dead_since(attempt)
         return LaunchLook(
             seen=self._inventory.seen(provider, attempt.name),
+            omits=self._inventory.omits(provider, attempt.handles),
             beating=self._beats.shown(attempt.id) and not self._launchers.carries(attempt.name),
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,

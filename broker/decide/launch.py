@@ -17,6 +17,8 @@ class LaunchLook:
     """All that one look showed while create has not answered."""
 
     seen: tuple[Observed, ...] = ()
+    omits: bool = False
+    """A recorded machine is left out by the last listing alone: it may stand beside those that are shown."""
     beating: bool = False
     """The agent has beaten, however long ago, and no answer of create is on its way to this process."""
     store_ok: bool = True
@@ -35,15 +37,16 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     """
     complete = len(look.seen) >= attempt.line.nodes
     shown = {one.handle.id for one in look.seen if one.state is not InstanceState.GONE}
-    if len(shown | {handle.id for handle in attempt.handles}) > attempt.line.nodes:
-        return AttemptEvent.MISMATCH  # each of them bills, also one that a listing leaves out
-    if complete and caps.agent_start_s is None:
+    if len(shown) > attempt.line.nodes:
+        return AttemptEvent.MISMATCH  # each of them bills
+    adoptable = complete and not look.omits
+    if adoptable and caps.agent_start_s is None:
         return AttemptEvent.CREATED
     if any(machine.state in TAKEN_AWAY for machine in look.seen):
         return AttemptEvent.GONE
     if mismatch(attempt.line.offer, look.seen):
         return AttemptEvent.MISMATCH
-    if look.beating and complete:
+    if look.beating and adoptable:
         return AttemptEvent.CREATED
     if fault(look.seen):
         return AttemptEvent.SETUP_FAILED

@@ -1,12 +1,13 @@
 """Parts of invariant 4: what policies let all jobs of a house hold and spend together, and that each attempt pays for
 what its cloud bills, and for no more than what could be known."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from broker.domain.ids import AttemptId, InstanceName
+from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, LedgerKind
 from broker.domain.money import ZERO
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SPENT = (LedgerKind.CHARGE, LedgerKind.ADJUSTMENT)
+TOLD_S = 60.0
+"""Within this a broker has written what it was shown."""
 FRESH_S = 0.1
 """A listing that is this much younger than what counts as young enough is for certain."""
 
@@ -47,8 +50,8 @@ class Purse:
         self._world = world
         self._listed: dict[str, list[Listed]] = {}
         """What each broker's process was given, in order."""
-        self._told: set[str] = set()
-        """Ids of all machines that any was told of while they stood."""
+        self._beside: dict[AttemptId, dict[str, float]] = {}
+        """Of each attempt, which process was shown more machines at once than were bought, and when first."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
@@ -60,7 +63,11 @@ class Purse:
 
     def listed(self, process: Process, begun: float, shown: Sequence[Observed]) -> None:
         there = frozenset(one.handle.name for one in shown if one.state is not InstanceState.GONE)
-        self._told |= {one.handle.id for one in shown if one.state is not InstanceState.GONE}
+        stand = Counter(one.handle.name for one in shown if one.state is not InstanceState.GONE)
+        for name in (name for name, machines in stand.items() if machines > 1):
+            own = attempt_of(self._world.installation, name)
+            if own is not None and stand[name] > self._world.state.attempts[own].value.line.nodes:
+                self._beside.setdefault(own, {}).setdefault(process.id, self._world.loop.time())
         prices: dict[InstanceName, list[Decimal]] = {}
         for told in shown:
             if told.usd_per_hour is not None:
@@ -151,15 +158,19 @@ class Purse:
 
     def _least(self, attempt: Attempt, stands: Sequence[Stand]) -> Decimal:
         """What its machines cost, of which a price that no listing has shown yet cannot be known; nor, of more machines
-        than were bought, one that none has ever shown."""
-        if self._world.cloud.surplus & {one.id for one in stands}:
-            stands = [one for one in stands if one.id in self._told]
+        than were bought, those that nobody was shown at once who lived to tell."""
+        if self._world.cloud.surplus & {one.id for one in stands} and not self._told_of_more(attempt):
+            stands = sorted(stands, key=self._cost)[-attempt.line.nodes :]
         if not self._moves(attempt):
             return sum(map(self._cost, stands), ZERO)
         prices, offer, now = self._world.prices, attempt.line.offer, self._world.loop.time()
         charges, sent = self._charges.get(attempt.id, []), self._sent[attempt.id]
         spans, rises = [*prices.spans(offer, charges, sent, now)], [*prices.rises(offer, charges, sent)]
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
+
+    def _told_of_more(self, attempt: Attempt) -> bool:
+        shown = self._beside.get(attempt.id, {})
+        return any(one.died_at > shown[one.id] + TOLD_S for one in self._world.brokers() if one.id in shown)
 
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
         """For every machine, from the row that announced the create to where all brokers knew that none is left."""

@@ -181,6 +181,17 @@ async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
     assert seen.born_after("scripted", second.handle) == found
 
 
+async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() -> None:
+    one = THERE[0].handle
+    for looks, omitted in (
+        ([(1, THERE)], False), ([(1, THERE), (1, ())], True), ([(1, THERE), (1, ()), (1, ())], False),
+        ([(1, THERE), (1, GONE)], False), ([(1, ()), (1, THERE)], False),
+    ):  # fmt: skip
+        seen, _ = await listed(looks)
+        assert seen.omits("scripted", (one,)) == omitted
+        assert not seen.omits("scripted", ())
+
+
 async def test_what_is_shown_again_stands_again() -> None:
     seen, _ = await listed([(1, THERE), (1, ()), (1, ())])
     born_by = build.T0 - timedelta(seconds=LAG_S)
