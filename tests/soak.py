@@ -78,7 +78,7 @@ def added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def round_of(name: str, number: int, folder: Path) -> tuple[dict[str, Any], bool]:
-    """(what it told, whether it held). The words of one that did not, or leaked for too long, are kept beside the sums."""
+    """(what it told, whether it held). The words of one that did not, or leaked for long, are kept beside the sums."""
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", *PARTS[name].command(number)], capture_output=True, text=True, check=False,
