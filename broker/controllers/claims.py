@@ -1,6 +1,5 @@
 """Leases on the attempts of one lane, and what becomes of those that a lost answer leaves behind."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -35,9 +34,9 @@ class Claims:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Of one row, where others go on: its write may have no answer, or be cut."""
+        """Of one row, where others go on though its write has no answer."""
         try:
             yield
-        except (StoreUnavailable, asyncio.CancelledError):
+        except StoreUnavailable:
             self._unsure = True
             raise
