@@ -17,6 +17,7 @@ from broker.domain.ids import Installation, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.neighbours import lease_moves
 from broker.ports import Blobs, Clock, Provider, Store
+from trainer.contract import keys
 
 LOOK_S = 5.0
 ABSENT_S = 180.0
@@ -86,6 +87,8 @@ async def _judge(
     if blobs.local:
         return {}, "nobody: neither a database nor a shared blob store is at hand, so nothing is known"
     try:
+        if await blobs.get(keys.BROKER_LEASE) is None:
+            return {}, "nobody: no broker has ever touched a lease in this blob store; is blobs.url that of the daemon?"
         lives = await lease_moves(blobs, clock, watch_s)
     except BlobsUnavailable as e:
         return {}, f"nobody: the blob store cannot be read, so nothing is known ({e})"

@@ -2,10 +2,12 @@
 
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
 from broker.controllers.context import Context
+from broker.decide.liveness import progress_of
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from trainer.contract import keys
@@ -22,8 +24,8 @@ class Watch:
     etag: str
     changed: float
     beat: Beat | None = None
-    step: int = -1
-    step_changed: float = 0.0
+    progress: tuple[Any, ...] = ()
+    progressed: float = 0.0
 
 
 class Beats:
@@ -42,7 +44,7 @@ class Beats:
         return self._context.clock.monotonic() - self._readable_since if self._readable else None
 
     async def refresh(self) -> None:
-        """Lists all beats unless done a moment ago. An unreadable store makes everything unknown, and nothing stale."""
+        """Lists all beats unless done a moment ago. A time in which nobody could see any ages none of them."""
         now = self._context.clock.monotonic()
         if now - self._listed < self._context.rhythm.look_s / 2:
             return
@@ -50,10 +52,14 @@ class Beats:
             listed = await self._context.blobs.list(keys.BEATS)
         except BlobsUnavailable:
             self._readable = False
-            self._watched.clear()
             raise
-        if now - self._listed > self._context.patience.lost_s:
+        long = now - self._listed > self._context.patience.lost_s
+        if long:
             self._readable_since = now  # it may have been away, also where nobody looked
+        if long or not self._readable:
+            for watch in self._watched.values():
+                watch.changed += now - self._listed
+                watch.progressed += now - self._listed
         self._listed, self._readable = now, True
         for blob in listed:
             attempt = AttemptId(keys.attempt_of_beat(blob.key))
@@ -61,7 +67,7 @@ class Beats:
                 continue
             known = self._watched.get(attempt)
             if known is None:
-                self._watched[attempt] = Watch(etag=blob.etag, changed=now, step_changed=now)
+                self._watched[attempt] = Watch(etag=blob.etag, changed=now, progressed=now)
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
@@ -81,8 +87,8 @@ class Beats:
             watch.beat = Beat.model_validate_json(data)
         except ValidationError:
             return watch  # a host may write nonsense under its own key; it is a sign of life and nothing more
-        if watch.beat.step != watch.step:
-            watch.step, watch.step_changed = watch.beat.step, self._context.clock.monotonic()
+        if (progress := progress_of(watch.beat)) != watch.progress:
+            watch.progress, watch.progressed = progress, self._context.clock.monotonic()
         return watch
 
     def keep(self, live: Set[AttemptId]) -> None:

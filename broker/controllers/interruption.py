@@ -89,7 +89,8 @@ class Interruption:
     def _grace_over(self, attempt: Attempt, job: Job) -> bool:
         context = self._context
         caps, now = context.provider_of(attempt).caps, context.clock.now()
-        return grace_over(attempt, job, caps, now, context.tempo, look_s=self._look_s)
+        heard_s = self._look_s + context.limits.poll_s
+        return grace_over(attempt, job, caps, now, context.tempo, look_s=self._look_s, heard_s=heard_s)
 
     async def _ask(self, attempt: Attempt) -> None:
         """Writes desired.json once a process; another broker's write of the same is harmless."""

@@ -22,7 +22,7 @@ from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
 from broker.decide.prices import with_surplus
 from broker.decide.signals import SIGNALS, signalled
-from broker.decide.step import after_attempt, setup_reason, step
+from broker.decide.step import after_attempt, due_in_s, setup_reason, step
 from broker.domain.errors import (
     BlobError,
     BlobsUnavailable,
@@ -143,7 +143,10 @@ class Launch:
             job_id=job.id, attempt_id=ended.id, kind=LedgerKind.RELEASE, usd=one.attempt.reserved_usd, note=why.value
         )
         told = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {words}", attempt=ended)
-        return Change(attempt=(one.attempt, ended), job=(one.job, job), ledger=(given_back,), events=(told,))
+        return Change(
+            attempt=(one.attempt, ended), job=(one.job, job), ledger=(given_back,), events=(told,),
+            due_in_s=due_in_s(job, now),
+        )  # fmt: skip
 
     def _start(self, one: Leased) -> None:
         self._launchers.carry(one.attempt.name, self._creates.start(self._create(one)))

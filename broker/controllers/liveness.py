@@ -11,6 +11,7 @@ from broker.controllers.look import Looker
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, fault, judge, mismatch
 from broker.decide.step import reason_of, setup_reason, step
+from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import Attempt, AttemptState
 from broker.ports import Change, Lane, Leased
 
@@ -41,7 +42,10 @@ class LivenessController:
 
     async def _judge(self, one: Leased, unlisted: set[str]) -> Change:
         context = self._context
-        attempt, seen = await self._looker.look(one.attempt, unlisted)
+        try:
+            attempt, seen = await self._looker.look(one.attempt, unlisted)
+        except BlobsUnavailable:  # the cloud shows an end, and whether it is the job's own the blob store alone tells
+            return Change(attempt=(one.attempt, one.attempt), due_in_s=context.rhythm.look_s)
         deadline = context.provider_of(attempt).caps.boot_deadline_s
         told = judge(attempt, seen, context.clock.now(), context.patience, deadline)
         if told is None:

@@ -69,7 +69,7 @@ class Looker:
         observation = Observation(
             beat=watch.beat if watch else None,
             beat_age_s=now - watch.changed if watch else (now - since if attempt.first_beat_at else None),
-            step_age_s=now - watch.step_changed if watch and watch.beat and watch.beat.step else None,
+            progress_age_s=now - watch.progressed if watch and watch.beat else None,
             final=final,
             seen=seen,
             absent=absent,

@@ -20,7 +20,7 @@ from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY, bought
 from broker.decide.recovery import told
-from broker.decide.step import after_attempt, end_reason, kept_until, step
+from broker.decide.step import after_attempt, due_in_s, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, GpubrokerError, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
 from broker.domain.money import show
@@ -204,6 +204,7 @@ class Termination:
             ledger=(left,),
             events=events,
             observation=observed(one.job, ended),
+            due_in_s=due_in_s(job, now),
         )
 
     async def _judge_host(self, ended: Attempt) -> None:

@@ -279,12 +279,16 @@ def due_signal(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tem
     return Signal.OUT_OF_TIME if time_is_up(attempt, job, caps, now, tempo) else None
 
 
-def grace_over(attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo, *, look_s: float) -> bool:
+def grace_over(
+    attempt: Attempt, job: Job, caps: Caps, now: datetime, tempo: Tempo, *, look_s: float, heard_s: float
+) -> bool:
     """True when a drain is not waited for any longer: it has had its time, or waiting `look_s` more would pass the cap
     or the job's time. That holds whatever the drain is for: one that a stop or a budget began has no lead of its own.
+
+    `heard_s`: within this the agent has heard of it, and begins to count; where money or time is up it gets no more.
     """
     told_by_cap = attempt.reason in (Reason.CAPPED, Reason.OUT_OF_TIME)
-    most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s
+    most_s = capped_drain_s(attempt, tempo.drain_s) if told_by_cap else tempo.drain_s + heard_s
     if (now - (attempt.draining_since or now)).total_seconds() > most_s:
         return True
     later, after = now + timedelta(seconds=look_s), replace(tempo, tick_s=0, drain_s=0)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
+from broker.decide.idle import SETUP
 from broker.decide.lifecycle import AttemptEvent
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState
@@ -33,6 +34,9 @@ class Patience:
     silence_s: float = 300.0
     hang_s: float = 1800.0
     """Without a new step, once training has begun."""
+    stuck_s: float = 7200.0
+    """Without a word of progress before its first step, and while it evaluates, samples or saves, which the agent's
+    deliveries may take an hour of."""
     notice_s: float = 150.0
     """A notice further away than this is not acted on yet."""
 
@@ -55,12 +59,12 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """All that one look showed. `beat_age_s`, `step_age_s`: seconds since this observer saw a change, None when it has
-    not watched for as long as the limit yet."""
+    """All that one look showed. `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, but for those
+    in which it could see none; None: there is no beat."""
 
     beat: Beat | None = None
     beat_age_s: float | None = None
-    step_age_s: float | None = None
+    progress_age_s: float | None = None
     final: Final | None = None
     seen: tuple[Observed, ...] = ()
     absent: bool = False
@@ -155,7 +159,7 @@ def judge(
         return _judge_booting(attempt, seen, now, patience, boot_deadline_s)
     if _notice(seen, patience):
         return AttemptEvent.NOTICE
-    if attempt.state is AttemptState.TRAINING and _hung(attempt.line.nodes, seen, patience):
+    if attempt.state is AttemptState.TRAINING and _hung(attempt.line.nodes, seen, patience, boot_deadline_s):
         return AttemptEvent.HUNG
     return None
 
@@ -184,12 +188,29 @@ def _notice(seen: Observation, patience: Patience) -> bool:
     return any(n <= patience.notice_s for n in notices)
 
 
-def _hung(nodes: int, seen: Observation, patience: Patience) -> bool:
-    """Silent or stuck although the cloud says that all run; never while our own store probe fails. A machine that it
-    leaves out may be gone."""
-    running = len(seen.seen) >= nodes and all(o.state is InstanceState.RUNNING for o in seen.seen)
-    if not (running and seen.store_ok):
+def _hung(nodes: int, seen: Observation, patience: Patience, boot_deadline_s: float) -> bool:
+    """Silent or stuck although the cloud shows all; never while our own store probe fails, nor before a beat would show
+    after it did. A machine that it leaves out may be gone, and one that starts again is given the time to."""
+    readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
+    if len(seen.seen) < nodes or TAKEN_AWAY & {o.state for o in seen.seen} or not readable:
         return False
-    silent = seen.beat_age_s is not None and seen.beat_age_s >= patience.silence_s
-    stuck = seen.step_age_s is not None and seen.step_age_s >= patience.hang_s
-    return silent or stuck
+    running = all(o.state is InstanceState.RUNNING for o in seen.seen)
+    silence_s = patience.silence_s if running else max(patience.silence_s, boot_deadline_s)
+    silent = seen.beat_age_s is not None and seen.beat_age_s >= silence_s
+    return silent or (running and _stuck(seen, patience))
+
+
+def progress_of(beat: Beat) -> tuple[object, ...]:
+    """What changes while it gets on. A step tells of training; of what else it does its words, and what it has sent."""
+    if beat.phase == "training":
+        return beat.phase, beat.step
+    saved = beat.checkpoint.step if beat.checkpoint else 0
+    return beat.phase, beat.step, beat.message, saved, beat.sent_bytes >> 20
+
+
+def _stuck(seen: Observation, patience: Patience) -> bool:
+    """A set-up that stands still is for `idle.py`, which knows what it has received."""
+    if seen.beat is None or seen.beat.phase in SETUP or seen.progress_age_s is None:
+        return False
+    trains = seen.beat.phase == "training" and seen.beat.step > 0
+    return seen.progress_age_s >= (patience.hang_s if trains else patience.stuck_s)

@@ -156,6 +156,11 @@ def back_off_s(reason: Reason, used: int) -> float:
     return min(300.0, base * 2.0 ** min(used, 16))
 
 
+def due_in_s(job: Job, now: datetime) -> float:
+    """Seconds until a job that `after_attempt` has decided on is looked at."""
+    return max(0.0, (job.due_at - now).total_seconds()) if job.due_at else 0.0
+
+
 def ran_out_of_host(attempt: Attempt) -> bool:
     """True when it was the memory of a machine with GPUs that ran out, not that of the GPUs."""
     offer, final = attempt.line.offer, attempt.final

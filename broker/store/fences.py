@@ -37,6 +37,8 @@ class JobNow(Protocol):
     def attempts(self) -> int: ...
     @property
     def cap_usd(self) -> Decimal: ...
+    @property
+    def stop_requested(self) -> bool: ...
 
 
 class AttemptNow(Protocol):
@@ -104,6 +106,9 @@ def _job_holds(change: Change, read: Job, jobs: Mapping[JobId, JobNow]) -> bool:
     # What is reserved, and that the cap is reached, was decided by the cap as read: it may have been raised meanwhile.
     by_cap = change.admit is not None or (change.job is not None and change.job[1].state is JobState.CAPPED)
     if by_cap and row.cap_usd != read.cap_usd:
+        return False
+    # A capped job waits for people: who has just stopped it would wait for ever.
+    if change.job is not None and change.job[1].state is JobState.CAPPED and row.stop_requested != read.stop_requested:
         return False
     # Under an active job the lease is the attempt's; the attempt's number tells whether it is still the current one.
     with_attempt = change.attempt is not None or change.admit is not None

@@ -160,6 +160,17 @@ async def test_only_what_is_at_rest_is_deleted_and_only_by_its_team(store: Store
     assert [e.kind for e in await store.events(job.id, after=0, limit=9)] == ["job.data_deleted"]
 
 
+async def test_a_job_that_was_just_stopped_is_not_capped(store: Store) -> None:
+    """It would wait for people, who were told that it stops; a higher cap would be undone."""
+    await submitted(store)
+    row = await claimed_job(store)
+    await store.as_tenant(ANN).request_stop(row.id, make_event(row, "job.stop_requested"))
+    assert await store.apply([Change(job=(row, replace(row, state=JobState.CAPPED)))]) == [False]
+    again = replace(row, stop_requested=True)
+    cancelled = replace(again, state=JobState.CANCELLED, finished_at=START)
+    assert await store.apply([Change(job=(again, cancelled))]) == [True]
+
+
 async def test_a_capped_job_without_its_input_is_not_queued_by_a_higher_cap(store: Store) -> None:
     """Whatever was read before: the machine that it would be given would find nothing."""
     await submitted(store)

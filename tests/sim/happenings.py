@@ -171,10 +171,7 @@ class Happenings:
         await asyncio.sleep(world.cloud.caps.list_lag_s * world.weather.draw("dies young"))
         if name in world.body.standing():
             await world.body.destroy(name)
-            own = attempt_of_machine(name)
-            world.watch.lost(own, world.loop.time())
-            if not world.state.attempts[own].value.handles:  # one beside it is all that anybody will see
-                world.watch.measures.wanted(own, sorted(world.cloud.surplus))
+            world.watch.lost(attempt_of_machine(name), world.loop.time())
 
     async def _rot(self, fault: Fault) -> None:
         """The newest checkpoint of a job that goes on is damaged where it lies."""

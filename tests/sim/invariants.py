@@ -322,6 +322,9 @@ class Watch:
         for stand in self.stands:
             if stand.id == machine_id and stand.ended is None:
                 stand.ended = at
+        own = attempt_of_machine(machine_id)
+        if (row := self._world.state.attempts.get(own)) is not None and row.value.state is AttemptState.LAUNCHING:
+            self.measures.wanted(own, self._world.cloud.surplus)  # one beside it is all that anybody can adopt
 
     def able(self) -> None:
         """Something has changed of who could see a death or destroy a machine."""

@@ -11,19 +11,27 @@ from broker.domain.errors import BlobsUnavailable
 from broker.ports import BlobInfo, Blobs, Store
 from tests.unit.decide import build
 from tests.unit.providers.clocks import SteppedClock
+from trainer.contract import keys
+from trainer.contract.rendezvous import Beat
 
 LOOK_S = 2.0
+OWN = build.attempt().id
 
 
 class Flaky:
-    """A blob store without any beat."""
+    """A blob store with one beat, if there is any."""
 
     away = False
+    beat: Beat | None = None
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         if self.away:
             raise BlobsUnavailable("503")
-        return []
+        one = self.beat
+        return [BlobInfo(key=keys.beat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
+
+    async def get(self, key: str) -> bytes | None:
+        return self.beat.model_dump_json().encode() if self.beat else None
 
 
 class Watched:
@@ -45,6 +53,12 @@ class Watched:
                 continue
         return self.beats.readable_s
 
+    async def ages(self) -> list[float]:
+        """Of the beat, and of what it says."""
+        watch = await self.beats.latest(OWN)
+        assert watch is not None
+        return [self.clock.monotonic() - at for at in (watch.changed, watch.progressed)]
+
 
 async def test_a_store_that_fails_some_calls_can_be_read_in_between() -> None:
     """Else no boot deadline would ever come."""
@@ -64,3 +78,24 @@ async def test_after_an_outage_it_begins_anew_whether_anybody_looked_or_not(look
         watched.clock.advance(3600)
     assert await watched.looks(False) == 0
     assert await watched.looks(False) == LOOK_S
+
+
+@pytest.mark.parametrize("looked", [True, False])
+async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -> None:
+    """Whether the store was away, or the database, so that nobody looked: a machine that has worked all the time is not
+    hung when both are back, and one that has stuck is not young again for one call that failed."""
+    watched = Watched()
+    watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
+    await watched.looks(*[False] * 10)
+    assert await watched.beats.latest(OWN) is not None
+    before = await watched.ages()
+    if looked:
+        await watched.looks(*[True] * 200)
+    else:
+        watched.clock.advance(400)
+    await watched.looks(False)
+    assert await watched.ages() == before
+    await watched.looks(False)
+    assert await watched.ages() == [age_s + LOOK_S for age_s in before]
+    await watched.looks(*[False] * 200, True, False)
+    assert await watched.ages() == [age_s + 201 * LOOK_S for age_s in before]

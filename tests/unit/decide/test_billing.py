@@ -305,7 +305,7 @@ def test_a_drain_that_is_not_for_the_cap_ends_before_the_cap_as_well(
     while early and cap_is_near(attempt, job, CAPS, build.at(now), tempo(tick_s=tick, drain_s=600)):
         now -= tick
     draining = replace(attempt, state=AttemptState.DRAINING, reason=reason, draining_since=build.at(now))
-    while not grace_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), look_s=1):
+    while not grace_over(draining, job, CAPS, build.at(now), tempo(drain_s=600), look_s=1, heard_s=6):
         now += 1
     assert accrued(draining, build.at(now + tempo().hands_s + CAPS.teardown_s)) <= job.cap_usd
 
@@ -317,9 +317,9 @@ def test_a_drain_has_its_time_and_one_for_the_cap_three_times_the_last_save() ->
 
     def waits(until: float, **changes: Any) -> bool:
         draining = replace(priced("1", beat=saved, draining_since=build.at(100)), **changes)
-        return not grace_over(draining, rich, CAPS, build.at(until), tempo(drain_s=600), look_s=1)
+        return not grace_over(draining, rich, CAPS, build.at(until), tempo(drain_s=600), look_s=1, heard_s=6)
 
-    assert [waits(at, reason=Reason.STOPPED) for at in (130, 131, 700, 701)] == [True, True, True, False]
+    assert [waits(at, reason=Reason.STOPPED) for at in (130, 131, 706, 707)] == [True, True, True, False]
     assert [waits(at, reason=Reason.CAPPED) for at in (130, 131)] == [True, False]
     assert waits(9_000, reason=Reason.STOPPED, draining_since=None)
     assert not waits(9_990, reason=Reason.STOPPED, draining_since=build.at(9_980)), "its time is over"
@@ -333,7 +333,7 @@ def test_saves_of_a_drain_do_not_cut_it_short() -> None:
     attempt = replace(attempt, line=replace(attempt.line, offer=replace(attempt.line.offer, facts=facts)))
     job = build.active_job(cap_usd=accrued(attempt, build.at(1200)) + 1)
     assert cap_is_near(attempt, job, CAPS, build.at(1000), tempo())
-    assert not grace_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), look_s=1)
+    assert not grace_over(attempt, job, CAPS, build.at(1020), tempo(drain_s=60), look_s=1, heard_s=6)
 
 
 def test_a_machine_that_nobody_saw_starting_runs_since_its_create_was_sent() -> None:
@@ -361,8 +361,8 @@ def test_where_both_limits_of_time_are_reached_the_deadline_is_named() -> None:
 def test_a_drain_is_cut_short_where_the_next_look_would_pass_the_cap() -> None:
     job = build.active_job(cap_usd=Decimal(1))
     attempt = priced("3.6", state=AttemptState.DRAINING, draining_since=build.at(899))
-    assert not grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=1)
-    assert grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=60)
+    assert not grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=1, heard_s=6)
+    assert grace_over(attempt, job, CAPS, build.at(900), tempo(), look_s=60, heard_s=6)
 
 
 def test_what_is_bought_has_room_for_every_save_of_a_drain() -> None:

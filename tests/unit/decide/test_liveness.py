@@ -9,15 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.decide.lifecycle import AttemptEvent
-from broker.decide.liveness import TAKEN_AWAY, Observation, Patience, bought, fault, haste, judge, liveness, mismatch
+from broker.decide.liveness import (
+    TAKEN_AWAY,
+    Observation,
+    Patience,
+    bought,
+    fault,
+    haste,
+    judge,
+    liveness,
+    mismatch,
+    progress_of,
+)
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import AttemptState, Handle
 from broker.domain.offer import GIB
 from tests.unit.decide import build
-from trainer.contract.rendezvous import Beat, Final, Outcome
+from trainer.contract.rendezvous import Beat, CheckpointRef, Final, Outcome
 
 PATIENCE = Patience()
-BEAT = Beat(attempt="x", boot="b", seq=1, step=3)
+BEAT = Beat(attempt="x", boot="b", seq=1, phase="training", step=3)
 NOTICED = BEAT.model_copy(update={"notice_s": 9.0})
 
 
@@ -35,7 +46,7 @@ observations = st.builds(
     Observation,
     beat=st.none() | st.just(BEAT),
     beat_age_s=st.none() | st.floats(0, 5000),
-    step_age_s=st.none() | st.floats(0, 5000),
+    progress_age_s=st.none() | st.floats(0, 5000),
     seen=st.lists(st.sampled_from(InstanceState).map(machine), max_size=2).map(tuple),
     absent=st.booleans(),
     left_out=st.booleans(),
@@ -143,7 +154,9 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 10.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 9.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(InstanceState.STOPPED),), "beat_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.GONE),
-        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 4000.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 599.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(InstanceState.UNKNOWN),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
         ({"seen": (machine(),), "node_lost": True, "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 60.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
@@ -157,8 +170,8 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"seen": (machine(notice_s=900.0),)}, AttemptState.TRAINING, None),
         ({"beat": NOTICED, "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.NOTICE),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "step_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "step_age_s": 4.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "progress_age_s": 4000.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 4.0}, AttemptState.TRAINING, None),
         ({"seen": (), "beat": BEAT, "beat_age_s": 400.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(),)}, AttemptState.BOOTING, None),
         ({"absent": True, "beat": BEAT, "beat_age_s": 20.0}, AttemptState.TRAINING, AttemptEvent.GONE),
@@ -167,8 +180,11 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 299.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 300.0}, AttemptState.DRAINING, None),
-        ({"seen": (machine(),), "beat": BEAT, "step_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"seen": (machine(),), "beat": BEAT, "progress_age_s": 1800.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": None}, AttemptState.TRAINING, None),
+        ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 400.0, "store_ok_s": 19.0}, AttemptState.TRAINING, None),
+        ({"seen": (machine(InstanceState.UNKNOWN),), "beat": BEAT, "beat_age_s": 1.0, "progress_age_s": 1e6},
+         AttemptState.TRAINING, None),
         ({"seen": (machine(), machine(InstanceState.STARTING)), "beat": BEAT, "beat_age_s": 400.0},
          AttemptState.TRAINING, None),
     ],
@@ -177,6 +193,36 @@ def test_what_an_observation_amounts_to(
     seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
 ) -> None:
     assert verdict(state, **seen) is expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "limit_s"),
+    [("training", 3, 1800), ("training", 0, 7200), ("evaluating", 3, 7200), ("saving", 3, 7200), ("loading", 0, None)],
+)
+def test_what_says_nothing_new_is_stuck_after_a_time_that_its_phase_allows(
+    phase: Any, step: int, limit_s: float | None
+) -> None:
+    """An agent may take an hour to deliver results; a set-up that stands still is judged by what it has received."""
+    beat = BEAT.model_copy(update={"phase": phase, "step": step})
+
+    def after(age_s: float) -> AttemptEvent | None:
+        return verdict(seen=(machine(),), beat=beat, beat_age_s=1.0, progress_age_s=age_s)
+
+    assert after((limit_s or 1e6) - 1) is None
+    assert after(limit_s or 1e6) is (AttemptEvent.HUNG if limit_s else None)
+
+
+def test_in_training_a_step_is_progress_and_elsewhere_words_saves_and_what_was_sent_are() -> None:
+    def differs(phase: Any, **changes: Any) -> bool:
+        beat = BEAT.model_copy(update={"phase": phase})
+        return progress_of(beat) != progress_of(beat.model_copy(update=changes))
+
+    saved = {"checkpoint": CheckpointRef(manifest="m", step=3)}
+    others: list[dict[str, Any]] = [{"message": "row 5"}, saved, {"sent_bytes": 1 << 20}]
+    assert differs("training", step=4)
+    assert not any(differs("training", **one) for one in others)
+    assert all(differs("saving", **one) for one in others)
+    assert not differs("saving", seq=9, sent_bytes=1000)
 
 
 def test_the_fault_of_any_machine_is_told() -> None:
