@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Set
 from datetime import datetime, timedelta
 
@@ -9,7 +10,7 @@ from broker.controllers.charges import surplus
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
-from broker.controllers.inventory import Inventory
+from broker.controllers.inventory import Inventory, Listing
 from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
 """How soon a cloud is listed again that did not answer, or shows what is to be destroyed."""
+OLD_S = 120.0
+"""A listing of before is no reason to destroy anything any more, nor to charge for it."""
 
 
 async def bought(blobs: Blobs, orphan: Orphan) -> bool | None:
@@ -51,6 +54,8 @@ class Sweep:
         """Whose destruction was asked for, and not answered yet."""
         self._paid: set[str] = set()
         """Of these, what was charged since it is not listed any more."""
+        self._swept: dict[str, float] = {}
+        """When the listing began that each cloud was swept by last."""
         self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
 
@@ -75,21 +80,40 @@ class Sweep:
     async def _orphans(self, provider: str) -> tuple[Orphan, ...]:
         """None where the cloud, or the database, did not answer: that is tried again soon."""
         self._again(provider, self._again_s)
+        begun = self._context.clock.monotonic()
+        listing = await self._listing(provider)
+        if listing is None:
+            return ()
         try:
-            await self._inventory.refresh(provider, max_age_s=0.0)
-            listing = self._inventory.latest(provider)
-            seen = [o for machines in (listing.by_name.values() if listing else ()) for o in machines]
+            seen = [o for machines in listing.by_name.values() for o in machines]
             ids = [a for o in seen if (a := attempt_of(self._context.installation, o.handle.name)) is not None]
             known = await self._context.store.attempts_by_id(ids) if ids else {}
-        except (ProviderError, StoreUnavailable) as e:
+        except StoreUnavailable as e:
             log.warning("sweep: %s cannot be swept: %s", provider, e)
             return ()
+        is_new = listing.begun > self._swept.get(provider, -math.inf)
+        self._swept[provider] = listing.begun
         found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
         self._paid = (self._paid & self._asked.keys()) - found.keys()
         found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
-        self._again(provider, self._context.rhythm.sweep_s)
-        self._forget(provider, set(found))
+        if listing.begun >= begun:
+            self._again(provider, self._context.rhythm.sweep_s)
+        if is_new:
+            self._forget(provider, set(found))
         return tuple(found.values())
+
+    async def _listing(self, provider: str) -> Listing | None:
+        """A new one; else the latest that anybody was given, if it is not old: the rows are read after it, and where
+        few calls are answered a destroy, which needs none, does not wait for the next listing."""
+        try:
+            await self._inventory.refresh(provider, max_age_s=0.0)
+        except ProviderError as e:
+            listing = self._inventory.latest(provider)
+            if listing is not None and self._context.clock.monotonic() - listing.begun < OLD_S:
+                return listing
+            log.warning("sweep: %s cannot be swept: %s", provider, e)
+            return None
+        return self._inventory.latest(provider)
 
     def _forget(self, provider: str, found: Set[str]) -> None:
         """What is left out twice in a row: once may be a listing's omission, so that one is listed again soon."""

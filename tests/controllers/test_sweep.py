@@ -14,7 +14,7 @@ import pytest
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.destroys import WAIT_S, Destroys
 from broker.controllers.inventory import Inventory
-from broker.controllers.sweep import AGAIN_S, Sweep
+from broker.controllers.sweep import AGAIN_S, OLD_S, Sweep
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import AttemptId, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Observed
@@ -176,6 +176,26 @@ def test_what_cannot_be_destroyed_or_listed_at_first_does_not_wait_for_the_next_
             await yard.context.clock.sleep(1)
         assert yard.context.clock.monotonic() - begun <= 2 * 9 * AGAIN_S + LAG_S + AGAIN_S
         sweeping.cancel()
+
+    told(story())
+
+
+@pytest.mark.parametrize(("listed_s", "gone"), [(0.0, True), (OLD_S, False)])
+def test_a_destroy_does_not_wait_for_a_listing_that_is_not_answered(
+    listed_s: float, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of before told of it, if that is not too long ago."""
+
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        await yard.stray()
+        await yard.context.clock.sleep(LAG_S)
+        inventory = Inventory(yard.context)
+        await inventory.refresh("one")
+        monkeypatch.setattr(yard.clouds["one"], "list", fails(1000, yard.clouds["one"].list))
+        await yard.context.clock.sleep(listed_s)
+        await yard.sweeps(Sweep(yard.context, inventory, Destroys(yard.context)), LAG_S + 2 * AGAIN_S)
+        assert (await yard.standing() == []) is gone
 
     told(story())
 

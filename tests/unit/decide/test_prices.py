@@ -138,6 +138,12 @@ def test_a_price_that_moves_as_a_machine_too_many_is_seen_no_more() -> None:
     assert price_changes(both, (seen("0.72"),), build.at(115), {}) == (more(100, "0.72"), change(115, "0.72"))
 
 
+def test_of_two_machines_too_many_one_goes() -> None:
+    both = priced("0.36", charged_to=build.at(100), prices=(more(70, "0.36", surplus=2),))
+    two = (seen("0.36"), seen("0.36", number=2))
+    assert price_changes(both, two, build.at(115), {}) == (more(115, "0.36"),)
+
+
 def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -> None:
     both = priced("0.36", prices=(more(0, "0.36"),), charged_to=build.at(100))
     gone = replace(seen("0.36"), state=InstanceState.GONE)
