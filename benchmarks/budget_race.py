@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
-import uvloop
 
 from broker.domain.ids import Installation, attempt_id, instance_name, job_id
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
@@ -198,7 +197,7 @@ def main() -> None:
     parser.add_argument("--own", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.race:
-        uvloop.run(race(given.race, given.own, given.connections, given.batch))
+        asyncio.run(race(given.race, given.own, given.connections, given.batch))
     else:
         asyncio.run(benchmark(given))
 

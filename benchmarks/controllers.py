@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
-import uvloop
 
 from broker.blobs import ObstoreBlobs
 from broker.clock import SystemClock
@@ -130,7 +129,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--run-s", type=float, default=1.0, help="seconds that each virtual run takes")
     given = parser.parse_args()
-    print(json.dumps(uvloop.run(measure(given.jobs, given.run_s))))
+    print(json.dumps(asyncio.run(measure(given.jobs, given.run_s))))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, cast
 
-import uvloop
-
 from broker.blobs import ObstoreBlobs
 from broker.clock import SystemClock
 from broker.controllers.context import Context
@@ -189,7 +187,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=20_000, help="In all.")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner() as runner:
         if asked.receive:
             runner.run(receive())
             return

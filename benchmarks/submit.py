@@ -2,7 +2,7 @@
 
 The last line is JSON.
 
-Embedded PostgreSQL with its durable settings, the API in a process of its own (uvloop), the clients in another: closed
+Embedded PostgreSQL with its durable settings, the API in a process of its own , the clients in another: closed
 loops, each with one connection, that send the next job as soon as the last one was answered. Every request is a new
 job under a new idempotency key, with the data set of the example uploaded before.
 
@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import grpc
-import uvloop
 
 from broker.api.grpc.server import serving as serving_grpc
 from broker.api.proto.gpubroker.v1 import job_service_pb2_grpc
@@ -210,9 +209,9 @@ def main() -> None:
     given = parser.parse_args()
     clients = [int(n) for n in given.clients.split(",")]
     if given.serve:
-        uvloop.run(serve(given.serve, given.folder))
+        asyncio.run(serve(given.serve, given.folder))
     elif given.drive:
-        uvloop.run(drive(json.loads(given.drive), given.transport, clients[0], given.requests))
+        asyncio.run(drive(json.loads(given.drive), given.transport, clients[0], given.requests))
     else:
         asyncio.run(benchmark(given.transport, clients, given.requests))
 

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import uvloop
 
 from broker.cli import doctor as checks
 from broker.cli import template
 from broker.cli.exits import BadInput, JobFailed, Outdated, ServerProblem, Unreachable
 from broker.cli.output import Output
-from broker.cli.shell import Json, command, command_on, interruptible
+from broker.cli.shell import Json, command, interruptible
 from broker.client import connection
 from broker.client.client import AsyncClient
 from broker.config import DaemonConfig
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from broker.doors import Addresses
 
 
-@command_on(uvloop.new_event_loop)
+@command  # on asyncio's own loop: uvloop's children run Python before they exec, and may wait for a lock for ever
 async def serve(
     home: Annotated[Path | None, typer.Option(help="State folder; default $GPUBROKER_HOME.")] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")] = None,

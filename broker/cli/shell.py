@@ -23,24 +23,15 @@ START = "start it with `gpubroker serve`, or name another with `gpubroker login 
 
 
 Action = Callable[Parameters, Coroutine[Any, Any, None]]
-Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
 def command(action: Action[Parameters]) -> Callable[Parameters, None]:
     """Runs an async command to its end; errors become one line on stderr and an exit code."""
-    return _runs(action, None)
 
-
-def command_on(loop: Loop) -> Callable[[Action[Parameters]], Callable[Parameters, None]]:
-    """`command` on another event loop: the daemon's is the faster one."""
-    return functools.partial(_runs, loop=loop)
-
-
-def _runs(action: Action[Parameters], loop: Loop | None) -> Callable[Parameters, None]:
     @functools.wraps(action)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
-            with asyncio.Runner(loop_factory=loop) as runner:
+            with asyncio.Runner() as runner:
                 runner.run(action(*args, **kwargs))
         except (CliError, errors.ClientError) as e:
             error = e if isinstance(e, CliError) else of_client(e)

@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 import broker.app
 from broker.config import DaemonConfig
 from broker.controllers import launch
@@ -46,7 +44,7 @@ def serve(order: dict[str, Any]) -> None:
     config = DaemonConfig.load(home=home)
     _furnish({NAME: order["cloud"]} | ({BUSY: order["busy"]} if "busy" in order else {}))
     set_up("INFO")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner() as runner:
         runner.run(broker.app.run(config, ready=lambda _: _tell(home)))
 
 

@@ -10,6 +10,7 @@ from broker.decide.step import (
     after_attempt,
     back_off_s,
     cap_was_raised,
+    due_in_s,
     end_reason,
     job_event,
     kept_until,
@@ -294,3 +295,10 @@ def test_only_the_memory_of_a_machine_with_gpus_is_not_the_devices(
     after = after_attempt(build.active_job(), attempt, Reason.OOM, "", build.T0)
     assert after.remedy is not None
     assert (after.remedy.ram_above > 0) is host
+
+
+def test_a_job_is_looked_at_when_its_back_off_is_over() -> None:
+    waits = after_attempt(build.active_job(), build.attempt(), Reason.INFRASTRUCTURE, "", build.at(1))
+    assert waits.state is JobState.RECOVERING
+    assert due_in_s(waits, build.at(1)) == 5.0
+    assert due_in_s(waits, build.at(100)) == due_in_s(replace(waits, due_at=None), build.at(1)) == 0.0
