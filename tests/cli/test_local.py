@@ -113,7 +113,7 @@ def test_serve_explains_its_configuration(own_home: Path, monkeypatch: pytest.Mo
     config.write_text("database_url: postgresql://127.0.0.1:1/absent\n")
     code, _, err = run("serve", "--config", str(config))
     assert code == Exit.SERVER_PROBLEM
-    assert "cannot connect to the database: [Errno 111] Connection refused" in err
+    assert "cannot connect to the database: [Errno 111]" in err
 
 
 def test_files_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
