@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Set
 from datetime import datetime, timedelta
 
@@ -54,8 +53,6 @@ class Sweep:
         """Whose destruction was asked for, and not answered yet."""
         self._paid: set[str] = set()
         """Of these, what was charged since it is not listed any more."""
-        self._swept: dict[str, float] = {}
-        """When the listing began that each cloud was swept by last."""
         self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
 
@@ -91,20 +88,19 @@ class Sweep:
         except StoreUnavailable as e:
             log.warning("sweep: %s cannot be swept: %s", provider, e)
             return ()
-        is_new = listing.begun > self._swept.get(provider, -math.inf)
-        self._swept[provider] = listing.begun
         found = {_key(provider, one): one for one in orphans(self._context.installation, seen, known)}
+        if listing.begun < begun:  # what it shows of others may have ended rightly since
+            found = {key: one for key, one in found.items() if key in self._first_seen}
         self._paid = (self._paid & self._asked.keys()) - found.keys()
         found |= {key: one for key, one in self._asked.items() if key.startswith(f"{provider}/")}
         if listing.begun >= begun:
             self._again(provider, self._context.rhythm.sweep_s)
-        if is_new:
             self._forget(provider, set(found))
         return tuple(found.values())
 
     async def _listing(self, provider: str) -> Listing | None:
-        """A new one; else the latest that anybody was given, if it is not old: the rows are read after it, and where
-        few calls are answered a destroy, which needs none, does not wait for the next listing."""
+        """A new one; else the latest, if it is not old: where few calls are answered a destroy of what was found before
+        does not wait for the next listing."""
         try:
             await self._inventory.refresh(provider, max_age_s=0.0)
         except ProviderError as e:

@@ -184,17 +184,17 @@ def test_what_cannot_be_destroyed_or_listed_at_first_does_not_wait_for_the_next_
 def test_a_destroy_does_not_wait_for_a_listing_that_is_not_answered(
     listed_s: float, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of before told of it, if that is not too long ago."""
+    """The sweep has found it before, if that is not too long ago."""
 
     async def story() -> None:
         yard = Yard(tmp_path, "one")
         await yard.stray()
         await yard.context.clock.sleep(LAG_S)
-        inventory = Inventory(yard.context)
-        await inventory.refresh("one")
+        sweep = yard.sweep()
+        await sweep.step()
         monkeypatch.setattr(yard.clouds["one"], "list", fails(1000, yard.clouds["one"].list))
         await yard.context.clock.sleep(listed_s)
-        await yard.sweeps(Sweep(yard.context, inventory, Destroys(yard.context)), LAG_S + 2 * AGAIN_S)
+        await yard.sweeps(sweep, LAG_S + 2 * AGAIN_S)
         assert (await yard.standing() == []) is gone
 
     told(story())
