@@ -50,8 +50,8 @@ class Purse:
         self._world = world
         self._listed: dict[str, list[Listed]] = {}
         """What each broker's process was given, in order."""
-        self._beside: dict[AttemptId, dict[str, float]] = {}
-        """Of each attempt, which process was shown more machines at once than were bought, and when first."""
+        self._beside: dict[AttemptId, dict[str, tuple[float, float]]] = {}
+        """Of each attempt, which process was shown more machines at once than were bought, and when first and last."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
@@ -67,7 +67,8 @@ class Purse:
         for name in (name for name, machines in stand.items() if machines > 1):
             own = attempt_of(self._world.installation, name)
             if own is not None and stand[name] > self._world.state.attempts[own].value.line.nodes:
-                self._beside.setdefault(own, {}).setdefault(process.id, self._world.loop.time())
+                now, shown_to = self._world.loop.time(), self._beside.setdefault(own, {})
+                shown_to[process.id] = (shown_to.get(process.id, (now, now))[0], now)
         prices: dict[InstanceName, list[Decimal]] = {}
         for told in shown:
             if told.usd_per_hour is not None:
@@ -169,8 +170,10 @@ class Purse:
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
     def _told_of_more(self, attempt: Attempt) -> bool:
-        shown = self._beside.get(attempt.id, {})
-        return any(one.died_at > shown[one.id] + TOLD_S for one in self._world.brokers() if one.id in shown)
+        """For longer than billing looks away: what comes and goes between two of its looks is not promised."""
+        shown, died = self._beside.get(attempt.id, {}), {one.id: one.died_at for one in self._world.brokers()}
+        tick_s = self._world.rhythm.billing_s
+        return any(last - first > tick_s and died[own] > first + TOLD_S for own, (first, last) in shown.items())
 
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
         """For every machine, from the row that announced the create to where all brokers knew that none is left."""
