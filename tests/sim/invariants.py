@@ -259,6 +259,8 @@ class Watch:
             until = self._world.time_of(one.ended_at) if one.ended_at else now
             span = Decimal(str(disturbed_s(self._world.excuses, since, until)))
             allowed += highest(one.line.offer) * one.line.nodes * span / 3600
+            more = [s for s in self.stands if s.attempt == one.id and s.id in self._world.cloud.surplus]
+            allowed += sum((highest(one.line.offer) * Decimal(str(now - s.born)) / 3600 for s in more), ZERO)
         if job.spent_usd - late > job.cap_usd + allowed:
             self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
 

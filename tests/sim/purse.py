@@ -65,7 +65,9 @@ class Purse:
         there = frozenset(one.handle.name for one in shown if one.state is not InstanceState.GONE)
         stand = Counter(one.handle.name for one in shown if one.state is not InstanceState.GONE)
         for name in (name for name, machines in stand.items() if machines > 1):
-            own = attempt_of(self._world.installation, name)
+            own, number = attempt_of(self._world.installation, name), int(process.id[1:].split(".")[0])
+            if self._world.weather.lasts("store.down", number):
+                continue  # it cannot write what it sees
             if own is not None and stand[name] > self._world.state.attempts[own].value.line.nodes:
                 now, shown_to = self._world.loop.time(), self._beside.setdefault(own, {})
                 shown_to[process.id] = (shown_to.get(process.id, (now, now))[0], now)
