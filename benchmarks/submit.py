@@ -2,7 +2,7 @@
 
 The last line is JSON.
 
-Embedded PostgreSQL with its durable settings, the API in a process of its own , the clients in another: closed
+Embedded PostgreSQL with its durable settings, the API in a process of its own, the clients in another: closed
 loops, each with one connection, that send the next job as soon as the last one was answered. Every request is a new
 job under a new idempotency key, with the data set of the example uploaded before.
 
