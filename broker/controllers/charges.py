@@ -1,6 +1,7 @@
 """Charges that more than one controller writes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from broker.controllers.context import Context
@@ -12,24 +13,25 @@ from broker.domain.money import ZERO
 from broker.ports import Charge
 
 
-def up_to(attempt: Attempt, until: datetime) -> Charge:
-    """All that is owed until then."""
+def up_to(attempt: Attempt, until: datetime, prices: Sequence[PriceChange] = ()) -> Charge:
+    """All that is owed until then. `prices`: what is only known now of them."""
+    known = replace(attempt, prices=(*attempt.prices, *prices))
     return Charge(
         attempt_id=attempt.id,
         job_id=attempt.job_id,
         since=attempt.charged_to,
         to=max(until, attempt.charged_to or until),
-        usd=owed(attempt, until),
+        usd=owed(known, until),
         traffic_usd=traffic_owed(attempt, until),
+        prices=tuple(prices),
     )
 
 
 def moved_prices(context: Context, inventory: Inventory, attempt: Attempt) -> Sequence[PriceChange]:
-    """As `price_changes`, by a listing that is young enough."""
-    seen, provider = inventory.fresh(attempt, max_age_s=context.rhythm.billing_s), attempt.line.offer.provider
-    born = {one.handle.id: inventory.born_after(provider, one.handle) or one.created_at for one in seen}
-    born_after = {own: at for own, at in born.items() if at is not None}
-    return price_changes(attempt, seen, context.clock.now(), born_after)
+    """As `price_changes`, by a listing that is young enough, and all that was listed of its machines before."""
+    age_s = context.rhythm.billing_s
+    seen, stood = inventory.fresh(attempt, max_age_s=age_s), inventory.stood(attempt, max_age_s=age_s)
+    return price_changes(attempt, seen, context.clock.now(), stood)
 
 
 def surplus(context: Context, inventory: Inventory, attempt: Attempt) -> Charge | None:

@@ -5,11 +5,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
+from broker.controllers.listings import Followed, Listing, Shown
 from broker.decide.billing import runs_since
+from broker.decide.prices import Stood
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
@@ -26,63 +27,6 @@ TIMES = 20_000
 """Of listings that are remembered: half a day and more of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    begun: float
-    """On this process's monotonic clock, before the request was sent."""
-    answered: float
-    """What is not shown was gone by then."""
-    by_name: Mapping[InstanceName, tuple[Observed, ...]]
-
-    def shows(self, name: InstanceName) -> bool:
-        """True while something under this name exists or may exist; what the cloud calls gone does not."""
-        return any(o.state is not InstanceState.GONE for o in self.by_name.get(name, ()))
-
-    def one(self, handle: Handle) -> Observed | None:
-        return next((o for o in self.by_name.get(handle.name, ()) if o.handle.id == handle.id), None)
-
-    def shows_one(self, handle: Handle) -> bool:
-        found = self.one(handle)
-        return found is not None and found.state is not InstanceState.GONE
-
-
-@dataclass(kw_only=True)
-class Followed:
-    """What is left of forgotten listings: of one name."""
-
-    born_by: datetime | None
-    grown: float
-    """Listings that began earlier may leave it out because it is young."""
-    unlisted: float = math.inf
-    """When the first of those in a row began that do not show it."""
-    unseen: float | None = None
-    """When the second of them had answered; None: there are no two."""
-    gap_s: float = 0.0
-    """Of those in a row, the longest from the begin of one to the answer of the next but one: two of them have to leave
-    out what stands there."""
-    missed: dict[str, float] = field(default_factory=dict)
-    """Of each machine that was shown, when the last but one listing before had begun; infinitely long ago: there was
-    none."""
-
-    def heard(self, kept: Sequence[Listing], name: InstanceName) -> None:
-        """Of the last of these."""
-        if not kept or kept[-1].shows(name):
-            self.unlisted, self.unseen, self.gap_s = math.inf, None, 0.0
-        elif self.unseen is not None:
-            self.gap_s = max(self.gap_s, _gap_s(kept[-3:]))
-        else:
-            without: list[Listing] = []
-            for listing in kept:
-                without = [] if listing.begun < self.grown or listing.shows(name) else [*without, listing]
-            self.unlisted = without[0].begun if without else math.inf
-            self.unseen = without[1].answered if len(without) > 1 else None
-            self.gap_s = max((_gap_s(without[i : i + 3]) for i in range(len(without))), default=0.0)
-
-
-def _gap_s(listings: Sequence[Listing]) -> float:
-    return listings[2].answered - listings[0].begun if len(listings) > 2 else 0.0
-
-
 class Inventory:
     """Listings of every provider, shared by the controllers of one process."""
 
@@ -91,6 +35,8 @@ class Inventory:
         self._listings: dict[str, deque[Listing]] = {name: deque() for name in context.providers}
         self._locks = {name: asyncio.Lock() for name in context.providers}
         self._followed: dict[str, dict[InstanceName, Followed]] = {name: {} for name in context.providers}
+        self._others: dict[str, set[InstanceName]] = {name: set() for name in context.providers}
+        """Names of no live attempt, when that was told last."""
         self._times: dict[str, deque[tuple[float, float]]] = {n: deque(maxlen=TIMES) for n in context.providers}
         """When listings began and had answered, also those that are forgotten. What is not followed none has shown."""
         self._unheard = dict.fromkeys(context.providers, 0)
@@ -134,10 +80,14 @@ class Inventory:
         missed = times[-3][0] if len(times) > 2 else -math.inf
         for name in filter(listing.shows, listing.by_name):
             one = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
-            for machine in listing.by_name[name]:
-                one.missed.setdefault(machine.handle.id, missed)
+            for machine in listing.standing(name):
+                shown = Shown(created_at=machine.created_at, missed=missed)
+                one.machines.setdefault(machine.handle.id, shown)
         for name, one in followed.items():
             one.heard(listings, name)
+            now = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
+            for own, shown in one.machines.items():
+                shown.heard(listing, now.get(own))
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
@@ -174,10 +124,15 @@ class Inventory:
             kept.popleft()
 
     def keep(self, live: Set[AttemptId]) -> None:
-        """Follows no others any more."""
+        """Follows no others any more that it was told of before: `live` may have been read before a machine came that
+        is listed."""
         own = self._context.installation
         for provider, followed in self._followed.items():
-            self._followed[provider] = {name: one for name, one in followed.items() if attempt_of(own, name) in live}
+            others = {name for name in followed if attempt_of(own, name) not in live}
+            self._followed[provider] = {
+                name: one for name, one in followed.items() if name not in others & self._others[provider]
+            }
+            self._others[provider] = others
 
     def latest(self, provider: str) -> Listing | None:
         kept = self._listings[provider]
@@ -195,10 +150,14 @@ class Inventory:
 
     def fresh(self, attempt: Attempt, *, max_age_s: float) -> tuple[Observed, ...]:
         """What a listing that is young enough shows of an attempt's machines; nothing where there is none."""
-        listing = self.latest(attempt.line.offer.provider) if attempt.line.offer.provider in self._listings else None
-        if listing is None or self._context.clock.monotonic() - listing.begun > max_age_s:
-            return ()
-        return listing.by_name.get(attempt.name, ())
+        listing = self._young(attempt.line.offer.provider, max_age_s)
+        return listing.by_name.get(attempt.name, ()) if listing else ()
+
+    def _young(self, provider: str, max_age_s: float) -> Listing | None:
+        """The latest listing, unless it is older, or of another broker's cloud."""
+        listing = self.latest(provider) if provider in self._listings else None
+        old = listing is None or self._context.clock.monotonic() - listing.begun > max_age_s
+        return None if old else listing
 
     def running_at(self, attempt: Attempt) -> datetime | None:
         """As recorded, else what the listings tell of it by the wall clock; None: no machine of it has run yet."""
@@ -245,7 +204,7 @@ class Inventory:
             lag = self._context.providers[provider].caps.list_lag_s
             stood = sent_at if born_by is None else born_by + timedelta(seconds=lag)
             grown = -math.inf if stood is None else self._by_monotonic(stood)
-            known = Followed(born_by=born_by, grown=grown, missed=one.missed if one else {})
+            known = Followed(born_by=born_by, grown=grown, machines=one.machines if one else {})
             if one is not None and one.unseen is not None and one.unlisted >= grown:
                 known.unlisted, known.unseen = one.unlisted, one.unseen
             elif stood is not None and (one is None or one.unseen is not None):  # none has shown it since it has grown
@@ -261,14 +220,21 @@ class Inventory:
             one.unlisted, one.unseen = times[0][0], times[1][1]
         one.gap_s = max((later[1] - first[0] for first, later in zip(times, times[2:], strict=False)), default=0.0)
 
-    def born_after(self, provider: str, handle: Handle) -> datetime | None:
-        """When a machine that is listed did not stand yet, by the house's clock: two listings in a row left it out that
-        began a lag after. None: there were none before it was first shown."""
-        one = self._followed[provider].get(handle.name)
-        missed = -math.inf if one is None else one.missed.get(handle.id, -math.inf)
-        if missed == -math.inf:
-            return None
-        return self._by_the_wall(missed - self._context.providers[provider].caps.list_lag_s)
+    def stood(self, attempt: Attempt, *, max_age_s: float) -> Sequence[Stood]:
+        """All machines that were listed under an attempt's name, by the house's clock. None of them stood yet a lag
+        before two listings in a row left it out. Where no listing is young enough, none is known to stand after it."""
+        provider = attempt.line.offer.provider
+        one, latest = self._followed.get(provider, {}).get(attempt.name), self._young(provider, math.inf)
+        if one is None or latest is None:
+            return ()
+        lag = timedelta(seconds=self._context.providers[provider].caps.list_lag_s)
+        told_to = None if self._young(provider, max_age_s) else latest.answered
+        found = []
+        for own, shown in one.machines.items():
+            since = shown.created_at if shown.missed == -math.inf else self._by_the_wall(shown.missed) - lag
+            until = told_to if shown.gone is None else shown.gone
+            found.append(Stood(id=own, since=since, until=None if until is None else self._by_the_wall(until)))
+        return found
 
     def stood_until(self, attempt: Attempt) -> datetime | None:
         """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.

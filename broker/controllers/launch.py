@@ -20,7 +20,7 @@ from broker.decide.billing import told_out_of_time
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
-from broker.decide.prices import with_surplus
+from broker.decide.prices import Stood, surplus_changes
 from broker.decide.signals import SIGNALS, signalled
 from broker.decide.step import after_attempt, due_in_s, setup_reason, step
 from broker.domain.errors import (
@@ -248,9 +248,8 @@ class Launch:
         ended = step(one.attempt, AttemptEvent.MISMATCH, self._context.clock.now()).attempt
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
-        more = len(handles) - one.attempt.line.nodes
-        births = [one.attempt.create_sent_at or self._context.clock.now()] * more
-        prices = tuple(with_surplus(one.attempt, one.attempt.prices, births))
+        stood = [Stood(id=handle.id, since=None, until=None) for handle in handles]
+        prices = surplus_changes(one.attempt, one.attempt.prices, stood)
         charge = priced(one.attempt, prices) if prices else None
         return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))
 

@@ -9,7 +9,8 @@ from broker.controllers.charges import surplus
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
-from broker.controllers.inventory import Inventory, Listing
+from broker.controllers.inventory import Inventory
+from broker.controllers.listings import Listing
 from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from broker.controllers.alone import gone_by
 from broker.controllers.beats import read_final
-from broker.controllers.charges import surplus, up_to
+from broker.controllers.charges import moved_prices, surplus, up_to
 from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
@@ -176,7 +176,8 @@ class Termination:
         now = self._context.clock.now()
         reason = end_reason(attempt, one.job)
         ended = step(attempt, AttemptEvent.ABSENT, now, reason=reason).attempt
-        charge = up_to(attempt, attempt.absent_at or now)
+        prices = moved_prices(self._context, self._inventory, attempt)
+        charge = up_to(attempt, attempt.absent_at or now, prices)
         spent = attempt.charged_usd + charge.usd + charge.traffic_usd
         left = LedgerEntry(
             job_id=one.job.id,

@@ -1,7 +1,8 @@
 """What the machines of an attempt cost an hour, and from when on; prices move, and a machine too many bills as well."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -11,6 +12,16 @@ from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, PriceChange
 from broker.domain.money import ZERO, usd
 from broker.domain.offer import Offer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stood:
+    """A machine that was listed under an attempt's name. `since`: when it did not stand yet; None: that is not known.
+    `until`: by when it was listed no more; None: it may stand."""
+
+    id: str
+    since: datetime | None
+    until: datetime | None
 
 
 def billed_since(attempt: Attempt) -> datetime | None:
@@ -57,61 +68,77 @@ def ceiling(offer: Offer, price: Decimal) -> Decimal:
 
 
 def price_changes(
-    attempt: Attempt, seen: tuple[Observed, ...], now: datetime, born_after: Mapping[str, datetime]
+    attempt: Attempt, seen: tuple[Observed, ...], now: datetime, stood: Sequence[Stood]
 ) -> tuple[PriceChange, ...]:
     """What the cloud bills by now, where that is something else than is accrued; empty: nothing new is known.
 
-    A rise counts from the last charge, before which the old price was seen, and a fall from now: never too little. A
-    machine beside those that were bought counts from `born_after`, by its id, when it is known not to have stood yet;
-    from the beginning where that is not known. Where one is missing instead, no price is known.
+    `seen`: by a listing that is young enough, gone ones included. A rise counts from the last charge, before which the
+    old price was seen, and a fall from now: never too little. Where a machine is missing, no price is known. `stood`:
+    what has been listed under the name; those beside the ones that were bought count for as long as they stood, also
+    where they came and went unseen by any charge.
     """
     stand = [machine for machine in seen if machine.state is not InstanceState.GONE]
-    if not stand:
+    moved: tuple[PriceChange, ...] = ()
+    if stand:
+        moved = _moved(attempt, _told_price(attempt, stand, price_now(attempt)), now, _beside(attempt, stood, now))
+    return (*moved, *surplus_changes(attempt, (*attempt.prices, *moved), stood))
+
+
+def _moved(attempt: Attempt, price: Decimal, now: datetime, surplus: int) -> tuple[PriceChange, ...]:
+    """That each machine costs so much, and that no more than so many stand beside those that were bought."""
+    known, before = latest_price(attempt), attempt.charged_to or billed_since(attempt) or now
+    fewer = surplus < known.surplus
+    found = []
+    if price > known.usd_per_hour or (price < known.usd_per_hour and not fewer):
+        since = now if price < known.usd_per_hour else before
+        since = max([since, *(one.since for one in attempt.prices)])  # no earlier than what is known already
+        found.append(replace(known, since=since, usd_per_hour=price))
+    if fewer:
+        found.append(PriceChange(since=now, usd_per_hour=price, surplus=surplus))
+    return tuple(found)
+
+
+def surplus_changes(
+    attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood]
+) -> tuple[PriceChange, ...]:  # fmt: skip
+    """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
+    what is accrued already of machines too many is theirs."""
+    known, found, raised = PriceChange(since=attempt.created_at, usd_per_hour=attempt.line.offer.usd_per_hour), [], 0
+    later = deque(sorted(prices, key=partial(_order, attempt.line.nodes)))
+    for moment in _moments(attempt, prices, stood):
+        while later and later[0].since <= moment:
+            known = later.popleft()
+        surplus = max(known.surplus, _beside(attempt, stood, moment))
+        in_effect = known.surplus if known.since == moment else raised or known.surplus
+        if surplus != in_effect:
+            found.append(replace(known, since=moment, surplus=surplus))
+        raised = surplus if surplus > known.surplus else 0
+    return tuple(found)
+
+
+def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood]) -> Sequence[datetime]:
+    """When the price or the number of machines may have changed; nothing where no more were ever listed than bought."""
+    begun, recorded = billed_since(attempt), {handle.id for handle in attempt.handles}
+    if begun is None or (len(stood) <= attempt.line.nodes and recorded >= {one.id for one in stood}):
         return ()
-    begun, known = billed_since(attempt) or now, latest_price(attempt)
-    price = _told_price(attempt, seen, known.usd_per_hour)
-    births = _births(attempt, stand, begun, born_after)
-    if len(births) < known.surplus:
-        fell = PriceChange(since=now, usd_per_hour=price, surplus=len(births))
-        return (*_moved(attempt, price, attempt.charged_to or begun), fell) if price > known.usd_per_hour else (fell,)
-    moved = _moved(attempt, price, now if price < known.usd_per_hour else attempt.charged_to or begun)
-    beside = with_surplus(attempt, (*attempt.prices, *moved), births) if len(births) > known.surplus else ()
-    return (*moved, *beside)
+    ends = (moment for one in stood for moment in (one.since, one.until) if moment is not None)
+    return sorted({begun, *(max(begun, moment) for moment in (*ends, *(one.since for one in prices)))})
 
 
-def _moved(attempt: Attempt, price: Decimal, since: datetime) -> tuple[PriceChange, ...]:
-    """That each machine costs so much from then on, but from no earlier than what is known already."""
-    known = latest_price(attempt)
-    if price == known.usd_per_hour:
-        return ()
-    since = max([since, *(one.since for one in attempt.prices)])
-    return (replace(known, since=since, usd_per_hour=price),)
-
-
-def with_surplus(attempt: Attempt, prices: Sequence[PriceChange], births: Sequence[datetime]) -> Iterator[PriceChange]:
-    """From each of these births on one machine more, at what each machine cost then; what is accrued already of
-    machines too many is theirs."""
-    offered = PriceChange(since=attempt.created_at, usd_per_hour=attempt.line.offer.usd_per_hour)
-    known = sorted(prices, key=partial(_order, attempt.line.nodes))
-    for moment in sorted({*births, *(one.since for one in known if births and one.since > min(births))}):
-        at = next((one for one in reversed(known) if one.since <= moment), offered)
-        stood = sum(birth <= moment for birth in births)
-        if stood > at.surplus:
-            yield replace(at, since=moment, surplus=stood)
-
-
-def _births(
-    attempt: Attempt, stand: Sequence[Observed], begun: datetime, born_after: Mapping[str, datetime]
-) -> list[datetime]:
-    """Of each machine beside those that were bought, which need not stand any more themselves: the earliest that it
-    may have come to stand. Where not all are recorded the youngest are too many."""
+def _beside(attempt: Attempt, stood: Sequence[Stood], moment: datetime) -> int:
+    """Machines beside those that were bought, which need not stand any more themselves."""
+    there = [one.id for one in stood if _stands(one, attempt, moment)]
     recorded = {handle.id for handle in attempt.handles}
-    others = sorted(max(begun, born_after.get(one.handle.id, begun)) for one in stand if one.handle.id not in recorded)
-    surplus = max(len(stand) - attempt.line.nodes, len(others) if len(recorded) >= attempt.line.nodes else 0)
-    return ([begun] * surplus + others)[len(others) :]
+    others = sum(own not in recorded for own in there)
+    return max(0, len(there) - attempt.line.nodes, others if len(recorded) >= attempt.line.nodes else 0)
 
 
-def _told_price(attempt: Attempt, seen: tuple[Observed, ...], known: Decimal) -> Decimal:
+def _stands(one: Stood, attempt: Attempt, moment: datetime) -> bool:
+    since = one.since or billed_since(attempt) or moment
+    return since <= moment and (one.until is None or moment < one.until)
+
+
+def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> Decimal:
     """Of one machine. A price that does not move by itself is not believed to have fallen below the offer's, which may
     hold the disk too."""
     told = [machine.usd_per_hour for machine in seen if machine.usd_per_hour is not None]

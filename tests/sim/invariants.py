@@ -17,13 +17,11 @@ end itself.
 """
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from broker.decide.lifecycle import ATTEMPT_RULES, JOB_RULES
 from broker.domain.ids import AttemptId, JobId, attempt_of
-from broker.domain.job import Attempt, AttemptState, Job, JobState, LedgerKind, Reason
-from broker.domain.money import ZERO
+from broker.domain.job import Attempt, AttemptState, JobState, Reason
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, JobFilter
 from providers.body import Machine
@@ -32,7 +30,7 @@ from tests.sim.faults import disturbed_s
 from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
-from tests.sim.purse import SPENT, Purse, highest
+from tests.sim.purse import Purse
 from tests.sim.rows import Before, Leases
 from trainer.contract import keys
 from trainer.contract.keys import step_of
@@ -61,8 +59,6 @@ class Watch:
         self._leases = Leases()
         self._entered: dict[AttemptId, float] = {}
         self._furthest: dict[JobId, int] = {}
-        self._ledgers: dict[JobId, tuple[int, Decimal, Decimal]] = {}
-        """How many entries are added up already, and what they come to."""
         self._orphan_since: dict[str, float] = {}
         self._told_since: dict[AttemptId, float] = {}
         self.stands: list[Stand] = []
@@ -143,8 +139,7 @@ class Watch:
                 self._fail("launcher_at_rest", f"{process.id} calls the launch of {one.name} over, which goes on")
 
     def _applied(self, process: Process, change: Change, before: Before) -> None:
-        charges = [change.charge] if change.charge else []
-        self.budgets.charged(None, charges, [True] * len(charges))
+        self.budgets.charged_beside(process, change.charge)
         if change.attempt is not None:
             read, to = change.attempt
             was = before.attempts[read.id]
@@ -181,7 +176,10 @@ class Watch:
         self._world.note(process.id, f"attempt {to.id} {was.state} -> {to.state}{reason} {to.detail}")
         self._entered[to.id] = self._world.loop.time()
         if to.state is AttemptState.BOOTING:
-            self.measures.wanted(to.id, self._world.cloud.surplus & {handle.id for handle in to.handles})
+            bought = {handle.id for handle in to.handles}
+            self.measures.wanted(to.id, self._world.cloud.surplus & bought)
+            if bought <= {*self._world.cloud.standing()}:  # another one took the place of what died before
+                self.measures.whole_again(to.id)
         if to.state in (AttemptState.TERMINATING, AttemptState.ENDED):
             still = [i for i in self._world.cloud.standing() if attempt_of_machine(i) == to.id]
             self.measures.unwanted(to.id, still, self._world.loop.time())
@@ -193,7 +191,7 @@ class Watch:
         if to.state is AttemptState.ENDED:
             self._furthest[to.job_id] = self.keeping.saved(to.job_id)
             if was.create_sent_at is not None:
-                self._ended(to, standing)
+                self._ended(process, to, standing)
 
     def _death(self, to: Attempt, standing: set[str]) -> None:
         if to.reason is Reason.PREEMPTED and len(standing) >= to.line.nodes:
@@ -207,13 +205,13 @@ class Watch:
         look_s = self._world.cloud.caps.list_lag_s + 60.0
         return {name for name, at in self._world.body.returned.items() if self._calm(at) < look_s}
 
-    def _ended(self, to: Attempt, standing: set[str]) -> None:
+    def _ended(self, process: Process, to: Attempt, standing: set[str]) -> None:
         if standing:
             self._fail("ended_absent", f"{to.id} ended, and {', '.join(sorted(standing))} stands")
         if self._world.launching(to.name):
             self._fail("ended_absent", f"{to.id} ended, and a launcher may still create {to.name}")
         stands = [one for one in self.stands if one.attempt == to.id]
-        self.budgets.settled(self._world.state.attempts[to.id].value, stands)
+        self.budgets.settled(self._world.state.attempts[to.id].value, stands, process)
 
     def _admitted(self, process: Process, new: Attempt) -> None:
         self._entered[new.id] = self._world.loop.time()
@@ -233,36 +231,7 @@ class Watch:
             self._fail("one_live_attempt", f"job {job_id}: {', '.join(one.id for one in live)}")
         if (job.state is JobState.ACTIVE) != bool(live):
             self._fail("active_has_attempt", f"job {job_id} is {job.state} with {len(live)} live attempts")
-        written, late = self._written(job_id)
-        charged = sum((one.charged_usd for one in attempts), ZERO)
-        if not written == charged == job.spent_usd:
-            self._fail("ledger_adds_up", f"job {job_id}: {written} written, {charged} charged, {job.spent_usd} spent")
-        if job.spent_usd - late > job.cap_usd:
-            self._over_cap(job, attempts, late)
-
-    def _written(self, job_id: JobId) -> tuple[Decimal, Decimal]:
-        """What the ledger says was spent, and how much of it for machines that came too late. It only grows."""
-        ledger = self._world.state.ledger[job_id]
-        counted, spent, late = self._ledgers.get(job_id, (0, ZERO, ZERO))
-        for entry in ledger[counted:]:
-            spent += entry.usd if entry.kind in SPENT else ZERO
-            late += entry.usd if entry.kind is LedgerKind.ADJUSTMENT else ZERO
-        self._ledgers[job_id] = (len(ledger), spent, late)
-        return spent, late
-
-    def _over_cap(self, job: Job, attempts: Sequence[Attempt], late: Decimal) -> None:
-        """An outage keeps a machine from being destroyed, and costs its rate for as long. `late`: for machines that
-        came after their attempt's end, against the promise of their launcher."""
-        now, allowed = self._world.loop.time(), ZERO
-        for one in attempts:
-            since = self._world.time_of(one.create_sent_at or one.created_at)
-            until = self._world.time_of(one.ended_at) if one.ended_at else now
-            span = Decimal(str(disturbed_s(self._world.excuses, since, until)))
-            allowed += highest(one.line.offer) * one.line.nodes * span / 3600
-            more = [s for s in self.stands if s.attempt == one.id and s.id in self._world.cloud.surplus]
-            allowed += sum((highest(one.line.offer) * Decimal(str(now - s.born)) / 3600 for s in more), ZERO)
-        if job.spent_usd - late > job.cap_usd + allowed:
-            self._fail("spend_within_cap", f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed")
+        self.budgets.adds_up(job, attempts)
 
     # ------------------------------------------------------------------------------------------------------- the cloud
 

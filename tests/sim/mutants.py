@@ -51,6 +51,12 @@ def _always_on(*kinds: str, share: float = 1.0) -> tuple[Fault, ...]:
     )
 
 
+def _again_and_again(kind: str) -> tuple[Fault, ...]:
+    """For half of the time, for all brokers."""
+    times = range(60, 1000, 90)
+    return tuple(Fault(kind=kind, at=at, for_s=45.0, share=1.0, target=broker) for at in times for broker in range(3))
+
+
 def _now_and_then(kind: str) -> tuple[Fault, ...]:
     return tuple(Fault(kind=kind, at=at, target=number) for number, at in enumerate((150.0, 300.0, 450.0, 800.0)))
 
@@ -117,7 +123,7 @@ MUTANTS = (
         aim=_now_and_then("host_stops"),
     ),
     _mutant(
-        "what is stopped is gone", "charged_in_full", (f"{C}.inventory.Listing.shows", wrong.runs),
+        "what is stopped is gone", "charged_in_full", (f"{C}.listings.Listing.shows", wrong.runs),
         aim=_now_and_then("host_stops"),
     ),
     _mutant("silence is death", "no_false_death", (f"{D}.liveness.liveness", wrong.silent_is_dead)),
@@ -160,7 +166,12 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many is free", "charged_in_full",
-        (f"{D}.prices._births", wrong.always([])), aim=_always_on("cloud.twice"),
+        (f"{D}.prices._beside", wrong.always(0)), aim=_always_on("cloud.twice"),
+    ),
+    _mutant(
+        "a machine too many is free once it is gone", "charged_in_full",
+        (f"{INVENTORY}.stood", wrong_prices.only_those_that_stand),
+        aim=(*_always_on("cloud.twice", "cloud.short_life"), *_again_and_again("store.down")),
     ),
     _mutant(
         "what is beside tells of the attempt", "no_false_death",

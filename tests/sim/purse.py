@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from broker.domain.ids import AttemptId, InstanceName, attempt_of
+from broker.decide.billing import drain_lead_s
+from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_of
 from broker.domain.instance import InstanceState, Observed
-from broker.domain.job import Attempt, LedgerKind
+from broker.domain.job import Attempt, Job, LedgerKind
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
 from broker.ports import Charge
 from tests.sim.cloud import Stand
+from tests.sim.faults import disturbed_s
 from tests.sim.loop import Process
 from tests.sim.prices import CLOCK_S, Charged, dearest, least
 
@@ -50,14 +52,16 @@ class Purse:
         self._world = world
         self._listed: dict[str, list[Listed]] = {}
         """What each broker's process was given, in order."""
-        self._beside: dict[AttemptId, dict[str, tuple[float, float]]] = {}
-        """Of each attempt, which process was shown more machines at once than were bought, and when first and last."""
+        self._beside: dict[AttemptId, dict[str, float]] = {}
+        """Of each attempt, which process was shown more machines at once than were bought, and when first."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
         """What each broker's process decides to charge just now."""
         self._charges: dict[AttemptId, list[Charged]] = {}
         """Where prices move: what was written, in order."""
+        self._ledgers: dict[JobId, tuple[int, Decimal, Decimal]] = {}
+        """How many entries are added up already, and what they come to."""
 
     # ------------------------------------------------------------------------------------------------- what is known
 
@@ -65,12 +69,9 @@ class Purse:
         there = frozenset(one.handle.name for one in shown if one.state is not InstanceState.GONE)
         stand = Counter(one.handle.name for one in shown if one.state is not InstanceState.GONE)
         for name in (name for name, machines in stand.items() if machines > 1):
-            own, number = attempt_of(self._world.installation, name), int(process.id[1:].split(".")[0])
-            if self._world.weather.lasts("store.down", number):
-                continue  # it cannot write what it sees
+            own = attempt_of(self._world.installation, name)
             if own is not None and stand[name] > self._world.state.attempts[own].value.line.nodes:
-                now, shown_to = self._world.loop.time(), self._beside.setdefault(own, {})
-                shown_to[process.id] = (shown_to.get(process.id, (now, now))[0], now)
+                self._beside.setdefault(own, {}).setdefault(process.id, self._world.loop.time())
         prices: dict[InstanceName, list[Decimal]] = {}
         for told in shown:
             if told.usd_per_hour is not None:
@@ -93,16 +94,21 @@ class Purse:
                 charged = replace(charged, begun=latest.begun, price=max(told))
             self._asked[process.id, one.attempt_id] = charged
 
-    def charged(self, process: Process | None, charges: Sequence[Charge], held: Sequence[bool]) -> None:
-        """`process`: None where it is written beside something else, at the price that is known."""
+    def charged(self, process: Process, charges: Sequence[Charge], held: Sequence[bool]) -> None:
         if not self._world.prices.moves:
             return
         for one, ok in zip(charges, held, strict=True):
             written = Charged(to=self._world.time_of(one.to), asked=self._world.loop.time())
-            if process is not None:
-                written = self._asked.pop((process.id, one.attempt_id), written)
+            written = self._asked.pop((process.id, one.attempt_id), written)
             if ok:
                 self._charges.setdefault(one.attempt_id, []).append(written)
+
+    def charged_beside(self, process: Process, charge: Charge | None) -> None:
+        """With something else; at the price that is known, unless it says otherwise."""
+        if charge is not None and charge.prices:
+            self.asked(process, [charge])
+        if charge is not None:
+            self.charged(process, [charge], [True])
 
     def sent(self, attempt: AttemptId) -> None:
         self._sent.setdefault(attempt, self._world.loop.time())
@@ -139,14 +145,61 @@ class Purse:
 
     # ------------------------------------------------------------------------------------------------ what is checked
 
-    def settled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
+    def adds_up(self, job: Job, attempts: Sequence[Attempt]) -> None:
+        """After each write."""
+        written, late = self._written(job.id)
+        charged = sum((one.charged_usd for one in attempts), ZERO)
+        if not written == charged == job.spent_usd:
+            told = f"job {job.id}: {written} written, {charged} charged, {job.spent_usd} spent"
+            self._world.fail("ledger_adds_up", told)
+        if job.spent_usd - late > job.cap_usd:
+            self._over_cap(job, attempts, late)
+
+    def _written(self, job_id: JobId) -> tuple[Decimal, Decimal]:
+        """What the ledger says was spent, and how much of it for machines that came too late. It only grows."""
+        ledger = self._world.state.ledger[job_id]
+        counted, spent, late = self._ledgers.get(job_id, (0, ZERO, ZERO))
+        for entry in ledger[counted:]:
+            spent += entry.usd if entry.kind in SPENT else ZERO
+            late += entry.usd if entry.kind is LedgerKind.ADJUSTMENT else ZERO
+        self._ledgers[job_id] = (len(ledger), spent, late)
+        return spent, late
+
+    def _over_cap(self, job: Job, attempts: Sequence[Attempt], late: Decimal) -> None:
+        """An outage keeps a machine from being destroyed, and costs its rate for as long; so does a machine too many,
+        until somebody has been shown it and the job has drained. `late`: for machines that came after their attempt's
+        end, against the promise of their launcher."""
+        world, allowed = self._world, ZERO
+        for one in attempts:
+            since = world.time_of(one.create_sent_at or one.created_at)
+            until = world.time_of(one.ended_at) if one.ended_at else world.loop.time()
+            span = Decimal(str(disturbed_s(world.excuses, since, until)))
+            allowed += highest(one.line.offer) * one.line.nodes * span / 3600
+            allowed += highest(one.line.offer) * self._beside_s(one, until) / 3600
+        if job.spent_usd - late > job.cap_usd + allowed:
+            told = f"job {job.id}: {job.spent_usd} of {job.cap_usd}, {allowed:.4f} allowed"
+            world.fail("spend_within_cap", told)
+
+    def _beside_s(self, attempt: Attempt, until: float) -> Decimal:
+        """Of all machines too many together."""
+        world, seconds = self._world, 0.0
+        lead_s = TOLD_S + drain_lead_s(attempt, world.cloud.caps, world.rhythm.tempo(world.limits.drain_s))
+        told_at = min(self._beside.get(attempt.id, {}).values(), default=until)
+        for one in world.watch.stands:
+            if one.attempt == attempt.id and one.id in world.cloud.surplus:
+                since = max(told_at, one.born)
+                known = since + lead_s + disturbed_s(world.excuses, since, until)
+                seconds += max(0.0, min(until, known) - one.born)
+        return Decimal(str(seconds))
+
+    def settled(self, attempt: Attempt, stands: Sequence[Stand], settler: Process) -> None:
         """Its last charge is made. `stands`: its machines, as the cloud bills them."""
         ledger = [entry for entry in self._world.state.ledger[attempt.job_id] if entry.attempt_id == attempt.id]
         released = sum((entry.usd for entry in ledger if entry.kind is LedgerKind.RELEASE), ZERO)
         if released != max(ZERO, attempt.reserved_usd - attempt.charged_usd):
             told = f"{attempt.id}: {released} of {attempt.reserved_usd} released"
             self._world.fail("reservation_settled", told)
-        true = self._least(attempt, stands)
+        true = self._least(attempt, stands, settler)
         if attempt.charged_usd < true:
             told = f"{attempt.id}: {attempt.charged_usd} charged, the cloud bills {true}"
             self._world.fail("charged_in_full", told)
@@ -159,10 +212,10 @@ class Purse:
     def _moves(self, attempt: Attempt) -> bool:
         return self._world.prices.moves and attempt.line.offer.price_moves
 
-    def _least(self, attempt: Attempt, stands: Sequence[Stand]) -> Decimal:
+    def _least(self, attempt: Attempt, stands: Sequence[Stand], settler: Process) -> Decimal:
         """What its machines cost, of which a price that no listing has shown yet cannot be known; nor, of more machines
-        than were bought, those that nobody was shown at once who lived to tell."""
-        if self._world.cloud.surplus & {one.id for one in stands} and not self._told_of_more(attempt):
+        than were bought, those that nobody was shown at once who could tell."""
+        if self._world.cloud.surplus & {one.id for one in stands} and not self._told_of_more(attempt, settler):
             stands = sorted(stands, key=self._cost)[-attempt.line.nodes :]
         if not self._moves(attempt):
             return sum(map(self._cost, stands), ZERO)
@@ -171,11 +224,17 @@ class Purse:
         spans, rises = [*prices.spans(offer, charges, sent, now)], [*prices.rises(offer, charges, sent)]
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
-    def _told_of_more(self, attempt: Attempt) -> bool:
-        """For longer than billing looks away: what comes and goes between two of its looks is not promised."""
-        shown, died = self._beside.get(attempt.id, {}), {one.id: one.died_at for one in self._world.brokers()}
-        tick_s = self._world.rhythm.billing_s
-        return any(last - first > tick_s and died[own] > first + TOLD_S for own, (first, last) in shown.items())
+    def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
+        """By whoever settles it, or by who had the time to write of it: ran, and had a database."""
+        shown, now = self._beside.get(attempt.id, {}), self._world.loop.time()
+
+        def could(one: Process, first: float) -> bool:
+            ends = min(one.died_at, now)
+            if one is settler:
+                return first + CLOCK_S < now
+            return ends - first - self._world.idle_s(one, first, ends) > TOLD_S
+
+        return any(could(one, shown[one.id]) for one in self._world.brokers() if one.id in shown)
 
     def _not_overbilled(self, attempt: Attempt, stands: Sequence[Stand]) -> None:
         """For every machine, from the row that announced the create to where all brokers knew that none is left."""

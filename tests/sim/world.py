@@ -31,7 +31,7 @@ from tests.sim.cloud import SWEEPS, Cloud, CloudDoor, Launch
 from tests.sim.daemon import Errors, daemon
 from tests.sim.disk import trainers
 from tests.sim.doors import BlobDoor, Deaf, Objects, StoreDoor
-from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, excusing, jobs_of
+from tests.sim.faults import CALM_S, TAIL_S, Fault, Weather, at_work, excusing, jobs_of, lasted_s
 from tests.sim.happenings import Happenings
 from tests.sim.invariants import CANARY, INVARIANTS, Watch
 from tests.sim.loop import EPOCH, Livelock, Process, SimClock, SimLoop, Sleep, context_of
@@ -209,6 +209,12 @@ class World:
     def brokers(self) -> Iterable[Process]:
         """All that ever ran."""
         return self._processes.values()
+
+    def idle_s(self, process: Process, since: float, until: float) -> float:
+        """Seconds of a span in which it could write nothing: it was frozen, or its database was down."""
+        number = int(process.id[1:].split(".")[0])
+        own = [fault for fault in self.plan if fault.target % len(self.slots) == number]
+        return sum(lasted_s(own, kind, since, until) for kind in ("store.down", "freeze"))
 
     def is_dead(self, process_id: str) -> bool:
         return process_id in self._processes and self._processes[process_id].dead

@@ -188,7 +188,7 @@ def stopped_lives(nodes: int, seen: Any, patience: Any) -> Liveness:
     return _LIVENESS(nodes, seen, patience)
 
 
-def runs(self: inventory.Listing, name: Any) -> bool:
+def runs(self: Any, name: Any) -> bool:
     """What does nothing any more does not stand, so it need not be destroyed."""
     return any(o.state in (InstanceState.STARTING, InstanceState.RUNNING) for o in self.by_name.get(name, ()))
 
@@ -234,8 +234,8 @@ def charged_to_the_end(self: termination.Termination, one: Any, attempt: Any, **
     return _SETTLE(self, one, replace(attempt, absent_at=None), **more)
 
 
-def nothing_last(attempt: Any, until: datetime) -> Any:
-    return replace(_LAST_CHARGE(attempt, until), usd=Decimal(0))
+def nothing_last(attempt: Any, until: datetime, prices: Any) -> Any:
+    return replace(_LAST_CHARGE(attempt, until, prices), usd=Decimal(0))
 
 
 _LAST_CHARGE = charges.up_to

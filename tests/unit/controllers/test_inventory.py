@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -169,16 +169,61 @@ async def test_what_may_still_boot_has_no_such_bound() -> None:
     assert seen.stood_until(build.attempt(AttemptState.LAUNCHING, line=LINE)) is None
 
 
+OWN = build.attempt(line=LINE)
+SECOND = replace(THERE[0], handle=replace(THERE[0].handle, id="late"))
+TWO = (*THERE, SECOND)
+
+
+def stood(seen: Inventory, *, max_age_s: float = 15.0) -> dict[str, tuple[float | None, float | None]]:
+    """Of each machine since when and until when, in seconds."""
+
+    def told(at: datetime | None) -> float | None:
+        return None if at is None else (at - build.T0).total_seconds()
+
+    return {one.id: (told(one.since), told(one.until)) for one in seen.stood(OWN, max_age_s=max_age_s)}
+
+
 async def test_of_a_machine_it_is_known_when_it_did_not_stand_yet() -> None:
     """One listing may leave it out, and a lag may; and before the first listings nothing is known."""
-    second = replace(THERE[0], handle=replace(THERE[0].handle, id="late"))
-    looks = [(1, THERE), (5, THERE), (5, THERE), (5, (*THERE, second)), (5, THERE), (5, (*THERE, second))]
+    looks = [(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, TWO)]
     seen, times = await listed(looks)
-    found = seen.born_after("scripted", second.handle)
-    assert found == build.T0 + timedelta(seconds=times[1] - LAG_S)
-    assert seen.born_after("scripted", THERE[0].handle) is None
+    found = {"i": (None, None), "late": (times[1] - LAG_S, None)}
+    assert stood(seen) == found
     seen.unseen_since("scripted", NAME, born_by=build.T0)  # it is followed by another bound now
-    assert seen.born_after("scripted", second.handle) == found
+    assert stood(seen) == found
+
+
+async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() -> None:
+    seen, _ = await listed([(1, tuple(replace(one, created_at=build.T0) for one in THERE))])
+    assert stood(seen) == {"i": (0, None)}
+
+
+async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
+    """Also long after those listings are forgotten, and of what only one of them showed."""
+    looks = [(1, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE), *[(LAG_S, THERE)] * 11]
+    seen, times = await listed(looks)
+    assert seen._listings["scripted"][0].begun > times[4]
+    assert stood(seen)["late"] == (times[0] - LAG_S, times[4]), "one listing alone may leave it out"
+    seen, times = await listed([(1, TWO), (5, (*THERE, replace(SECOND, state=InstanceState.GONE))), (5, THERE)])
+    assert stood(seen)["late"] == (None, times[1]), "one that calls it gone is enough"
+    seen, _ = await listed([(1, TWO), (5, THERE), (5, THERE), (5, TWO)])
+    assert stood(seen)["late"] == (None, None), "it stands after all"
+
+
+async def test_where_the_last_listing_is_old_nothing_is_known_to_stand_after_it() -> None:
+    seen, times = await listed([(1, TWO), (5, TWO)])
+    cast(SteppedClock, seen._context.clock).advance(20)
+    assert stood(seen) == {"i": (None, times[1]), "late": (None, times[1])}
+    assert stood(seen, max_age_s=25) == {"i": (None, None), "late": (None, None)}
+
+
+async def test_of_what_no_listing_has_shown_nothing_has_stood() -> None:
+    seen, _ = await listed([])
+    assert stood(seen) == {}
+    seen, _ = await listed([(1, ()), (1, GONE)])
+    assert stood(seen) == {}
+    elsewhere = replace(OWN, line=replace(LINE, offer=replace(LINE.offer, provider="another broker's")))
+    assert not seen.stood(elsewhere, max_age_s=15)
 
 
 async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() -> None:
@@ -205,6 +250,11 @@ async def test_what_is_young_or_of_no_live_attempt_is_not_followed() -> None:
     seen, times = await listed([(1, ()), (1, ()), (LAG_S, ())])
     assert seen.unseen_since("scripted", NAME, born_by=build.T0 + timedelta(seconds=times[1])) is None
     assert seen.unseen_since("scripted", NAME, born_by=None) == build.T0 + timedelta(seconds=times[1])
+    seen.keep(set())
+    assert seen._followed["scripted"], "it may have been read before it came"
+    seen.keep({build.attempt().id})
+    seen.keep(set())
+    assert seen._followed["scripted"]
     seen.keep(set())
     assert not seen._followed["scripted"]
 

@@ -132,7 +132,7 @@ def test_charging_while_prices_become_known_charges_each_second_once(
     attempt, charged = priced(first, quantum), ZERO
     for t in sorted(ticks):
         market = max((m for m in later if m[0] <= t), default=(0.0, first), key=lambda m: m[0])[1]
-        found = price_changes(attempt, (seen(str(market)),), build.at(t), {})
+        found = price_changes(attempt, (seen(str(market)),), build.at(t), ())
         attempt = replace(attempt, prices=(*attempt.prices, *found))
         due = owed(attempt, build.at(t))
         charged += due
@@ -202,7 +202,7 @@ def test_spend_stays_under_the_cap_whatever_the_price_does(
         real = random.choice([real, first, top, (first + top) / 2])
         bill.append(PriceChange(since=build.at(now), usd_per_hour=usd(real)))
         now += tick
-        found = price_changes(attempt, (seen(str(usd(real))),), build.at(now), {})
+        found = price_changes(attempt, (seen(str(usd(real))),), build.at(now), ())
         saves = int(now / every_s)
         saved = CheckpointRef(manifest="m", step=saves, save_s=60, bytes=size) if saves else None
         attempt = replace(

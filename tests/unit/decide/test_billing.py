@@ -378,4 +378,4 @@ def test_a_machine_that_has_become_free_costs_nothing() -> None:
     attempt = priced("3.6")
     handle = Handle(provider="x", id="1", name=InstanceName("n"))
     free = Observed(handle=handle, state=InstanceState.RUNNING, usd_per_hour=ZERO, price_moves=True)
-    assert price_changes(attempt, (free,), build.at(9), {}) == (PriceChange(since=build.at(9), usd_per_hour=ZERO),)
+    assert price_changes(attempt, (free,), build.at(9), ()) == (PriceChange(since=build.at(9), usd_per_hour=ZERO),)
