@@ -2,7 +2,9 @@
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.domain.errors import BlobError, BlobsUnavailable
@@ -14,7 +16,7 @@ from providers.sim_virtual import VirtualBody, _Instance
 from tests.sim.disk import WEIGHTS, Died, Folder, Line, trained, weights
 from trainer import checkpoint
 from trainer.agent.deadman import DeadMan
-from trainer.agent.prepare import _elsewhere
+from trainer.agent.prepare import furthest
 from trainer.blobs import Objects, StoreError
 from trainer.checkpoint import Origin
 from trainer.contract import keys
@@ -163,19 +165,17 @@ class Body(VirtualBody):
         mine = self._trainees[spec.attempt] = self._trainee(spec, self._instances[name])
         folder: Any = Folder()
         try:
-            candidates = [*await checkpoint.own(mine.objects, mine.origin), *spec.resume_from]
-            found, tried = await self._restore(mine, candidates, folder), set(candidates)
-            if found is None and (more := [key for key in await _elsewhere(mine.objects, spec) if key not in tried]):
-                found = await self._restore(mine, more, folder)
+            load = partial(self._restore, mine, folder)
+            found = await furthest(mine.objects, spec, mine.origin, load)
         except StoreError as e:
             raise BlobsUnavailable(str(e)) from e
         if found is not None:
             key, manifest = found
-            self.world.watch.keeping.loaded(spec.job, key, manifest, folder.files)
+            self.world.watch.keeping.loaded(spec, key, manifest, folder.files)
             mine.began_with, mine.first = folder.files[WEIGHTS], manifest.step
         return mine.first
 
-    async def _restore(self, mine: Trainee, candidates: list[str], folder: Any) -> tuple[str, Manifest] | None:
+    async def _restore(self, mine: Trainee, folder: Any, candidates: Sequence[str]) -> tuple[str, Manifest] | None:
         return await checkpoint.restore(
             mine.objects, candidates, folder, kind=mine.origin.kind, tell=lambda why: self.world.note("cloud", why)
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from broker.domain.errors import NoCapacity
-from broker.domain.ids import InstanceName
+from broker.domain.ids import InstanceName, JobId
 from broker.domain.instance import BootSpec
 from broker.domain.job import Attempt
 from tests.sim.disk import WEIGHTS
@@ -187,4 +187,5 @@ class Happenings:
         if key is not None:
             world.struck(fault.kind, f"gb-test-{key.split('/')[2]}")
             world.note("fault", f"{key} rots")
+            world.watch.keeping.rotten.add(JobId(key.split("/")[1]))
             world.objects.put(key, b"rotten", world.loop.time())

@@ -11,7 +11,7 @@ from tests.sim.disk import WEIGHTS, weights
 from tests.sim.faults import lasted_s
 from trainer.contract import keys
 from trainer.contract.keys import step_of
-from trainer.contract.rendezvous import Manifest
+from trainer.contract.rendezvous import AttemptSpec, Manifest
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -29,6 +29,8 @@ def _attempt(key: str) -> str:
 class Keeping:
     def __init__(self, world: "World") -> None:
         self._world = world
+        self.rotten: set[JobId] = set()
+        """Jobs of which something that they saved was damaged."""
 
     def saved(self, job_id: JobId, but: str = "") -> int:
         """The furthest step; a trainer that goes on after its end may have saved it twice."""
@@ -48,14 +50,23 @@ class Keeping:
         if there is None or there[0] != weights(self._world.lineage(manifest.job), manifest.step):
             self._world.fail("resume_is_exact", f"{key} holds {there and there[0].decode()!r}")
 
-    def loaded(self, job: str, key: str, manifest: Manifest, disk: Mapping[str, bytes]) -> None:
+    def loaded(self, spec: AttemptSpec, key: str, manifest: Manifest, disk: Mapping[str, bytes]) -> None:
         """A machine resumes from what now lies on its disk."""
-        if not self.may_start_from(JobId(job), key):
+        job = JobId(spec.job)
+        if not self.may_start_from(job, key):
             self._world.fail("own_checkpoint", f"job {job} loaded {key}")
+        self._no_older(spec, key)
         for file in manifest.files:
             found = disk.get(file.path)
             if found is None or hashlib.sha256(found).hexdigest() != file.sha256:
                 self._world.fail("torn_never_loaded", f"{key} was loaded, and {file.path} is not what it says")
+
+    def _no_older(self, spec: AttemptSpec, key: str) -> None:
+        """Of another job than the furthest that it had when this attempt was bought; it may have gone further since."""
+        origin = JobId(key.split("/")[1])
+        named = [other for other in spec.resume_from if other.startswith(keys.checkpoints(origin))]
+        if origin != spec.job and origin not in self.rotten and step_of(key) < step_of(named[0]):
+            self._world.fail("resume_furthest", f"{spec.attempt} loaded {key}, and {named[0]} was named")
 
     def may_start_from(self, job: JobId, key: str) -> bool:
         """Its own, and those of the job that its spec names."""

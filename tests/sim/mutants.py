@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 from broker.decide import billing as money
 from broker.domain.ids import AttemptId
@@ -224,6 +224,11 @@ MUTANTS = (
     _mutant("a secret in spec.json", "no_secret", (f"{C}.boot.Boot._put_spec", wrong.secret_in_spec)),
     _mutant(
         "resumes from the first checkpoint", "resume_furthest", (f"{C}.placement.furthest_first", wrong.nearest_first),
+    ),
+    _mutant(
+        "what another job has by now is not looked up", "resume_furthest",
+        ("trainer.agent.prepare._elsewhere", AsyncMock(return_value=[])),
+        aim=tuple(Fault(kind="preempt", at=100.0 + 33 * number, target=7 * number) for number in range(30)),
     ),
     _mutant(
         "resumes from anybody's checkpoint", "own_checkpoint",

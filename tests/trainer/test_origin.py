@@ -55,7 +55,23 @@ async def test_what_was_named_and_has_gone_is_looked_up_anew(source: Source, tmp
     await source.goes_on(3)
     step, told = await started(source, named, tmp_path)
     assert step == 5
-    assert len(told) == 2, "both that were named"
+    assert len(told) == 1, "the first that was named"
+
+
+async def test_an_old_one_that_stays_does_not_come_before_what_it_has_by_now(source: Source, tmp_path: Path) -> None:
+    """Of an attempt before, whose newer ones went as this one passed them."""
+    old = Origin(job="source", attempt="s0", kind="script")
+    made = tmp_path / "milestone"
+    made.mkdir()
+    (made / "state").write_text("step 1")
+    milestone, _ = await checkpoint.commit(source.objects, old, made, step=1, complete=False, taken_s=0.0)
+    source.step = 1
+    named = [*await source.goes_on(2), milestone]
+    await source.goes_on(3)
+    assert (await started(source, named, tmp_path))[0] == 6
+    for key in await checkpoint.own(source.objects, SOURCE):
+        await source.objects.delete(key)
+    assert (await started(source, named, tmp_path))[0] == 1, "but before nothing"
 
 
 async def test_what_goes_while_it_is_fetched_as_well(

@@ -6,7 +6,8 @@ import os
 import tarfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +29,8 @@ LOOKS = 10
 """At another job's checkpoints, which may go faster than they are fetched."""
 
 T = TypeVar("T")
+Load = Callable[[Sequence[str]], Awaitable[tuple[str, Manifest] | None]]
+"""Of candidates the first that verifies."""
 
 
 class Unusable(Exception):
@@ -150,24 +153,35 @@ async def restore(
     tell: Callable[[str], None],
     jumps: tuple[Jump, ...] = (),
 ) -> tuple[str, Manifest] | None:
-    """The newest checkpoint that verifies: this attempt's own (the agent may have been restarted), then the spec's,
-    then what another job that it starts from has by now.
+    """The newest checkpoint that verifies, as `furthest` looks for it; it lies in `folder` then. Raises StoreError.
 
     `jumps`: the way past bad steps, on which it must lie.
     """
+    load = partial(checkpoint.restore, objects, folder=folder, kind=origin.kind, tell=tell, jumps=jumps)
+    return await insist(lambda: furthest(objects, spec, origin, load), PATIENCE_S)
 
-    async def action() -> tuple[str, Manifest] | None:
-        candidates, tried = [*await checkpoint.own(objects, origin), *spec.resume_from], set[str]()
-        found: tuple[str, Manifest] | None = None
-        for _ in range(LOOKS):
-            found = await checkpoint.restore(objects, candidates, folder, kind=origin.kind, tell=tell, jumps=jumps)
-            tried.update(candidates)
-            candidates = [] if found else [key for key in await _elsewhere(objects, spec) if key not in tried]
-            if not candidates:
-                break
-        return found
 
-    return await insist(action, PATIENCE_S)
+async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Load) -> tuple[str, Manifest] | None:
+    """What `load` makes of the first candidates that it can use; None: of none.
+
+    First come this attempt's own (the agent may have been restarted), then those of its job that the spec names. Of
+    another job that it starts from comes the first one that is named, then what that job has by now, and only then what
+    else is named: one that still runs removes what it has passed, and may keep far older ones.
+    """
+    others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
+    candidates = [*await checkpoint.own(objects, origin), *spec.resume_from[: min(others, default=None)]]
+    tried = set[str]()
+    for looks_left in reversed(range(LOOKS)):
+        found = await load(candidates)
+        tried.update(candidates)
+        if found is not None:
+            return found
+        named = (*await _elsewhere(objects, spec), *spec.resume_from)
+        left = [key for key in dict.fromkeys(named) if key not in tried]
+        candidates = left[:1] if looks_left > 1 else left  # the next one may have gone as well by then
+        if not candidates:
+            break
+    return None
 
 
 async def _elsewhere(objects: Objects, spec: AttemptSpec) -> list[str]:
