@@ -23,6 +23,8 @@ LEFT_OUT_S = 3.0
 UNHEARD = 3
 """Listings in a row without an answer after which another broker may know more of that cloud."""
 MOST_TURNS = 4
+CLOUD_CLOCK = timedelta(seconds=60)
+"""By so much a cloud's clock may be ahead."""
 TIMES = 20_000
 """Of listings that are remembered: half a day and more of them."""
 
@@ -76,18 +78,28 @@ class Inventory:
 
     def _follow(self, provider: str, listing: Listing) -> None:
         """Whoever asks later may find the listings forgotten."""
-        followed, times, listings = self._followed[provider], self._times[provider], [*self._listings[provider]]
-        missed = times[-3][0] if len(times) > 2 else -math.inf
+        followed, listings = self._followed[provider], [*self._listings[provider]]
+        answered = self._by_the_wall(listing.answered)
         for name in filter(listing.shows, listing.by_name):
             one = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
             for machine in listing.standing(name):
-                shown = Shown(created_at=machine.created_at, missed=missed)
-                one.machines.setdefault(machine.handle.id, shown)
+                if machine.handle.id not in one.machines:
+                    since = self._born_after(provider, machine, answered)
+                    one.machines[machine.handle.id] = Shown(since=since, shown=answered)
         for name, one in followed.items():
             one.heard(listings, name)
             now = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
             for own, shown in one.machines.items():
-                shown.heard(listing, now.get(own))
+                shown.heard(now.get(own), answered)
+
+    def _born_after(self, provider: str, machine: Observed, shown: datetime) -> datetime | None:
+        """When what the latest listing is the first to show did not stand yet: a lag before the two listings before it,
+        or when its cloud says that it was born, whose clock may be wrong. None: neither is known."""
+        times, born = self._times[provider], machine.created_at
+        if len(times) > 2:
+            unlisted = self._by_the_wall(times[-3][0] - self._context.providers[provider].caps.list_lag_s)
+            born = unlisted if born is None else max(unlisted, born - CLOUD_CLOCK)
+        return None if born is None else min(born, shown)
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""
@@ -221,20 +233,17 @@ class Inventory:
         one.gap_s = max((later[1] - first[0] for first, later in zip(times, times[2:], strict=False)), default=0.0)
 
     def stood(self, attempt: Attempt, *, max_age_s: float) -> Sequence[Stood]:
-        """All machines that were listed under an attempt's name, by the house's clock. None of them stood yet a lag
-        before two listings in a row left it out. Where no listing is young enough, none is known to stand after it."""
+        """All machines that listings have shown under an attempt's name. Where no listing is young enough, it is known
+        of none that it stands after the latest."""
         provider = attempt.line.offer.provider
         one, latest = self._followed.get(provider, {}).get(attempt.name), self._young(provider, math.inf)
         if one is None or latest is None:
             return ()
-        lag = timedelta(seconds=self._context.providers[provider].caps.list_lag_s)
-        told_to = None if self._young(provider, max_age_s) else latest.answered
-        found = []
-        for own, shown in one.machines.items():
-            since = shown.created_at if shown.missed == -math.inf else self._by_the_wall(shown.missed) - lag
-            until = told_to if shown.gone is None else shown.gone
-            found.append(Stood(id=own, since=since, until=None if until is None else self._by_the_wall(until)))
-        return found
+        told_to = None if self._young(provider, max_age_s) else self._by_the_wall(latest.answered)
+        return [
+            Stood(id=own, since=shown.since, shown=shown.shown, until=shown.gone or told_to)
+            for own, shown in one.machines.items()
+        ]
 
     def stood_until(self, attempt: Attempt) -> datetime | None:
         """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.

@@ -245,10 +245,11 @@ class Launch:
     def _miscounted(self, one: Leased, handles: tuple[Handle, ...]) -> Change:
         """Some of several machines: never filled up by name, since a launcher may then wait for the others for ever.
         Or more than were bought, which would bill without being paid for here."""
-        ended = step(one.attempt, AttemptEvent.MISMATCH, self._context.clock.now()).attempt
+        now = self._context.clock.now()
+        ended = step(one.attempt, AttemptEvent.MISMATCH, now).attempt
         detail = f"asked for {one.attempt.line.nodes} machines, got {len(handles)}"
         ended = replace(ended, handles=handles, detail=detail)
-        stood = [Stood(id=handle.id, since=None, until=None) for handle in handles]
+        stood = [Stood(id=handle.id, since=None, shown=now, until=None) for handle in handles]
         prices = surplus_changes(one.attempt, one.attempt.prices, stood)
         charge = priced(one.attempt, prices) if prices else None
         return Change(attempt=(one.attempt, ended), charge=charge, events=(moved(one.job, ended),))

@@ -37,22 +37,23 @@ class Listing:
 class Shown:
     """A machine, of all that listings have told of it."""
 
-    created_at: datetime | None
-    missed: float
-    """When the last but one listing before the first that showed it had begun; infinitely long ago: there was none."""
+    since: datetime | None
+    """When it did not stand yet, as far as is known; here and below by the house's clock as it was then."""
+    shown: datetime
+    """When the first listing had answered that shows it."""
     without: int = 0
     """Listings in a row up to now that do not show it."""
-    gone: float | None = None
-    """When one had answered that calls it gone, or the second of those; None: neither has."""
+    gone: datetime | None = None
+    """When one had answered that calls it gone, or the second in a row that leaves it out; None: neither has."""
 
-    def heard(self, listing: Listing, machine: Observed | None) -> None:
+    def heard(self, machine: Observed | None, answered: datetime) -> None:
         """`machine`: as the latest listing has it."""
         if machine is not None and machine.state is not InstanceState.GONE:
             self.without, self.gone = 0, None
             return
         self.without += 1
         if self.gone is None and (machine is not None or self.without > 1):
-            self.gone = listing.answered
+            self.gone = answered
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from broker.decide.experience import NOTHING, Learned
 from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
-from broker.decide.recovery import furthest_first, workload_left
+from broker.decide.recovery import furthest_first, lasting, workload_left
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
 from broker.domain.offer import Quote, QuoteLine
@@ -222,7 +222,9 @@ class Placement:
         """Committed manifests of this job (or of the one it starts from), the furthest step first."""
         found = await self._manifests(job.id) if job.attempts else ()
         if (origin := job.spec.origin) is not None:
-            found += await self._manifests(origin)
+            theirs = await self._manifests(origin)
+            alone = job.spec.resources.nodes == 1
+            found += theirs if alone else lasting(theirs, await self._context.store.attempts(origin))
         return found
 
     async def _manifests(self, job: JobId) -> tuple[str, ...]:

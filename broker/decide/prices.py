@@ -17,10 +17,11 @@ from broker.domain.offer import Offer
 @dataclass(frozen=True, kw_only=True)
 class Stood:
     """A machine that was listed under an attempt's name. `since`: when it did not stand yet; None: that is not known.
-    `until`: by when it was listed no more; None: it may stand."""
+    `shown`: when it was listed first. `until`: by when it was listed no more; None: it may stand."""
 
     id: str
     since: datetime | None
+    shown: datetime
     until: datetime | None
 
 
@@ -78,6 +79,7 @@ def price_changes(
     where they came and went unseen by any charge.
     """
     stand = [machine for machine in seen if machine.state is not InstanceState.GONE]
+    stood = [_billed(attempt, one, now) for one in stood]
     moved: tuple[PriceChange, ...] = ()
     if stand:
         moved = _moved(attempt, _told_price(attempt, stand, price_now(attempt)), now, _beside(attempt, stood, now))
@@ -102,7 +104,9 @@ def surplus_changes(
     attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood]
 ) -> tuple[PriceChange, ...]:  # fmt: skip
     """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
-    what is accrued already of machines too many is theirs."""
+    what is accrued already of machines too many is theirs. Where it was so when one was first listed, somebody has told
+    of it who knew when it came: so before that it counts no more."""
+    stood = [_told_of(attempt, prices, stood, one) for one in stood]
     known, found, raised = PriceChange(since=attempt.created_at, usd_per_hour=attempt.line.offer.usd_per_hour), [], 0
     later = deque(sorted(prices, key=partial(_order, attempt.line.nodes)))
     for moment in _moments(attempt, prices, stood):
@@ -121,21 +125,34 @@ def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[St
     begun, recorded = billed_since(attempt), {handle.id for handle in attempt.handles}
     if begun is None or (len(stood) <= attempt.line.nodes and recorded >= {one.id for one in stood}):
         return ()
-    ends = (moment for one in stood for moment in (one.since, one.until) if moment is not None)
+    ends = (moment for one in stood for moment in (one.since, one.shown, one.until) if moment is not None)
     return sorted({begun, *(max(begun, moment) for moment in (*ends, *(one.since for one in prices)))})
 
 
+def _billed(attempt: Attempt, one: Stood, now: datetime) -> Stood:
+    """For no less than its cloud bills at the least; as if it stood while that is not over."""
+    if one.until is None:
+        return one
+    until = max(one.until, one.shown + timedelta(seconds=attempt.line.offer.billing_minimum_s))
+    return replace(one, until=until if until <= now else None)
+
+
+def _told_of(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood], one: Stood) -> Stood:
+    known = latest_price(replace(attempt, prices=tuple(price for price in prices if price.since <= one.shown)))
+    return replace(one, since=one.shown) if 0 < _beside(attempt, stood, one.shown) <= known.surplus else one
+
+
 def _beside(attempt: Attempt, stood: Sequence[Stood], moment: datetime) -> int:
-    """Machines beside those that were bought, which need not stand any more themselves."""
-    there = [one.id for one in stood if _stands(one, attempt, moment)]
+    """Machines beside those that were bought, which need not stand any more themselves once they have come."""
+    there = [one.id for one in stood if _since(attempt, one) <= moment and (one.until is None or moment < one.until)]
     recorded = {handle.id for handle in attempt.handles}
-    others = sum(own not in recorded for own in there)
-    return max(0, len(there) - attempt.line.nodes, others if len(recorded) >= attempt.line.nodes else 0)
+    came = min((_since(attempt, one) for one in stood if one.id in recorded), default=moment)
+    complete = len(recorded) >= attempt.line.nodes and came <= moment
+    return max(0, len(there) - attempt.line.nodes, sum(own not in recorded for own in there) if complete else 0)
 
 
-def _stands(one: Stood, attempt: Attempt, moment: datetime) -> bool:
-    since = one.since or billed_since(attempt) or moment
-    return since <= moment and (one.until is None or moment < one.until)
+def _since(attempt: Attempt, one: Stood) -> datetime:
+    return one.since or billed_since(attempt) or one.shown
 
 
 def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> Decimal:

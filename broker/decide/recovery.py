@@ -7,7 +7,7 @@ from broker.decide.hardware import TABLE
 from broker.decide.memory import divides
 from broker.decide.plans import Planner, shards_of
 from broker.decide.workload import remaining
-from broker.domain.job import Job, Remedy
+from broker.domain.job import Attempt, Job, Remedy
 from broker.domain.offer import GIB, QuoteLine
 from broker.domain.workload import MemoryNeed, Plan, Workload
 from trainer.contract.keys import manifests, step_of
@@ -165,6 +165,14 @@ def as_planned(train: TrainConfig, plan: Plan | None, changed: Remedy | None) ->
 def furthest_first(keys: Sequence[str]) -> tuple[str, ...]:
     """Resume candidates among the keys below `checkpoints/`, the furthest step first; any order within one step."""
     return tuple(sorted(manifests(keys), key=lambda key: (-step_of(key), key)))
+
+
+def lasting(manifests: Sequence[str], attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Of those of a job from which another starts on several machines, which each look for themselves, the ones that
+    stay meanwhile: a live attempt removes its own as it goes on, so they count only where there are no others."""
+    live = {one.id for one in attempts if one.live}
+    ended = tuple(key for key in manifests if key.split("/")[2] not in live)
+    return ended or tuple(manifests)
 
 
 def workload_left(job: Job, resume_from: Sequence[str]) -> Workload:

@@ -166,7 +166,8 @@ async def furthest(objects: Objects, spec: AttemptSpec, origin: Origin, load: Lo
 
     First come this attempt's own (the agent may have been restarted), then those of its job that the spec names. Of
     another job that it starts from comes the first one that is named, then what that job has by now, and only then what
-    else is named: one that still runs removes what it has passed, and may keep far older ones.
+    else is named: one that still runs removes what it has passed, and may keep far older ones. Each machine looks for
+    itself.
     """
     others = [n for n, key in enumerate(spec.resume_from, 1) if key.split("/")[1] != spec.job]
     candidates = [*await checkpoint.own(objects, origin), *spec.resume_from[: min(others, default=None)]]

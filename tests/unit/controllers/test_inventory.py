@@ -198,6 +198,19 @@ async def test_what_its_cloud_says_of_its_birth_counts_where_no_listing_tells() 
     assert stood(seen) == {"i": (0, None)}
 
 
+async def test_a_cloud_whose_clock_is_ahead_moves_no_birth_behind_its_first_listing() -> None:
+    ahead = tuple(replace(one, created_at=build.at(300)) for one in THERE)
+    seen, times = await listed([(1, ahead)])
+    assert stood(seen) == {"i": (times[0], None)}
+
+
+@pytest.mark.parametrize(("born", "since"), [(1500.0, 1440.0), (30.0, 2 - LAG_S)])
+async def test_after_a_long_time_without_listings_its_cloud_says_when_it_was_born(born: float, since: float) -> None:
+    late = (*THERE, replace(SECOND, created_at=build.at(born)))
+    seen, _ = await listed([(1, THERE), (1, THERE), (5, THERE), (2000, late)])
+    assert stood(seen)["late"] == (since, None)
+
+
 async def test_of_a_machine_it_is_known_by_when_it_was_listed_no_more() -> None:
     """Also long after those listings are forgotten, and of what only one of them showed."""
     looks = [(1, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE), *[(LAG_S, THERE)] * 11]

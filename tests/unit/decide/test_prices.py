@@ -18,9 +18,11 @@ TWO = tuple(seen("0.36", number=number) for number in (1, 2))
 THREE = tuple(seen("0.36", number=number) for number in (1, 2, 3))
 
 
-def stood(number: int, since: float | None = None, until: float | None = None) -> Stood:
+def stood(number: int, since: float | None = None, until: float | None = None, *, shown: float | None = None) -> Stood:
+    """`shown`: without it as soon as it may have stood."""
     born, gone = (None if at is None else build.at(at) for at in (since, until))
-    return Stood(id=str(number), since=born, until=gone)
+    first = (since or 0) if shown is None else shown
+    return Stood(id=str(number), since=born, shown=build.at(first), until=gone)
 
 
 BOTH = (stood(1), stood(2, 70))
@@ -197,16 +199,51 @@ def test_where_nothing_or_less_is_seen_nothing_is_known_of_machines_too_many() -
     assert not price_changes(unsent, (), build.at(115), BOTH), "nobody has bought anything"
 
 
+def test_where_it_was_told_already_who_knows_less_of_its_birth_tells_no_more() -> None:
+    """A broker that has just begun, or had no listing for long."""
+    attempt = priced("0.36", charged_to=build.at(36_050), prices=(more(36_000, "0.36"),))
+    young = (stood(1, shown=36_060), stood(2, shown=36_060))
+    assert not price_changes(attempt, TWO, build.at(36_065), young)
+    assert not price_changes(attempt, TWO, build.at(36_065), (stood(1, 0), stood(2, 9, shown=36_060)))
+    third = price_changes(attempt, THREE, build.at(36_075), (*young, stood(3, 36_065, shown=36_070)))
+    assert third == (more(36_065, "0.36", surplus=2),)
+
+
+def test_what_went_before_the_recorded_one_came_was_no_machine_too_many() -> None:
+    """A cloud may try one after the other for one create."""
+    attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36", number=2).handle,))
+    assert not price_changes(attempt, TWO[1:], build.at(115), (stood(1, 10, 60), stood(2, 65)))
+    both = price_changes(attempt, TWO, build.at(115), (stood(1, 10, 90), stood(2, 65)))
+    assert both == (more(65, "0.36"), change(90, "0.36"))
+
+
+def test_one_that_came_and_went_costs_what_its_cloud_bills_at_the_least() -> None:
+    line = build.line(usd_per_hour=Decimal("0.36"), billing_minimum_s=60)
+    attempt = replace(priced("0.36", charged_to=build.at(100)), line=line)
+    short = (stood(1), stood(2, 68, 90, shown=70))
+    assert price_changes(attempt, TWO[:1], build.at(115), short) == (more(68, "0.36"),), "it bills still"
+    known = replace(attempt, prices=(more(68, "0.36"),))
+    assert not price_changes(known, TWO[:1], build.at(129), short)
+    assert price_changes(known, TWO[:1], build.at(131), short) == (change(131, "0.36"),)
+    assert price_changes(attempt, TWO[:1], build.at(145), short) == (more(68, "0.36"), change(130, "0.36"))
+
+
 machines = st.lists(st.tuples(seconds, st.none() | seconds), max_size=4)
 
 
-@given(prices, st.lists(st.tuples(seconds, st.integers(0, 3), prices), max_size=8), machines, seconds)
+@given(
+    prices, st.lists(st.tuples(seconds, st.integers(0, 3), prices), max_size=8), machines, st.floats(0, 300), seconds
+)
 def test_machines_too_many_are_charged_once_and_no_less_whatever_was_known_of_them(
-    first: Decimal, known: list[tuple[float, int, Decimal]], lives: list[tuple[float, float | None]], until: float
+    first: Decimal,
+    known: list[tuple[float, int, Decimal]],
+    lives: list[tuple[float, float | None]],
+    late: float,
+    until: float,
 ) -> None:
     """At each moment the greater of what is accrued already, and of what stood."""
     attempt = priced(first, 1, prices=tuple(more(at, price, surplus=n) for at, n, price in known))
-    told = [stood(0), *(stood(number, *life) for number, life in enumerate(lives, 1))]
+    told = [stood(0), *(stood(n, born, gone, shown=born + late) for n, (born, gone) in enumerate(lives, 1))]
     found = replace(attempt, prices=(*attempt.prices, *surplus_changes(attempt, attempt.prices, told)))
     assert accrued(found, build.at(until)) >= accrued(attempt, build.at(until))
     assert not surplus_changes(found, found.prices, told)

@@ -17,13 +17,15 @@ from broker.decide.recovery import (
     as_planned,
     furthest_first,
     given_up,
+    lasting,
     planned,
     remedy,
     shortfall,
     told,
     workload_left,
 )
-from broker.domain.job import Job, Remedy
+from broker.domain.ids import attempt_id
+from broker.domain.job import Attempt, AttemptState, Job, Reason, Remedy
 from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict
 from broker.domain.workload import MemoryNeed, ModelShape, Plan, Workload
 from tests.unit.decide import build
@@ -309,3 +311,17 @@ def test_a_job_that_is_given_up_hears_whose_memory_it_was_and_what_to_change() -
         "memory ran out once: micro-batch 8 on l40s (64.0 GiB of the machine); "
         "ask for a shorter max_length, method lora, or larger GPUs"
     )
+
+
+def test_another_job_on_several_machines_starts_from_what_stays_meanwhile() -> None:
+    """A live attempt removes its own as it goes on, and each machine looks for itself."""
+    ended = build.attempt(AttemptState.ENDED, id=attempt_id(build.JOB_ID, 1), number=1, reason=Reason.PREEMPTED)
+    live = build.attempt(AttemptState.TRAINING, id=attempt_id(build.JOB_ID, 2), number=2)
+
+    def manifest(step: int, of: Attempt) -> str:
+        return keys.checkpoint(build.JOB_ID, of.id, step, "n") + keys.MANIFEST
+
+    found = (manifest(30, live), manifest(20, ended), manifest(10, ended))
+    assert lasting(found, (ended, live)) == found[1:]
+    assert lasting(found, (ended, replace(live, state=AttemptState.ENDED))) == found
+    assert lasting(found[:1], (live,)) == found[:1], "there is no other"
