@@ -107,7 +107,7 @@ def surplus_changes(
     what is accrued already of machines too many is theirs. Where it was so when one was first listed, somebody has told
     of it who knew when it came: so before that it counts no more."""
     stood = [_told_of(attempt, prices, stood, one) for one in stood]
-    known, found, raised = PriceChange(since=attempt.created_at, usd_per_hour=attempt.line.offer.usd_per_hour), [], 0
+    known, found, raised = latest_price(replace(attempt, prices=())), [], 0
     later = deque(sorted(prices, key=partial(_order, attempt.line.nodes)))
     for moment in _moments(attempt, prices, stood):
         while later and later[0].since <= moment:

@@ -204,6 +204,16 @@ async def test_a_cloud_whose_clock_is_ahead_moves_no_birth_behind_its_first_list
     assert stood(seen) == {"i": (times[0], None)}
 
 
+async def test_a_house_clock_that_is_set_moves_no_moment_that_was_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was charged once would have stood at another time as well."""
+    seen, _ = await listed([(1, THERE), (5, THERE), (5, THERE), (5, TWO), (5, THERE), (5, THERE)])
+    before, clock = stood(seen), cast(SteppedClock, seen._context.clock)
+    late = clock.now() + timedelta(hours=8)
+    monkeypatch.setattr(clock, "now", lambda: late)
+    assert stood(seen) == before
+    assert before["late"][1] is not None
+
+
 @pytest.mark.parametrize(("born", "since"), [(1500.0, 1440.0), (30.0, 2 - LAG_S)])
 async def test_after_a_long_time_without_listings_its_cloud_says_when_it_was_born(born: float, since: float) -> None:
     late = (*THERE, replace(SECOND, created_at=build.at(born)))

@@ -209,6 +209,27 @@ def test_where_it_was_told_already_who_knows_less_of_its_birth_tells_no_more() -
     assert third == (more(36_065, "0.36", surplus=2),)
 
 
+def test_what_was_told_later_than_it_was_listed_says_nothing_of_its_birth() -> None:
+    attempt = priced("0.36", charged_to=build.at(205), prices=(more(200, "0.36"),))
+    late = (stood(1), stood(2, 70, shown=80))
+    assert price_changes(attempt, TWO, build.at(215), late) == (more(70, "0.36"),)
+    at_once = replace(attempt, prices=(more(80, "0.36"),))
+    assert not price_changes(at_once, TWO, build.at(215), late)
+
+
+def test_what_was_bought_may_have_stood_before_it_was_listed() -> None:
+    attempt = priced("0.36", charged_to=build.at(100))
+    found = price_changes(attempt, TWO, build.at(115), (stood(1, 60, shown=75), stood(2, 60, shown=80)))
+    assert found == (more(60, "0.36"),)
+
+
+def test_more_recorded_than_bought_are_too_many_and_so_is_what_stands_without_the_recorded_one() -> None:
+    attempt = priced("0.36", charged_to=build.at(100), handles=tuple(one.handle for one in TWO))
+    assert price_changes(attempt, TWO, build.at(115), BOTH) == (more(70, "0.36"),)
+    never_listed = replace(attempt, handles=attempt.handles[:1])
+    assert price_changes(never_listed, TWO[1:], build.at(115), BOTH[1:]) == (more(70, "0.36"),)
+
+
 def test_what_went_before_the_recorded_one_came_was_no_machine_too_many() -> None:
     """A cloud may try one after the other for one create."""
     attempt = priced("0.36", charged_to=build.at(100), handles=(seen("0.36", number=2).handle,))
