@@ -119,15 +119,15 @@ class House:
             await asyncio.gather(*fleets, return_exceptions=True)
             await self.provider.close()
 
-    async def submit(self, workload: Workload = WORKLOAD, **changes: Any) -> JobId:
-        """`workload`: what the preflight would have found."""
+    async def submit(self, workload: Workload = WORKLOAD, *, id: JobId | None = None, **changes: Any) -> JobId:
+        """`workload`: what the preflight would have found; `id`: instead of a random one."""
         values: dict[str, Any] = {
             "name": "job", "cap_usd": "10", "script": {"code": "upload:" + "0" * 64, "command": ["true"]},
             "checkpoint": {"every_s": 1},
         }  # fmt: skip
         spec = JobSpec.model_validate(values | changes)
         job = Job(
-            id=job_id(os.urandom(9)), owner="me", spec=spec, workload=workload, created_at=self.clock.now(),
+            id=id or job_id(os.urandom(9)), owner="me", spec=spec, workload=workload, created_at=self.clock.now(),
             cap_usd=spec.cap_usd,
         )  # fmt: skip
         await self.store.submit(job, key=None, body_sha256="", events=())
