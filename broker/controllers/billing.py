@@ -73,7 +73,7 @@ class Billing:
         if self._inventory.latest(attempt.line.offer.provider) is None and self._is_new():
             return None
         prices = moved_prices(context, self._inventory, attempt)
-        known = replace(attempt, prices=(*attempt.prices, *prices))
+        known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
         until = self._until(one, known, now, caps)
         due, traffic = owed(known, until), traffic_owed(known, now)
         signal = due_signal(known, job, caps, self._stood_until(one, now), context.tempo)

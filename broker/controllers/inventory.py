@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from broker.controllers.context import Context
 from broker.controllers.listings import Followed, Listing, Shown
+from broker.controllers.tasks import together
 from broker.decide.billing import runs_since
 from broker.decide.prices import Stood
 from broker.domain.errors import OutcomeUnknown, ProviderError
@@ -80,7 +81,7 @@ class Inventory:
         """Whoever asks later may find the listings forgotten."""
         followed, listings = self._followed[provider], [*self._listings[provider]]
         answered = self._by_the_wall(listing.answered)
-        for name in filter(listing.shows, listing.by_name):
+        for name in listing.shown:
             one = followed.setdefault(name, Followed(born_by=None, grown=-math.inf))
             for machine in listing.standing(name):
                 if machine.handle.id not in one.machines:
@@ -112,7 +113,8 @@ class Inventory:
             return False
 
         names = list(providers)
-        return {name for name, bad in zip(names, await asyncio.gather(*map(failed, names)), strict=True) if bad}
+        bad = await together(map(failed, names))
+        return {name for name, one in zip(names, bad, strict=True) if one}
 
     async def _list(self, provider: str) -> Sequence[Observed]:
         """A cloud that hangs, or whose code breaks, is one that did not answer: it must not stop the others."""

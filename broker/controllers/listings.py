@@ -1,9 +1,10 @@
 """What one listing of a cloud showed, and what is left of many that are forgotten."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
@@ -20,7 +21,12 @@ class Listing:
 
     def shows(self, name: InstanceName) -> bool:
         """True while something under this name exists or may exist; what the cloud calls gone does not."""
-        return any(o.state is not InstanceState.GONE for o in self.by_name.get(name, ()))
+        return name in self.shown
+
+    @cached_property
+    def shown(self) -> Set[InstanceName]:
+        """All names that it `shows`: each is asked for many times, by many."""
+        return {name for name in self.by_name if self.standing(name)}
 
     def standing(self, name: InstanceName) -> Sequence[Observed]:
         return [o for o in self.by_name.get(name, ()) if o.state is not InstanceState.GONE]

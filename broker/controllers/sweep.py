@@ -1,6 +1,5 @@
 """Cloud first, records second: what is listed under our prefix and answered for by nobody is destroyed."""
 
-import asyncio
 import logging
 from collections.abc import Set
 from datetime import datetime, timedelta
@@ -11,6 +10,7 @@ from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
 from broker.controllers.listings import Listing
+from broker.controllers.tasks import together
 from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
 from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
@@ -70,7 +70,7 @@ class Sweep:
     async def step(self) -> bool:
         now = self._context.clock.monotonic()
         due = [name for name, at in self._due.items() if at <= now + self._again_s / 2]
-        listed = await asyncio.gather(*map(self._orphans, due))  # a cloud that hangs keeps no other's waiting
+        listed = await together(map(self._orphans, due))  # a cloud that hangs keeps no other's waiting
         found = [(name, orphan) for name, of_one in zip(due, listed, strict=True) for orphan in of_one]
         await each(self._context, self.name, found, self._deal_with)
         return False

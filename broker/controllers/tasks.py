@@ -1,11 +1,18 @@
-"""Background tasks that are never lost: held until done, their errors logged."""
+"""Work side by side, and background tasks that are never lost: held until done, their errors logged."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> Sequence[T]:
+    """What each returns, all at the same time. One alone, which is the rule, takes no task of its own."""
+    todo = list(work)
+    return [await todo[0]] if len(todo) == 1 else await asyncio.gather(*todo)
 
 
 class Tasks:

@@ -1,6 +1,5 @@
 """Terminating attempts: destroy, until the cloud itself says absent and no launcher is left; then settle."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
+from broker.controllers.tasks import together
 from broker.decide.billing import refused
 from broker.decide.experience import observed
 from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
@@ -124,7 +124,7 @@ class Termination:
         if standing:
             attempt = replace(attempt, absent_at=None, handles=attempt.handles or self._handles(attempt))
         provider = attempt.line.offer.provider
-        said = await asyncio.gather(*(self._ask(provider, handle) for handle in self._handles(attempt)))
+        said = await together(self._ask(provider, handle) for handle in self._handles(attempt))
         failed = next(filter(None, said), "")
         if not launcher_dead:
             await self._launchers.stop(attempt)

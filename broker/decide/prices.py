@@ -106,6 +106,8 @@ def surplus_changes(
     """What `prices` lack of machines beside those that were bought, while they stood, at what each machine cost then;
     what is accrued already of machines too many is theirs. Where it was so when one was first listed, somebody has told
     of it who knew when it came: so before that it counts no more."""
+    if _as_bought(attempt, stood):
+        return ()
     stood = [_told_of(attempt, prices, stood, one) for one in stood]
     known, found, raised = latest_price(replace(attempt, prices=())), [], 0
     later = deque(sorted(prices, key=partial(_order, attempt.line.nodes)))
@@ -120,10 +122,16 @@ def surplus_changes(
     return tuple(found)
 
 
+def _as_bought(attempt: Attempt, stood: Sequence[Stood]) -> bool:
+    """No more machines were ever listed than were bought, and no others."""
+    recorded = {handle.id for handle in attempt.handles}
+    return len(stood) <= attempt.line.nodes and all(one.id in recorded for one in stood)
+
+
 def _moments(attempt: Attempt, prices: Sequence[PriceChange], stood: Sequence[Stood]) -> Sequence[datetime]:
-    """When the price or the number of machines may have changed; nothing where no more were ever listed than bought."""
-    begun, recorded = billed_since(attempt), {handle.id for handle in attempt.handles}
-    if begun is None or (len(stood) <= attempt.line.nodes and recorded >= {one.id for one in stood}):
+    """When the price or the number of machines may have changed; never before it is billed."""
+    begun = billed_since(attempt)
+    if begun is None:
         return ()
     ends = (moment for one in stood for moment in (one.since, one.shown, one.until) if moment is not None)
     return sorted({begun, *(max(begun, moment) for moment in (*ends, *(one.since for one in prices)))})

@@ -19,9 +19,10 @@ from broker.store.memory_budgets import PolicyTables
 from broker.store.memory_outbox import OutboxTables
 
 RowT = TypeVar("RowT", Job, Attempt)
+DataT = TypeVar("DataT")
 
 
-def with_columns(row: RowT, **columns: object) -> RowT:
+def with_columns(row: DataT, **columns: object) -> DataT:
     """As `dataclasses.replace`, which asks for each of thirty fields by its name: a simulation writes rows all day."""
     new = object.__new__(type(row))
     vars(new).update(vars(row), **columns)
@@ -62,7 +63,7 @@ class State:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.hints = Hints(clock.sleep)
+        self.hints = Hints()
         self.jobs: dict[JobId, Row[Job]] = {}
         self.attempts: dict[AttemptId, Row[Attempt]] = {}
         self.by_state: dict[JobState, dict[JobId, None]] = {state: {} for state in JobState}

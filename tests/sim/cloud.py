@@ -15,6 +15,7 @@ from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Obse
 from broker.domain.job import Attempt, AttemptState, Handle
 from broker.domain.offer import GpuAsk, Offer
 from broker.ports import Clock
+from broker.store.memory_state import with_columns
 from providers.seeded import unit
 from providers.simulated import SimulatedProvider
 from tests.sim.bodies import Body
@@ -67,6 +68,15 @@ class Cloud(SimulatedProvider):
         )  # fmt: skip
         self._sells: tuple[int, Sequence[Offer]] = (-1, ())
         """Prices and stock stand still within a bucket of time."""
+        self._dates = unit(self._config.seed, "dates") >= 0.5
+        """Whether it says since when its machines stand."""
+        self._foreign = [
+            Observed(
+                handle=Handle(provider=self.name, id=f"foreign-{i}", name=InstanceName(name)),
+                state=InstanceState.RUNNING,
+            )
+            for i, name in enumerate(FOREIGN)
+        ]
 
     @property
     def caps(self) -> Caps:
@@ -112,17 +122,10 @@ class Cloud(SimulatedProvider):
         return handle
 
     async def list(self) -> Sequence[Observed]:
-        foreign = [
-            Observed(
-                handle=Handle(provider=self.name, id=f"foreign-{i}", name=InstanceName(name)),
-                state=InstanceState.RUNNING,
-            )
-            for i, name in enumerate(FOREIGN)
-        ]
         machines = [*await super().list(), *self.more.values()]
         there = {machine.handle.id for machine in machines}
         over = [machine for own, machine in self.terminated.items() if own not in there]
-        return [*map(self._priced, map(self._dated, machines)), *over, *foreign]
+        return [*map(self._priced, map(self._dated, machines)), *over, *self._foreign]
 
     def _priced(self, machine: Observed) -> Observed:
         """Where spot prices move, listings say what every machine costs; of the others some leave the disk out."""
@@ -132,17 +135,17 @@ class Cloud(SimulatedProvider):
         offer = row.value.line.offer
         price = self.world.prices.at(offer, self.world.loop.time())
         if not offer.price_moves:
-            return replace(machine, usd_per_hour=price * BARE)
+            return with_columns(machine, usd_per_hour=price * BARE)
         if price != offer.usd_per_hour:
             self.world.strikes.note(KIND, row.value.job_id)
-        return replace(machine, usd_per_hour=price, price_moves=True)
+        return with_columns(machine, usd_per_hour=price, price_moves=True)
 
     def _dated(self, machine: Observed) -> Observed:
         """Every second cloud says since when its machines stand."""
-        born = self.world.watch.born_at.get(machine.handle.id)
-        if born is None or unit(self._config.seed, "dates") < 0.5:
+        born = self.world.watch.born_at.get(machine.handle.id) if self._dates else None
+        if born is None:
             return machine
-        return replace(machine, created_at=EPOCH + timedelta(seconds=born))
+        return with_columns(machine, created_at=EPOCH + timedelta(seconds=born))
 
     async def destroy(self, handle: Handle) -> None:
         if handle.id.startswith("foreign") or attempt_of(self._installation, handle.name) is None:

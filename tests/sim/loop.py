@@ -16,6 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+FEW = 64
+"""Tasks that are over and yet kept are no more than this and those that are not."""
 LIVELOCK = 200_000
 """So many callbacks within one virtual instant are a loop without end."""
 
@@ -136,6 +138,7 @@ class SimLoop(base_events.BaseEventLoop):
         """Callbacks that may have run when this moment ends."""
         self._ended = False
         self.tasks: list[asyncio.Task[Any]] = []
+        self._many = FEW
         self.ran = 0
         self.on_kill: Callable[[Process], None] = lambda process: None
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
@@ -174,8 +177,9 @@ class SimLoop(base_events.BaseEventLoop):
         task.number = number  # before it joins the set of all tasks
         task.__init__(coro, loop=self, name=more.pop("name", f"task-{number}"), **more)  # type: ignore[misc]
         self.tasks.append(task)
-        if len(self.tasks) > 4096:
+        if len(self.tasks) > self._many:
             self.tasks = [one for one in self.tasks if not one.done()]
+            self._many = 2 * len(self.tasks) + FEW
         return task
 
     # --- what is due

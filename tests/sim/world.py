@@ -103,7 +103,7 @@ class World:
         self.store = MemoryStore(clock)
         self.state = self.store._state
         if not hints:
-            self.state.hints = Deaf(clock.sleep)
+            self.state.hints = Deaf()
         config = self._config()
         self.body = Body(cast(Blobs, BlobDoor(self, None)), clock, config.virtual, seed=seed)
         self.cloud = Cloud(config, self.body, installation=self.installation, state=self.folder, clock=clock)
