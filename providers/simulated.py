@@ -116,7 +116,7 @@ class SimulatedProvider:
         self._stumble("destroy", handle.name)
         if self._config.faults.list_lag_s:
             for observed in await self._body.machines():
-                if observed.handle.name == handle.name:
+                if observed.handle.name == handle.name and observed.state is not InstanceState.GONE:
                     ghost = replace(observed, state=InstanceState.RUNNING)
                     self._lag.ghosts[handle.name] = (ghost, self._clock.monotonic() + self._lag_s("ghost", handle.name))
         if (offer_id := self._sold.pop(handle.name, None)) is not None:

@@ -99,14 +99,17 @@ class Billing:
         """What is not listed any more ended by itself at the latest, where all brokers were away."""
         if self._inventory.shows(one.attempt.line.offer.provider, one.attempt.name):
             return now
-        return min(now, gone_by(self._context, one.attempt, one.job) or now)
+        return min(now, gone_by(self._context, self._inventory, one.attempt, one.job) or now)
 
     def _until(self, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
         """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:
-        no charge is ever taken back. Where it stands after all, the next charge makes up for it."""
+        no charge is ever taken back. Where it stands after all, the next charge makes up for it. What went while all
+        brokers were away is charged at its end alone: how long it may have stood counts from the charge before."""
         provider, born_by = attempt.line.offer.provider, attempt.booted_at
-        shown = self._inventory.shows(provider, attempt.name)
-        until = billed_until(attempt, self._stood_until(one, now), caps.list_lag_s + PROOF_S, shown=shown)
+        shown, stood_until = self._inventory.shows(provider, attempt.name), self._stood_until(one, now)
+        if stood_until < now:
+            return attempt.charged_to or attempt.create_sent_at or now
+        until = billed_until(attempt, now, caps.list_lag_s + PROOF_S, shown=shown)
         if born_by is None:  # it may not be listed yet; from here on it is known when it was
             unseen = self._inventory.stood_until(attempt)
         else:

@@ -86,7 +86,7 @@ class Inventory:
             for machine in listing.standing(name):
                 if machine.handle.id not in one.machines:
                     since = self._born_after(provider, machine, answered)
-                    one.machines[machine.handle.id] = Shown(since=since, shown=answered)
+                    one.machines[machine.handle.id] = Shown(since=since, shown=answered, last=answered)
         for name, one in followed.items():
             one.heard(listings, name)
             now = {machine.handle.id: machine for machine in listing.by_name.get(name, ())}
@@ -246,6 +246,11 @@ class Inventory:
             Stood(id=own, since=shown.since, shown=shown.shown, until=shown.gone or told_to)
             for own, shown in one.machines.items()
         ]
+
+    def last_shown(self, attempt: Attempt) -> datetime | None:
+        """When the latest listing had answered that shows any of its machines; None: none has."""
+        one = self._followed.get(attempt.line.offer.provider, {}).get(attempt.name)
+        return max((shown.last for shown in one.machines.values()), default=None) if one else None
 
     def stood_until(self, attempt: Attempt) -> datetime | None:
         """Up to when what is on its way out and never booted may have billed, by the house's clock; None: not known.

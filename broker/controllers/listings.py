@@ -47,6 +47,8 @@ class Shown:
     """When it did not stand yet, as far as is known; here and below by the house's clock as it was then."""
     shown: datetime
     """When the first listing had answered that shows it."""
+    last: datetime
+    """When the latest had that shows that it stands."""
     without: int = 0
     """Listings in a row up to now that do not show it."""
     gone: datetime | None = None
@@ -55,7 +57,7 @@ class Shown:
     def heard(self, machine: Observed | None, answered: datetime) -> None:
         """`machine`: as the latest listing has it."""
         if machine is not None and machine.state is not InstanceState.GONE:
-            self.without, self.gone = 0, None
+            self.without, self.gone, self.last = 0, None, answered
             return
         self.without += 1
         if self.gone is None and (machine is not None or self.without > 1):

@@ -64,7 +64,8 @@ class Looker:
         lost = provider not in unlisted and attempt.line.nodes > 1
         lost = lost and self._inventory.node_lost(provider, attempt.handles, since)
         final = None
-        if absent or left_out or lost or _final_is_likely(watch) or any(o.state in TAKEN_AWAY or o.fault for o in seen):
+        gone = absent or left_out or lost or any(o.state in TAKEN_AWAY or o.fault for o in seen)
+        if gone or self._final_is_likely(watch, now):
             final = await read_final(self._context, attempt.id)
         observation = Observation(
             beat=watch.beat if watch else None,
@@ -83,6 +84,13 @@ class Looker:
         looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
         return counted(attempt, looked), observation
 
+    def _final_is_likely(self, watch: Watch | None, now: float) -> bool:
+        """It has said so, or is silent: the beat that says so may have been lost."""
+        if watch is None:
+            return False
+        said = watch.beat is not None and watch.beat.phase == "done"
+        return said or now - watch.changed >= self._context.patience.missed_s
+
     def _hasten(self, attempt: Attempt, seen: Observation, *, listed: bool) -> None:
         share = haste(seen, self._context.patience) if listed else 0.0
         if share == 0.0:
@@ -100,7 +108,3 @@ class Looker:
         self._again_s = {attempt: at for attempt, at in self._again_s.items() if attempt in live}
         self._watched_from = {attempt: at for attempt, at in self._watched_from.items() if attempt in live}
         self.beats.keep(live)
-
-
-def _final_is_likely(watch: Watch | None) -> bool:
-    return watch is not None and watch.beat is not None and watch.beat.phase == "done"

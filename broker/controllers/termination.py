@@ -83,7 +83,8 @@ class Termination:
             return self._hold(one) or await self._destroy(one, standing=standing, launcher_dead=dead is not None)
         if refused(attempt):
             absent_at = attempt.create_sent_at or absent_at
-        absent_at = min(filter(None, (absent_at, stood_until, gone_by(self._context, attempt, one.job))))
+        alone_until = gone_by(self._context, self._inventory, attempt, one.job)
+        absent_at = min(filter(None, (absent_at, stood_until, alone_until)))
         # Another broker may have charged it further, which had not seen it missing yet; nothing is taken back.
         absent_at = attempt.absent_at or max(absent_at, attempt.charged_to or absent_at)
         absent = replace(attempt, absent_at=absent_at)

@@ -6,6 +6,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from broker.controllers.billing import Billing
 from broker.controllers.boot import SELF_STOP_S
 from broker.domain.ids import JobId
 from broker.domain.job import JobState, Reason
@@ -91,13 +94,20 @@ def test_every_job_is_saved_and_goes_on_when_the_broker_comes_back(tmp_path: Pat
     told(story())
 
 
-def test_an_absence_of_days_is_charged_no_longer_than_a_machine_stands_alone(tmp_path: Path) -> None:
-    """So it does not use up the cap: the price of 60 hours is above it."""
+@pytest.mark.parametrize("billed_first", [False, True])
+def test_an_absence_of_days_is_charged_no_longer_than_a_machine_stands_alone(
+    tmp_path: Path, billed_first: bool
+) -> None:
+    """So it does not use up the cap: the price of 60 hours is above it. Whoever of the broker looks at it first."""
 
     async def story() -> None:
         house, (job,), _ = await left_alone(tmp_path, 1, **WORTH | {"cap_usd": "0.50"})
         (alone,) = await house.attempts(job)
         await house.clock.sleep(60 * 3600)
+        if billed_first:
+            (billing,) = (one for one in house.fleet("second").controllers if isinstance(one, Billing))
+            await billing._inventory.refresh("simulated")
+            await billing.step()
         async with house.running("second"):
             await all_done(house, [job])
         stopped, _ = await house.attempts(job)

@@ -18,7 +18,10 @@ from providers.sim_virtual import VirtualBody
 from tests.clouds.paper import FarBlobs
 from tests.clouds.warp import LoopClock
 from tests.controllers.detection import Delays, measure
+from tests.controllers.house import SAVE_RARELY, SILENT, config
 from tests.controllers.virtual import WORTH, Deaths, Shown, Virtual, told
+from trainer.contract import keys
+from trainer.contract.rendezvous import Final, Outcome
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json"))
 Spans = Sequence[Sequence[float]]
@@ -138,5 +141,23 @@ def test_a_notice_starts_a_drain_within_five_seconds(tmp_path: Path) -> None:
                 assert first.final is not None  # it was asked for a checkpoint, and left one
                 assert second.resume_from
         assert 0 <= min(waits.values()) <= max(waits.values()) <= 5
+
+    told(story())
+
+
+def test_a_last_word_is_heard_though_the_beat_that_tells_of_it_was_lost(tmp_path: Path) -> None:
+    """Its machine stands on until it is destroyed: what is complete is not called hung and trained again."""
+
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=config(virtual=SILENT), state=tmp_path)
+        async with house.running():
+            job = await house.submit(checkpoint=SAVE_RARELY)
+            (attempt,) = await house.train([job])
+            said = Final(attempt=attempt.id, outcome=Outcome.COMPLETED, step=100, total_steps=100, boot="b")
+            await house.blobs.put(keys.final(attempt.id), said.model_dump_json().encode())
+            said_at = house.clock.monotonic()
+            await house.state_of(job, JobState.SUCCEEDED)
+            assert house.clock.monotonic() < said_at + 60
+            assert [one.reason for one in await house.attempts(job)] == [Reason.COMPLETED]
 
     told(story())

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from math import ceil
+from typing import Any
 
 import pytest
 
@@ -367,7 +368,7 @@ async def test_code_that_breaks_is_named_and_what_it_said_is_not_shown(house: Bu
         await broker.state_of(job, JobState.CANCELLED)
 
 
-async def _failed_job(broker: House, **spec: object) -> JobId:
+async def _failed_job(broker: House, **spec: Any) -> JobId:
     """A job whose agent has written its last word, on a machine that goes on."""
     job = await broker.submit(checkpoint=SAVE_RARELY, **spec)
 

@@ -1,5 +1,6 @@
 """Virtual machines that save and resume by the trainer's own checkpoint protocol, and stop by its dead-man's switch."""
 
+import contextlib
 import heapq
 import math
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from broker.controllers.boot import SELF_STOP_S
 from broker.domain.errors import BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
 from broker.domain.instance import BootSpec, InstanceState, Observed
@@ -24,6 +26,9 @@ from trainer.contract.rendezvous import AttemptSpec, Beat, CheckpointRef, Desire
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+FAILURES = (Outcome.USER_ERROR, Outcome.DATA, Outcome.OOM, Outcome.INFRASTRUCTURE)
+"""For a look at which a machine may be kept (`keep_on_failure`)."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +58,9 @@ class Body(VirtualBody):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.silent, self.stopped, self.returned = set(), {}, {}
+        self._finished: set[str] = set()
+        """Machines whose agents have said their last word: they bill until they are destroyed, or end themselves."""
+        self._self_stop_s: dict[str, float] = {}
         self._unstarted: set[str] = set()
         """Machines whose launchers have not started an agent yet."""
         self._called: dict[str, float] = {}
@@ -90,6 +98,10 @@ class Body(VirtualBody):
         self.world.watch.measures.whole_again(AttemptId(one.attempt))
 
     def _does_nothing(self, name: str) -> bool:
+        return name in self._finished or self.is_stuck(name)
+
+    def is_stuck(self, name: str) -> bool:
+        """Never to end itself."""
         return name in self.silent or name in self.stopped
 
     def _observe(self, instance: _Instance, now: float) -> Observed:
@@ -119,6 +131,8 @@ class Body(VirtualBody):
         new = machine.name not in self._instances
         handle = await super().start(machine, boot)
         if new:
+            self._finished.discard(machine.name)
+            self._self_stop_s[machine.name] = float(boot.env.get("GPUBROKER_SELF_STOP_S", SELF_STOP_S))
             self.world.born(machine)
         return handle
 
@@ -224,13 +238,39 @@ class Body(VirtualBody):
 
     async def _obey(self, instance: _Instance, spec: AttemptSpec, step: int) -> None:
         await super()._obey(instance, spec, step)
-        if instance.over:
+        if instance.over or instance.machine.name in self._finished:
             return
         deadman = self._trainees[instance.attempt].deadman
         deadman.seen(await self._blobs.get(keys.BROKER_LEASE), self._clock.monotonic())
         if deadman.expired:
             await self._save(instance, spec, step)
             await self._finish(instance, Outcome.DEADMAN, step, "the broker's lease is stale")
+
+    async def _finish(self, instance: _Instance, outcome: Outcome, step: int, message: str = "") -> None:
+        if instance.over:
+            return
+        await super()._finish(instance, outcome, step, message)
+        name, instance.over, instance.seq = instance.machine.name, False, instance.seq + 1
+        instance.dies_at = min(instance.dies_at, self._clock.monotonic() + self._self_stop_s[name])
+        self._finished.add(name)
+        if self.world.weather.draw("last beat is lost") < 0.1:
+            return  # then it is told by its silence
+        last = Beat(attempt=instance.attempt, boot=instance.boot, seq=instance.seq, phase="done", step=step)
+        with contextlib.suppress(BlobError):
+            await self._blobs.put(keys.beat(instance.attempt, 0), last.model_dump_json().encode())
+
+    async def fail(self, name: str, which: float) -> None:
+        """Its trainer comes to an end that is no success: which one, is drawn from [0, 1)."""
+        one = self._instances.get(name)
+        if one is None or one.spec is None or self._does_nothing(name):
+            return
+        outcome = FAILURES[int(which * len(FAILURES))]
+        with contextlib.suppress(BlobError):  # then it goes on
+            await self._finish(one, outcome, self._step(one, self._clock.monotonic()), f"failed: {outcome}")
+
+    async def _beat(self, instance: _Instance, step: int) -> None:
+        if instance.machine.name not in self._finished:
+            await super()._beat(instance, step)
 
     async def haunt(self, name: str, for_s: float) -> None:
         """A machine that goes on after its destruction: beats, saves, and wants the last word."""

@@ -9,7 +9,7 @@ from providers.seeded import rng, unit
 from tests.sim.strikes import Strikes
 
 CALM_S = 1500.0
-"""After this no fault begins; by then all are over."""
+"""After this no fault begins; by then all are over, but for an absence of all brokers."""
 TAIL_S = 150.0
 """Back-offs and leases that a fault leaves behind."""
 
@@ -88,13 +88,15 @@ BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
     "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial", "cloud.twice",
     "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped",
-    "cloud.price_moves", *AIMED,
+    "cloud.price_moves", "trainer_fails", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({
     "kill", "freeze", "cloud.cut", "store.down", "store.error", "store.unknown_commit", "blobs.down",
 })  # fmt: skip
-KINDS = (*SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS))
+AWAY_S = (450.0, 700.0, 1500.0, 3000.0, 4000.0)
+"""For how long all brokers are away: trainers stop in the first of these, and in the last are known to have stopped."""
+KINDS = (*SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "trainer_fails")
 """All that a seed draws; `people.init_from` with a job, not with the plan: it starts from another's checkpoint."""
 
 
@@ -104,7 +106,8 @@ def jobs_of(seed: int) -> int:
 
 
 def plan_of(seed: int) -> tuple[Fault, ...]:
-    """At least three faults of the house, and one for each job."""
+    """At least three faults of the house, and one for each job; in some all brokers are away for a while, or trainers
+    fail."""
     draw = rng(seed, "plan")
     found = [_instant(draw, OF_JOBS, draw.uniform(0, CALM_S * 0.7)) for _ in range(jobs_of(seed))]
     for _ in range(draw.randint(3, 14)):
@@ -118,6 +121,12 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
             found += [Fault(kind=one, at=at, for_s=length_s, share=share, target=target) for one, share in drawn]
         else:
             found.append(_instant(draw, INSTANTS, at))
+    if (draw := rng(seed, "away")).random() < 1 / 12:
+        for_s = draw.choice(AWAY_S) * draw.uniform(0.9, 1.1)
+        found.append(Fault(kind="away", at=draw.uniform(0, CALM_S / 2), for_s=for_s))
+    if (draw := rng(seed, "trainers fail")).random() < 1 / 6:
+        times = [draw.uniform(0, CALM_S * 0.7) for _ in range(draw.randint(1, 3))]
+        found += [Fault(kind="trainer_fails", at=at, share=draw.random(), target=draw.randrange(64)) for at in times]
     return tuple(sorted(found, key=lambda fault: fault.at))
 
 
@@ -166,7 +175,7 @@ class Weather:
 
 def at_work(plan: Sequence[Fault], since: float, until: float) -> int:
     """How many faults of the house happened, or lasted, in a span; those of one job are counted where they strike."""
-    house = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock"))
+    house = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock", "away"))
     return sum(one.at <= until and one.at + one.for_s >= since for one in house)
 
 

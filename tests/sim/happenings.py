@@ -26,6 +26,8 @@ DEAD_S = 20.0
 class Happenings:
     def __init__(self, world: "World") -> None:
         self._world = world
+        self.away: tuple[float, float] | None = None
+        """From when to when there is no broker."""
 
     async def happen(self, fault: Fault) -> None:
         world = self._world
@@ -41,6 +43,8 @@ class Happenings:
         slot = world.slots[fault.target % len(world.slots)]
         if fault.kind == "late_machine":
             await self._late_machine(fault)
+        elif fault.kind == "away":
+            await self._leave(fault)
         elif fault.kind == "kill":
             await self._crash(slot, fault)
         elif fault.kind == "freeze":
@@ -78,8 +82,22 @@ class Happenings:
     def _again(self, slot: "Slot", process: Process) -> None:
         if not process.dead:
             self._world.kill(process)
-        if slot.process is process:
+        if slot.process is process and not self._is_away():
             self._world.start(slot)
+
+    async def _leave(self, fault: Fault) -> None:
+        """Every broker dies, and none starts again until they all do."""
+        world, now = self._world, self._world.loop.time()
+        world.strikes.note(fault.kind)
+        self.away = (now, now + fault.for_s)
+        for process in (slot.process for slot in world.slots if not slot.process.dead):
+            world.kill(process)
+        await asyncio.sleep(fault.for_s)
+        for slot in world.slots:
+            world.start(slot)
+
+    def _is_away(self) -> bool:
+        return self.away is not None and self.away[0] <= self._world.loop.time() < self.away[1]
 
     async def _freeze(self, slot: "Slot", fault: Fault) -> None:
         world, process = self._world, slot.process
@@ -140,6 +158,8 @@ class Happenings:
             world.body.preempt(name, 0.0)
         elif fault.kind == "preempt_with_notice":
             world.body.preempt(name, fault.for_s, told=world.hints)
+        elif fault.kind == "trainer_fails":
+            await world.body.fail(name, fault.share)
         elif fault.kind == "silence":
             world.body.silent.add(name)
         elif fault.kind == "host_stops":

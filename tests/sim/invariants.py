@@ -25,6 +25,7 @@ from broker.domain.job import Attempt, AttemptState, JobState, Reason
 from broker.domain.tenancy import Tenant
 from broker.ports import Change, JobFilter
 from providers.body import Machine
+from tests.sim.bodies import FAILURES
 from tests.sim.cloud import Stand
 from tests.sim.faults import disturbed_s
 from tests.sim.keeping import Keeping
@@ -61,6 +62,8 @@ class Watch:
         self._furthest: dict[JobId, int] = {}
         self._orphan_since: dict[str, float] = {}
         self._told_since: dict[AttemptId, float] = {}
+        self._held: dict[AttemptId, float] = {}
+        """Until when the machine of each was kept for people."""
         self.stands: list[Stand] = []
         self.born_at: dict[str, float] = {}
         """Each machine, by its id: when it last came to stand."""
@@ -182,7 +185,7 @@ class Watch:
                 self.measures.whole_again(to.id)
         if to.state in (AttemptState.TERMINATING, AttemptState.ENDED):
             still = [i for i in self._world.cloud.standing() if attempt_of_machine(i) == to.id]
-            self.measures.unwanted(to.id, still, self._world.loop.time())
+            self.measures.unwanted(to.id, still, self._world.loop.time() + self._kept_s(to))
         if (was.state, to.state) not in _NEXT:
             self._fail("legal_step", f"attempt {to.id}: {was.state} -> {to.state}")
         standing = {i for i in self._world.cloud.standing() if i.startswith(to.name)}
@@ -347,13 +350,23 @@ class Watch:
             if self._calm(since) > 90:
                 self._fail("signal_is_heard", f"{own} was told to end, and goes on for {now - since:.0f} s")
         for own, at in self.measures.unseen().items():
-            since = max(at, self._entered.get(own, at))
-            if world.state.attempts[own].value.state is AttemptState.TRAINING and self._calm(since) > 3 * lag_s + 120:
+            since, attempt = max(at, self._entered.get(own, at)), world.state.attempts[own].value
+            if {handle.id for handle in attempt.handles} <= {*standing} - world.body.stopped.keys():
+                continue  # another one under its name died: what it has recorded stands, and is hung in time
+            if attempt.state is AttemptState.TRAINING and self._calm(since) > 3 * lag_s + 120:
                 self._fail("death_is_seen", f"{own} lost a machine {now - since:.0f} s ago, and trains on")
         for one in world.live():
-            calm = self._calm(self._entered[one.id])
+            if kept_s := self._kept_s(one):
+                self._held[one.id] = min(now, self._entered[one.id] + kept_s)
+            calm = self._calm(max(self._entered[one.id], self._held.get(one.id, 0.0)))
             if calm > limits.get(one.state, 7200.0):
                 self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
+
+    def _kept_s(self, one: Attempt) -> float:
+        """For how long the machine of a failed attempt is left to people, who may end that with their job."""
+        job = self._world.state.jobs[one.job_id].value
+        failed = one.state is AttemptState.TERMINATING and one.final is not None and one.final.outcome in FAILURES
+        return job.spec.keep_on_failure if failed and not (job.stop_requested or one.signal) else 0.0
 
     def _is_told(self, one: Attempt) -> bool:
         told = one.signal is not None or self._world.state.jobs[one.job_id].value.stop_requested

@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock, patch
 from broker.decide import billing as money
 from broker.domain.ids import AttemptId
 from broker.domain.job import Reason
-from tests.sim import wrong, wrong_prices
+from tests.sim import wrong, wrong_ends, wrong_money
 from tests.sim.faults import OF_BROKERS, Fault
 from tests.sim.run import simulate
 
@@ -66,6 +66,7 @@ ROT_AND_DEATH = tuple(
     for number, at in enumerate((200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0))
     for kind, after_s in (("rot", 0.0), ("preempt", 1.0))
 )
+LONG_AWAY = (Fault(kind="away", at=300.0, for_s=6000.0),)
 C, D, S = "broker.controllers", "broker.decide", "broker.store"
 TERMINATION, LAUNCH, INVENTORY = f"{C}.termination.Termination", f"{C}.launch.Launch", f"{C}.inventory.Inventory"
 STORE, TENANT, ROW = f"{S}.memory.MemoryStore", f"{S}.memory_tenant.MemoryTenant", f"{S}.memory_state.Row"
@@ -154,15 +155,15 @@ MUTANTS = (
     ),
     _mutant(
         "a rise counts from when it was seen", "charged_in_full",
-        (f"{C}.charges.price_changes", wrong_prices.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_money.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a price that stands still is believed to have fallen", "charged_in_full",
-        (f"{C}.charges.price_changes", wrong_prices.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_money.all_prices_move), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "no price falls", "not_overbilled",
-        (f"{C}.charges.price_changes", wrong_prices.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_money.no_falls), aim=_always_on("cloud.price_moves", share=2.0),
     ),
     _mutant(
         "a machine too many is free", "charged_in_full",
@@ -170,7 +171,7 @@ MUTANTS = (
     ),
     _mutant(
         "a machine too many is free once it is gone", "charged_in_full",
-        (f"{INVENTORY}.stood", wrong_prices.only_those_that_stand),
+        (f"{INVENTORY}.stood", wrong_money.only_those_that_stand),
         aim=(*_always_on("cloud.twice", "cloud.short_life"), *_again_and_again("store.down")),
     ),
     _mutant(
@@ -183,7 +184,8 @@ MUTANTS = (
     ),
     _mutant(
         "what never booted is charged until its launcher is at rest", "not_overbilled",
-        (f"{INVENTORY}.stood_until", wrong.always(None)), aim=_always_on("launcher.unknown", "cloud.lost_reply"),
+        (f"{INVENTORY}.stood_until", wrong.always(None)),
+        aim=(*_always_on("launcher.unknown", "people.stop_birth"), *_always_on("cloud.lost_reply", share=0.5)),
     ),
     _mutant("nothing is released", "reservation_settled", (f"{TERMINATION}._settle", wrong.no_release)),
     _mutant("no last charge", "charged_in_full", (f"{C}.termination.up_to", wrong.nothing_last)),
@@ -200,6 +202,26 @@ MUTANTS = (
     _mutant(
         "what is listed no more is charged on", "not_overbilled", (f"{INVENTORY}.unseen_since", wrong.always(None)),
         aim=(*_always_on("blobs.down"), *_now_and_then("preempt")),
+    ),
+    _mutant(
+        "what stood alone is charged before its end", "not_overbilled",
+        (f"{C}.billing.Billing._until", wrong_money.charged_while_alone), aim=LONG_AWAY,
+    ),
+    _mutant(
+        "an absence of all brokers is charged whole", "not_overbilled",
+        (f"{C}.billing.gone_by", wrong.always(None)), (f"{C}.termination.gone_by", wrong.always(None)), aim=LONG_AWAY,
+    ),
+    _mutant(
+        "what stands on alone is free", "charged_in_full", (f"{INVENTORY}.last_shown", wrong.always(None)),
+        aim=LONG_AWAY,
+    ),
+    _mutant(
+        "what is kept for people is kept on", "live_state_ends",
+        (f"{C}.termination.kept_until", wrong_ends.kept_for_a_day), aim=_now_and_then("trainer_fails"),
+    ),
+    _mutant(
+        "no last word is looked for that no beat tells of", "no_false_death",
+        (f"{C}.look.Looker._final_is_likely", wrong_ends.only_told), aim=(),
     ),
     _mutant("reservation without lock", "budget_holds", (f"{STORE}._allowed", wrong.always(True)), aim=()),
     _mutant("an entry is written twice", "ledger_adds_up", (f"{STORE}._charge", wrong.charge_twice)),

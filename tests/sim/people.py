@@ -43,8 +43,10 @@ class People:
             id=job_id(draw.randbytes(9)), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
             created_at=EPOCH, cap_usd=spec.cap_usd,
         )  # fmt: skip
+        keep_s = rng(world.seed, "keeps", number).choice((0, 0, 0, 0, 300, 2000))
+        job = replace(job, spec=job.spec.model_copy(update={"keep_on_failure": keep_s}))
         if draw.random() < HEIRS and (origin := self._origin(draw)) is not None:
-            job = replace(job, spec=spec.model_copy(update={"init_from": f"job/{origin}"}))
+            job = replace(job, spec=job.spec.model_copy(update={"init_from": f"job/{origin}"}))
             world.strikes.note("people.init_from", job.id)
         world.asked += 1
         door: Any = StoreDoor(world, Process("people"), 0, world.store.as_tenant(PEOPLE))

@@ -1,12 +1,14 @@
 """Parts of invariant 4: what policies let all jobs of a house hold and spend together, and that each attempt pays for
 what its cloud bills, and for no more than what could be known."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from broker.controllers.boot import SELF_STOP_S
 from broker.decide.billing import drain_lead_s
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_of
 from broker.domain.instance import InstanceState, Observed
@@ -136,6 +138,18 @@ class Purse:
             self._unseen(one, attempt.name, since) + self._gap_s(one, kept_from) + lag_s for one in world.brokers()
         )
 
+    def _alone_until(self, attempt: Attempt, gone: float) -> float:
+        """What went while all brokers were away stood for no longer than a machine does that hears of none."""
+        world, rhythm, limits = self._world, self._world.rhythm, self._world.limits
+        left, back = world.happenings.away or (math.inf, math.inf)
+        if attempt.first_beat_at is None or not left <= gone <= back:
+            return math.inf
+        told_s = rhythm.billing_s + rhythm.deadman_s + attempt.line.offer.billing_quantum_s
+        if world.time_of(attempt.first_beat_at) > left - TOLD_S:
+            told_s += world.cloud.caps.boot_deadline_s
+        told_s += world.state.jobs[attempt.job_id].value.spec.keep_on_failure
+        return left + told_s + limits.deadman_s + limits.drain_s + SELF_STOP_S
+
     def _gap_s(self, process: Process, since: float) -> float:
         """The longest from the begin of a listing to the answer of the next but one, of those after this moment: a
         launcher that may have gone on may have made what they all missed."""
@@ -214,7 +228,9 @@ class Purse:
 
     def _least(self, attempt: Attempt, stands: Sequence[Stand], settler: Process) -> Decimal:
         """What its machines cost, of which a price that no listing has shown yet cannot be known; nor, of more machines
-        than were bought, those that nobody was shown at once who could tell."""
+        than were bought, those that nobody was shown at once who could tell; nor how long one stood that did nothing,
+        and so did not end itself, and went while all brokers were away."""
+        stands = [self._as_known(one) for one in stands]
         if self._world.cloud.surplus & {one.id for one in stands} and not self._told_of_more(attempt, settler):
             stands = sorted(stands, key=self._cost)[-attempt.line.nodes :]
         if not self._moves(attempt):
@@ -223,6 +239,11 @@ class Purse:
         charges, sent = self._charges.get(attempt.id, []), self._sent[attempt.id]
         spans, rises = [*prices.spans(offer, charges, sent, now)], [*prices.rises(offer, charges, sent)]
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
+
+    def _as_known(self, one: Stand) -> Stand:
+        left, back = self._world.happenings.away or (math.inf, math.inf)
+        unknown = one.ended is not None and left <= one.ended <= back and self._world.body.is_stuck(one.id)
+        return replace(one, ended=max(one.born, left)) if unknown else one
 
     def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
         """By whoever settles it, or by who had the time to write of it: ran, and had a database."""
@@ -240,7 +261,7 @@ class Purse:
         """For every machine, from the row that announced the create to where all brokers knew that none is left."""
         begun, offer = self._sent[attempt.id], attempt.line.offer
         gone = max((one.ended for one in stands if one.ended is not None), default=begun)
-        known = self._all_know(attempt, gone)
+        known = min(self._all_know(attempt, gone), self._alone_until(attempt, gone))
         until = known + CLOCK_S + offer.billing_quantum_s
         one = offer.usd_per_hour * Decimal(str(round(until - begun, 3)))
         if self._moves(attempt):

@@ -17,12 +17,13 @@ MOST_TRIES = 60
 def simulate(seed: int, plan: Sequence[Fault] | None = None, *, hints: bool = True) -> Outcome:
     """One house from its first job until everything is over, or an invariant breaks. `hints`: False loses them all."""
     chosen = plan_of(seed) if plan is None else tuple(plan)
-    outcome = World(seed, chosen, hints=hints).run()
-    _forget()
+    worlds = [World(seed, chosen, hints=hints)]
+    outcome = worlds[0].run()
+    _forget(worlds)
     return outcome
 
 
-def _forget() -> None:
+def _forget(worlds: list[World]) -> None:
     """Tasks of dead brokers are collected here, where what they have to say does not matter."""
     hook, logger = sys.unraisablehook, logging.getLogger("asyncio")
     level = logger.level
@@ -31,6 +32,7 @@ def _forget() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            worlds.clear()
             gc.collect()
     finally:
         sys.unraisablehook = hook

@@ -308,7 +308,7 @@ class World:
             await asyncio.sleep(TICK_S)
             self.watch.tick()
             await self.watch.strangers()
-            if self.loop.time() > CALM_S + TAIL_S + DRAIN_S:
+            if self.loop.time() > max(CALM_S, calm_at) + TAIL_S + DRAIN_S:
                 left = [f"{i} {self.state.jobs[i].value.state}" for i in self.jobs] + list(self.cloud.standing())
                 self.fail("drains", f"left: {', '.join(left)}")
 

@@ -42,6 +42,11 @@ class Beater:
 
     async def once(self) -> None:
         """One beat; a store that cannot be reached is tried again with the next one."""
+        with contextlib.suppress(StoreError):
+            await self.send()
+
+    async def send(self) -> None:
+        """One beat. Raises StoreError."""
         self._seq += 1
         beat = self._state.beat(self._seq, await self._load())
         counted = {
@@ -52,8 +57,7 @@ class Beater:
             "network_bytes": _network_bytes(),
         }
         beat = beat.model_copy(update=counted)
-        with contextlib.suppress(StoreError):
-            await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
+        await self._objects.write(keys.beat(beat.attempt, beat.node), beat.model_dump_json().encode())
 
     async def _load(self) -> gpus.Load | None:
         """Of this node's GPUs; None without one, or while the driver hangs."""

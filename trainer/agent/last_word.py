@@ -1,6 +1,7 @@
 """The last log lines, `final.json`, the last beat: how an attempt ended, said once."""
 
 import asyncio
+import contextlib
 import sys
 
 from trainer.agent import prepare
@@ -43,7 +44,8 @@ class LastWord:
             print(f"final.json cannot be written: {e}", file=sys.stderr)
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
-        await self._beater.once()
+        with contextlib.suppress(StoreError):  # the broker looks for it in time, since there are no more beats
+            await prepare.insist(self._beater.send, patience_s)
         return outcome
 
     def _final(self, outcome: Outcome, message: str, code: int | None) -> Final:

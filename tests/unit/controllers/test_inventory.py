@@ -37,10 +37,10 @@ class Scripted:
         return self.now_lists
 
 
-def inventory(cloud: Scripted, clock: SteppedClock) -> Inventory:
+def inventory(cloud: Scripted, clock: SteppedClock, name: str = "scripted") -> Inventory:
     context = Context(
         installation=build.INSTALLATION, owner="test", store=cast(Store, None), blobs=cast(Blobs, None),
-        providers={"scripted": cast(Provider, cloud)}, clock=clock, rhythm=Rhythm(list_s=0),
+        providers={name: cast(Provider, cloud)}, clock=clock, rhythm=Rhythm(list_s=0),
     )  # fmt: skip
     return Inventory(context)
 

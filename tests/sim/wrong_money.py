@@ -1,18 +1,22 @@
-"""Wrong rules for prices that move, each in the place of one of the product; see `mutants.py`."""
+"""Wrong rules of what is charged, each in the place of one of the product; see `mutants.py`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from broker.controllers.billing import Billing
 from broker.controllers.inventory import Inventory
 from broker.decide.prices import Stood, price_changes, price_now
+from broker.domain.instance import Caps
 from broker.domain.job import Attempt, PriceChange
+from broker.ports import Leased
 
 Machines = Sequence[Stood]
 Changes = Sequence[PriceChange]
 _CHANGES = price_changes
 _STOOD = Inventory.stood
+_UNTIL = Billing._until
 
 
 def rise_from_now(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Machines) -> Changes:
@@ -33,3 +37,9 @@ def no_falls(attempt: Attempt, seen: tuple[Any, ...], now: datetime, stood: Mach
 def only_those_that_stand(inventory: Inventory, attempt: Attempt, *, max_age_s: float) -> Machines:
     """As if only what the latest listing shows were known."""
     return [one for one in _STOOD(inventory, attempt, max_age_s=max_age_s) if one.until is None]
+
+
+def charged_while_alone(billing: Billing, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
+    """As if it were known at once how long it stood while all brokers were away, and not at its end alone."""
+    stood_until = billing._stood_until(one, now)
+    return stood_until if stood_until < now else _UNTIL(billing, one, attempt, now, caps)

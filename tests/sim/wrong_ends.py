@@ -1,0 +1,21 @@
+"""Wrong rules of how attempts end, each in the place of one of the product; see `mutants.py`."""
+
+from datetime import datetime, timedelta
+
+from broker.controllers.beats import Watch
+from broker.controllers.look import Looker
+from broker.decide.step import kept_until
+from broker.domain.job import Attempt, Job
+
+_KEPT_UNTIL = kept_until
+
+
+def kept_for_a_day(attempt: Attempt, job: Job) -> datetime | None:
+    """Longer than people asked for."""
+    until = _KEPT_UNTIL(attempt, job)
+    return None if until is None else until + timedelta(days=1)
+
+
+def only_told(looker: Looker, watch: Watch | None, now: float) -> bool:
+    """Not also where a beat that told of it may have been lost."""
+    return watch is not None and watch.beat is not None and watch.beat.phase == "done"

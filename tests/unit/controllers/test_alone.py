@@ -1,0 +1,57 @@
+"""How long a machine may have stood that no broker saw: from the last moment at which one knew that it stands."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.controllers.alone import gone_by
+from broker.controllers.boot import SELF_STOP_S
+from broker.domain.instance import Caps, InstanceState, Observed, SelfStop
+from broker.domain.job import Handle
+from tests.unit.controllers.test_inventory import NAME, Scripted, inventory
+from tests.unit.decide import build
+from tests.unit.providers.clocks import SteppedClock
+
+BOOTED_S, BEAT_S, CHARGED_S, SHOWN_S = 5.0, 10.0, 100.0, 5000.0
+BOOT_S = Caps(spot=True, list_lag_s=0).boot_deadline_s
+THERE = (Observed(handle=Handle(provider="simulated", id="i", name=NAME), state=InstanceState.RUNNING),)
+
+
+async def alone_until(
+    *, charged_s: float | None, shown: bool, self_stop: SelfStop = "os_shutdown", **known: Any
+) -> float | None:
+    """Seconds after the start; with a listing at `SHOWN_S`."""
+    cloud, clock = Scripted(), SteppedClock()
+    cloud.caps = Caps(spot=True, list_lag_s=0, self_stop=self_stop)
+    seen = inventory(cloud, clock, "simulated")
+    clock.advance(SHOWN_S)
+    cloud.now_lists = THERE if shown else ()
+    await seen.refresh("simulated")
+    charged_to = None if charged_s is None else build.at(charged_s)
+    booted = build.attempt(booted_at=build.at(BOOTED_S), first_beat_at=build.at(BEAT_S), charged_to=charged_to)
+    attempt = replace(booted, **known)
+    found = gone_by(seen._context, seen, attempt, build.active_job())
+    return None if found is None else (found - build.T0).total_seconds()
+
+
+@pytest.mark.parametrize(
+    ("charged_s", "shown", "since_s"),
+    [
+        (CHARGED_S, False, CHARGED_S), (CHARGED_S, True, SHOWN_S),
+        (None, False, BOOTED_S + BOOT_S), (BOOTED_S, False, BOOTED_S + BOOT_S), (None, True, SHOWN_S),
+    ],
+)  # fmt: skip
+async def test_it_counts_from_when_a_broker_last_knew_of_it(
+    charged_s: float | None, shown: bool, since_s: float
+) -> None:
+    """Without a beat by then, from when it must have come: brokers that were away hear of it when they are back."""
+    found = await alone_until(charged_s=charged_s, shown=shown)
+    context = inventory(Scripted(), SteppedClock())._context
+    charged_late_s = 1 + context.rhythm.billing_s + context.rhythm.deadman_s
+    assert found == since_s + charged_late_s + context.limits.deadman_s + context.limits.drain_s + SELF_STOP_S
+
+
+async def test_what_never_beat_or_ends_nothing_has_no_such_bound() -> None:
+    assert await alone_until(charged_s=CHARGED_S, shown=False, first_beat_at=None) is None
+    assert await alone_until(charged_s=CHARGED_S, shown=False, self_stop="none") is None
