@@ -155,7 +155,8 @@ MUTANTS = (
     ),
     _mutant(
         "a rise counts from when it was seen", "charged_in_full",
-        (f"{C}.charges.price_changes", wrong_money.rise_from_now), aim=_always_on("cloud.price_moves", share=2.0),
+        (f"{C}.charges.price_changes", wrong_money.rise_from_now),
+        aim=(*_always_on("cloud.price_moves", share=2.0), *_again_and_again("store.down")),
     ),
     _mutant(
         "a price that stands still is believed to have fallen", "charged_in_full",
