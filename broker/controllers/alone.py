@@ -12,15 +12,14 @@ def gone_by(context: Context, inventory: Inventory, attempt: Attempt, job: Job) 
     """Of one that is not listed any more: all brokers may have been away when it went, and it was not charged then.
 
     Its agent, which has beaten, waits for the lease to move, saves, and waits to be destroyed: since the last charge,
-    or since this broker was last shown that it stands. A first beat that was heard later had come within the time for a
-    boot. None: it ends nothing.
+    or since this broker was last shown that it stands. A first beat that was heard later had come by then, and within
+    the time for a boot. None: it ends nothing.
     """
     caps, limits = context.provider_of(attempt).caps, context.limits
     stood = attempt.charged_to or attempt.booted_at
     if caps.self_stop == "none" or not limits.deadman_s or attempt.first_beat_at is None or stood is None:
         return None
-    if attempt.first_beat_at > stood:
-        stood += timedelta(seconds=caps.boot_deadline_s)
+    stood = min(stood + timedelta(seconds=caps.boot_deadline_s), max(stood, attempt.first_beat_at))
     # A tick that owes no new quantum moves nothing, and the lease may have been touched right after it.
     charged_s = attempt.line.offer.billing_quantum_s + context.rhythm.billing_s + context.rhythm.deadman_s
     alone_s = limits.deadman_s + limits.drain_s + SELF_STOP_S + job.spec.keep_on_failure

@@ -22,7 +22,8 @@ from broker.ports import Charge, Leased
 log = logging.getLogger(__name__)
 
 LISTED_S = 60.0
-"""How long a new process waits for its first listing of a cloud; caps are held all the same after that."""
+"""How long a process that begins, or was frozen for so long, waits for two listings of a cloud; caps are held all the
+same after that."""
 PROOF_S = 15.0
 """A proof of absence takes as long as listings may lag, and so much for the looks themselves."""
 
@@ -45,8 +46,10 @@ class Billing:
         self._memories = memories
         self.every_s = context.rhythm.billing_s
         self._began = context.clock.monotonic()
+        self._stepped: datetime | None = None
 
     async def step(self) -> bool:
+        self._thaw()
         live = await self._context.store.live_attempts()
         for memory in self._memories:
             memory.keep({one.attempt.id for one in live})
@@ -70,7 +73,7 @@ class Billing:
         if attempt.create_sent_at is None:
             return None
         now, caps = context.clock.now(), context.provider_of(attempt).caps
-        if self._inventory.latest(attempt.line.offer.provider) is None and self._is_new():
+        if self._is_blind(attempt.line.offer.provider):
             return None
         prices = moved_prices(context, self._inventory, attempt)
         known = replace(attempt, prices=(*attempt.prices, *prices)) if prices else attempt
@@ -91,15 +94,25 @@ class Billing:
             event=_told(one, signal, job.spent_usd + due + traffic, now),
         )
 
-    def _is_new(self) -> bool:
-        """Has not listed its clouds yet: what went while no broker was there would be charged until now."""
-        return self._context.clock.monotonic() - self._began < LISTED_S
+    def _thaw(self) -> None:
+        """After a time in which it did nothing it knows as little as a new one; a monotonic clock may have stood."""
+        now = self._context.clock.now()
+        if self._stepped and (now - self._stepped).total_seconds() > self.every_s + LISTED_S:
+            self._began = self._context.clock.monotonic()
+        self._stepped = now
+
+    def _is_blind(self, provider: str) -> bool:
+        """Has not listed this cloud twice yet: what went while no broker was there would be charged until now."""
+        begins = self._context.clock.monotonic() - self._began < LISTED_S
+        return begins and not self._inventory.listed_twice(provider, self._began)
 
     def _stood_until(self, one: Leased, now: datetime) -> datetime:
-        """What is not listed any more ended by itself at the latest, where all brokers were away."""
-        if self._inventory.shows(one.attempt.line.offer.provider, one.attempt.name):
+        """What is listed no more, by two listings, ended by itself at the latest, where all brokers were away."""
+        attempt, stood = one.attempt, one.attempt.booted_at
+        provider = attempt.line.offer.provider
+        if stood is None or self._inventory.unseen_since(provider, attempt.name, born_by=stood) is None:
             return now
-        return min(now, gone_by(self._context, self._inventory, one.attempt, one.job) or now)
+        return min(now, gone_by(self._context, self._inventory, attempt, one.job) or now)
 
     def _until(self, one: Leased, attempt: Attempt, now: datetime, caps: Caps) -> datetime:
         """What listings leave out is charged no further while its absence cannot be proven, or its attempt not ended:

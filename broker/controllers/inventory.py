@@ -148,6 +148,11 @@ class Inventory:
             }
             self._others[provider] = others
 
+    def listed_twice(self, provider: str, since: float) -> bool:
+        """What stood then, and still does, has been shown: a single listing may have left it out."""
+        times = self._times[provider]
+        return len(times) > 1 and times[-2][0] >= since
+
     def latest(self, provider: str) -> Listing | None:
         kept = self._listings[provider]
         return kept[-1] if kept else None

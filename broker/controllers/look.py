@@ -63,10 +63,15 @@ class Looker:
         left_out = provider not in unlisted and self._inventory.left_out(provider, attempt.name, since)
         lost = provider not in unlisted and attempt.line.nodes > 1
         lost = lost and self._inventory.node_lost(provider, attempt.handles, since)
-        final = None
         gone = absent or left_out or lost or any(o.state in TAKEN_AWAY or o.fault for o in seen)
+        final, store_ok_s = None, self.beats.readable_s
         if gone or self._final_is_likely(watch, now):
-            final = await read_final(self._context, attempt.id)
+            try:
+                final = await read_final(self._context, attempt.id)
+            except BlobsUnavailable:
+                if gone:
+                    raise
+                store_ok_s = None  # what the cloud shows is judged; its silence is not
         observation = Observation(
             beat=watch.beat if watch else None,
             beat_age_s=now - watch.changed if watch else (now - since if attempt.first_beat_at else None),
@@ -76,7 +81,7 @@ class Looker:
             absent=absent,
             left_out=left_out,
             node_lost=lost,
-            store_ok_s=self.beats.readable_s,
+            store_ok_s=store_ok_s,
         )
         self._hasten(attempt, observation, listed=provider not in unlisted)
         beat = watch.beat if watch and watch.beat else attempt.beat

@@ -10,8 +10,10 @@ import pytest
 
 from broker.controllers.billing import Billing
 from broker.controllers.boot import SELF_STOP_S
+from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
-from broker.domain.job import JobState, Reason
+from broker.domain.instance import Observed
+from broker.domain.job import JobState, Reason, Signal
 from broker.store.memory import MemoryStore
 from providers.sim_config import SimulatedConfig
 from providers.sim_virtual import VirtualBody, _Instance
@@ -123,3 +125,78 @@ def test_an_absence_of_days_is_charged_no_longer_than_a_machine_stands_alone(
 async def _done(house: Virtual, job: JobId) -> bool:
     found = await house.store.job(job)
     return found is not None and found.state is JobState.SUCCEEDED
+
+
+def test_a_broker_that_is_frozen_for_hours_looks_before_it_charges(tmp_path: Path) -> None:
+    """As one that begins: its latest listing is as old as its sleep, and shows what has ended since."""
+
+    async def story() -> None:
+        house, awake = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path), asyncio.Event()
+        house.limits = house.limits.model_copy(update={"deadman_s": DEADMAN_S})
+        house.body = house.provider._body = Agents(house.blobs, house.clock, CONFIG.virtual)
+        house.body.switches = {}
+        listing = house.provider.list
+
+        async def slow() -> Sequence[Observed]:
+            await house.clock.sleep(0.3)
+            return await listing()
+
+        house.provider.list = slow  # type: ignore[method-assign]
+        await house.market.step()
+        fleet = house.fleet("first")
+        for controller in fleet.controllers:
+            freeze(controller, awake)
+        awake.set()
+        running = asyncio.create_task(fleet.run())
+        job = await house.submit(**WORTH)
+        (alone,) = await house.train([job])
+        awake.clear()
+        await house.clock.sleep(8 * 3600)
+        awake.set()
+        await all_done(house, [job])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        stopped, *_ = await house.attempts(job)
+        rate = alone.line.offer.usd_per_hour / 3600
+        longest_s = DEADMAN_S + house.limits.drain_s + SELF_STOP_S + 100
+        assert stopped.charged_usd <= alone.charged_usd + rate * Decimal(longest_s)
+
+    told(story())
+
+
+def freeze(controller: Any, awake: asyncio.Event) -> None:
+    """It does nothing while it is not awake."""
+    step = controller.step
+
+    async def when_awake() -> bool:
+        await awake.wait()
+        return bool(await step())
+
+    controller.step = when_awake
+
+
+def test_a_cap_is_held_also_where_the_cloud_lists_nothing_to_who_comes_back(tmp_path: Path) -> None:
+    """Its blob store was away as well, so the agent waited for that, and trains on."""
+
+    async def down() -> Sequence[Observed]:
+        raise OutcomeUnknown("429")
+
+    async def story() -> None:
+        config = CONFIG.model_copy(update={"virtual": CONFIG.virtual.model_copy(update={"run_s": 1e6})})
+        house = Virtual(store=MemoryStore(LoopClock()), config=config, state=tmp_path)
+        await house.market.step()
+        first = asyncio.create_task(house.fleet("first").run())
+        job = await house.submit(**WORTH | {"cap_usd": "0.06"})
+        (before,) = await house.train([job])
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await house.clock.sleep(6000)
+        house.provider.list = down  # type: ignore[method-assign]
+        cap_s = 0.06 / float(before.line.offer.usd_per_hour) * 3600
+        async with house.running("second"):
+            await house.clock.sleep(cap_s - 6000)
+            (attempt,) = await house.attempts(job)
+            assert attempt.signal is Signal.CAP
+            assert attempt.charged_usd > Decimal("0.05")
+
+    told(story())

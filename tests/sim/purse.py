@@ -17,7 +17,7 @@ from broker.domain.money import ZERO
 from broker.domain.offer import Offer
 from broker.ports import Charge
 from tests.sim.cloud import Stand
-from tests.sim.faults import disturbed_s
+from tests.sim.faults import disturbed_s, lasted_s
 from tests.sim.loop import Process
 from tests.sim.prices import CLOCK_S, Charged, dearest, least
 
@@ -241,9 +241,13 @@ class Purse:
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
     def _as_known(self, one: Stand) -> Stand:
+        """Agents do not count the time in which they could not read the lease."""
         left, back = self._world.happenings.away or (math.inf, math.inf)
-        unknown = one.ended is not None and left <= one.ended <= back and self._world.body.is_stuck(one.id)
-        return replace(one, ended=max(one.born, left)) if unknown else one
+        if one.ended is None or not left <= one.ended <= back:
+            return one
+        waited_s = lasted_s(self._world.plan, "blobs.down_for_all", left, one.ended)
+        until = left if self._world.body.is_stuck(one.id) else max(left, one.ended - waited_s)
+        return replace(one, ended=max(one.born, until))
 
     def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
         """By whoever settles it, or by who had the time to write of it: ran, and had a database."""

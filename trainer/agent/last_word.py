@@ -13,6 +13,8 @@ from trainer.blobs import Objects, StoreError
 from trainer.contract import keys
 from trainer.contract.rendezvous import Final, Outcome
 
+LAST_BEAT_S = 30.0
+"""How long the last beat is tried: the machine's own end counts from after it."""
 FOLLOW_BEATS = 3
 """How many beats another node's failure waits for node 0's word: the first to fall pulls the others down."""
 PULLED_BEATS = 9
@@ -45,7 +47,7 @@ class LastWord:
             return Outcome.INFRASTRUCTURE
         self._state.phase, self._state.message = "done", message
         with contextlib.suppress(StoreError):  # the broker looks for it in time, since there are no more beats
-            await prepare.insist(self._beater.send, patience_s)
+            await prepare.insist(self._beater.send, LAST_BEAT_S)
         return outcome
 
     def _final(self, outcome: Outcome, message: str, code: int | None) -> Final:

@@ -39,17 +39,23 @@ async def alone_until(
     ("charged_s", "shown", "since_s"),
     [
         (CHARGED_S, False, CHARGED_S), (CHARGED_S, True, SHOWN_S),
-        (None, False, BOOTED_S + BOOT_S), (BOOTED_S, False, BOOTED_S + BOOT_S), (None, True, SHOWN_S),
+        (None, False, BEAT_S), (BOOTED_S, False, BEAT_S), (None, True, SHOWN_S),
     ],
 )  # fmt: skip
 async def test_it_counts_from_when_a_broker_last_knew_of_it(
     charged_s: float | None, shown: bool, since_s: float
 ) -> None:
-    """Without a beat by then, from when it must have come: brokers that were away hear of it when they are back."""
     found = await alone_until(charged_s=charged_s, shown=shown)
     context = inventory(Scripted(), SteppedClock())._context
     charged_late_s = 1 + context.rhythm.billing_s + context.rhythm.deadman_s
     assert found == since_s + charged_late_s + context.limits.deadman_s + context.limits.drain_s + SELF_STOP_S
+
+
+async def test_a_first_beat_that_brokers_hear_of_when_they_are_back_had_come_within_the_time_for_a_boot() -> None:
+    in_time = await alone_until(charged_s=None, shown=False)
+    late = await alone_until(charged_s=None, shown=False, first_beat_at=build.at(BOOTED_S + BOOT_S + 4000))
+    assert in_time is not None
+    assert late == in_time - BEAT_S + BOOTED_S + BOOT_S
 
 
 async def test_what_never_beat_or_ends_nothing_has_no_such_bound() -> None:
