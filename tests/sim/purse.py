@@ -241,12 +241,13 @@ class Purse:
         return sum((least((s.born, now if s.ended is None else s.ended), spans, rises) for s in stands), ZERO)
 
     def _as_known(self, one: Stand) -> Stand:
-        """Agents do not count the time in which they could not read the lease."""
+        """Agents do not count the time in which they could not read the lease, and begin anew with their machine."""
         left, back = self._world.happenings.away or (math.inf, math.inf)
         if one.ended is None or not left <= one.ended <= back:
             return one
         waited_s = lasted_s(self._world.plan, "blobs.down_for_all", left, one.ended)
-        until = left if self._world.body.is_stuck(one.id) else max(left, one.ended - waited_s)
+        unknown = self._world.body.is_stuck(one.id) or one.id in self._world.body.returned
+        until = left if unknown else max(left, one.ended - waited_s)
         return replace(one, ended=max(one.born, until))
 
     def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
