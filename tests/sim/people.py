@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from broker.domain.errors import GpubrokerError, StoreUnavailable
 from broker.domain.ids import JobId, job_id
 from broker.domain.job import Event, Job, JobState
+from broker.domain.money import ZERO
 from broker.domain.policy import Action, Budget, Period, Policy, Threshold
 from broker.domain.spec import JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM, Tenant
@@ -85,11 +86,17 @@ class People:
             if fault.kind == "stop":
                 await tenant.request_stop(own, Event(job_id=own, kind="job.stop_requested", message="stop"))
             else:
-                raised = world.state.jobs[own].value.cap_usd + 1
+                raised, held = world.state.jobs[own].value.cap_usd + 1, self._reserved(own)
                 await tenant.raise_cap(own, raised, Event(job_id=own, kind="job.cap_raised", message="more"))
-                world.watch.budgets.hold()
+                if self._reserved(own) > held:
+                    world.watch.budgets.hold()
         except GpubrokerError as e:
             world.note("people", f"{fault.kind}: {e}")
+
+    def _reserved(self, own: JobId) -> Decimal:
+        """By all of its attempts. Only what reserves more is refused where a budget has no room."""
+        state = self._world.state
+        return sum((state.attempts[one].value.reserved_usd for one in state.of_job[own]), ZERO)
 
     async def stop(self, machine: str) -> None:
         """The job that this machine was bought for."""

@@ -281,7 +281,8 @@ class Purse:
             self._world.fail("not_overbilled", f"{attempt.id}: {charged} charged, at most {most:.6f}; {told}")
 
     def hold(self) -> None:
-        """After each admission, and after each higher cap: what was let in before is never thrown out again."""
+        """After each admission, and each higher cap that reserves more: what was let in before is never thrown out
+        again, also where late machines, which nobody reserves, have passed the budget since."""
         state = self._world.state
         live = [attempt for _, attempt in state.running()]
         for _, policy in state.policies.live():
