@@ -1,5 +1,6 @@
 """Beats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
 
+import math
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ MAX_BEAT = 64 * 1024
 
 @dataclass
 class Watch:
-    """What is remembered of one attempt's node 0."""
+    """What is remembered of one machine's beats."""
 
     etag: str
     changed: float
@@ -33,7 +34,8 @@ class Beats:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._watched: dict[AttemptId, Watch] = {}
+        self._watched: dict[tuple[AttemptId, int], Watch] = {}
+        """By the machine of the attempt, from 0: the first tells how it gets on."""
         self._listed = float("-inf")
         self._readable, self._readable_since = False, 0.0
 
@@ -62,25 +64,38 @@ class Beats:
                 watch.progressed += now - self._listed
         self._listed, self._readable = now, True
         for blob in listed:
-            attempt = AttemptId(keys.attempt_of_beat(blob.key))
-            if blob.bytes > MAX_BEAT or blob.key != keys.beat(attempt, 0):
+            node = keys.node_of_beat(blob.key)
+            if blob.bytes > MAX_BEAT or node is None:
                 continue
-            known = self._watched.get(attempt)
+            own = AttemptId(keys.attempt_of_beat(blob.key)), node
+            known = self._watched.get(own)
             if known is None:
-                self._watched[attempt] = Watch(etag=blob.etag, changed=now, progressed=now)
+                self._watched[own] = Watch(etag=blob.etag, changed=now, progressed=now)
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
     def shown(self, attempt: AttemptId) -> bool:
         """True when the last `refresh` found a beat of it, however old."""
-        return attempt in self._watched
+        return (attempt, 0) in self._watched
 
-    async def latest(self, attempt: AttemptId) -> Watch | None:
-        """The watch with its beat read; None while there is no beat."""
-        watch = self._watched.get(attempt)
+    def mates_age_s(self, attempt: AttemptId, nodes: int) -> float | None:
+        """Since a beat was seen of the machine beside the first that has been silent for longest; infinite: of one
+        there was none yet; None: there is no other machine."""
+        now, mates = self._context.clock.monotonic(), [self._watched.get((attempt, node)) for node in range(1, nodes)]
+        return max((now - one.changed if one else math.inf for one in mates), default=None)
+
+    async def finished(self, attempt: AttemptId, nodes: int) -> int:
+        """How many machines beside the first have said that they are done: each may end itself while that one goes on
+        to deliver. Raises BlobsUnavailable."""
+        mates = [await self.latest(attempt, node) for node in range(1, nodes)]
+        return sum(one is not None and one.beat is not None and one.beat.phase == "done" for one in mates)
+
+    async def latest(self, attempt: AttemptId, node: int = 0) -> Watch | None:
+        """The watch with its beat read; None while there is no beat. Raises BlobsUnavailable."""
+        watch = self._watched.get((attempt, node))
         if watch is None or watch.beat is not None:
             return watch
-        data = await self._context.blobs.get(keys.beat(attempt, 0))
+        data = await self._context.blobs.get(keys.beat(attempt, node))
         if data is None:
             return None
         try:
@@ -92,7 +107,7 @@ class Beats:
         return watch
 
     def keep(self, live: Set[AttemptId]) -> None:
-        self._watched = {attempt: watch for attempt, watch in self._watched.items() if attempt in live}
+        self._watched = {own: watch for own, watch in self._watched.items() if own[0] in live}
 
 
 async def read_final(context: Context, attempt: AttemptId) -> Final | None:

@@ -290,13 +290,13 @@ class Inventory:
             return False
         return any(before.shows_one(handle) and last.one(handle) is None for handle in handles)
 
-    def node_lost(self, provider: str, handles: Sequence[Handle], since: float) -> bool:
-        """The same proof for one of these machines."""
+    def lost(self, provider: str, handles: Sequence[Handle], since: float) -> Set[str]:
+        """The same proof for each of these machines: the ids of those that are absent."""
 
         def absent(handle: Handle) -> bool:
             return self._absent_since(provider, since, lambda listing: listing.shows_one(handle)) is not None
 
-        return any(map(absent, handles))
+        return {handle.id for handle in handles if absent(handle)}
 
     def _absent_since(
         self, provider: str, since: float, shows: Callable[[Listing], bool], *, born_by: datetime | None = None

@@ -61,13 +61,14 @@ class Looker:
         since = self._watched_from.setdefault(attempt.id, now)
         absent = provider not in unlisted and bool(self._inventory.absent_since(provider, attempt.name, since))
         left_out = provider not in unlisted and self._inventory.left_out(provider, attempt.name, since)
-        lost = provider not in unlisted and attempt.line.nodes > 1
-        lost = lost and self._inventory.node_lost(provider, attempt.handles, since)
+        several = provider not in unlisted and attempt.line.nodes > 1
+        lost = self._inventory.lost(provider, attempt.handles, since) if several else frozenset[str]()
         gone = absent or left_out or lost or any(o.state in TAKEN_AWAY or o.fault for o in seen)
-        final, store_ok_s = None, self.beats.readable_s
+        final, finished, store_ok_s = None, 0, self.beats.readable_s
         if gone or self._final_is_likely(watch, now):
             try:
                 final = await read_final(self._context, attempt.id)
+                finished = await self.beats.finished(attempt.id, attempt.line.nodes)
             except BlobsUnavailable:
                 if gone:
                     raise
@@ -80,7 +81,9 @@ class Looker:
             seen=seen,
             absent=absent,
             left_out=left_out,
-            node_lost=lost,
+            lost=frozenset(lost),
+            mates_age_s=self.beats.mates_age_s(attempt.id, attempt.line.nodes),
+            finished=finished,
             store_ok_s=store_ok_s,
         )
         self._hasten(attempt, observation, listed=provider not in unlisted)

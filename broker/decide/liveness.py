@@ -60,7 +60,7 @@ class Patience:
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """All that one look showed. `beat_age_s`, `progress_age_s`: seconds since this observer saw a change, but for those
-    in which it could see none; None: there is no beat."""
+    in which it could see none; None: there is no beat. Of several machines both are the first one's."""
 
     beat: Beat | None = None
     beat_age_s: float | None = None
@@ -71,14 +71,23 @@ class Observation:
     """Confirmed: two listings at least `list_lag_s` apart, both begun long enough after the create, show nothing."""
     left_out: bool = False
     """Of machines that stood for longer than a listing lags, nothing is shown by several listings in a row."""
-    node_lost: bool = False
-    """Confirmed likewise of one of several machines."""
+    lost: frozenset[str] = frozenset()
+    """Of several machines those of which it is confirmed likewise."""
+    mates_age_s: float | None = None
+    """Of the machine beside the first that has been silent for longest; infinite: it has not beaten yet."""
+    finished: int = 0
+    """How many beside the first have said their last word. Each may end itself while the first one delivers."""
     store_ok_s: float | None = math.inf
     """For how long our own probe of the blob store works; None: it does not, and silence means nothing."""
 
     @property
     def store_ok(self) -> bool:
         return self.store_ok_s is not None
+
+    @property
+    def silent_s(self) -> float:
+        """Of all machines the one that has been silent for longest."""
+        return max(math.inf if self.beat_age_s is None else self.beat_age_s, self.mates_age_s or 0.0)
 
 
 def bought(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]:
@@ -91,11 +100,12 @@ def bought(attempt: Attempt, seen: tuple[Observed, ...]) -> tuple[Observed, ...]
 def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Liveness:
     """ALIVE by fresh beats; DEAD only by the cloud's own word; everything else UNKNOWN, which frees no money."""
     states = [o.state for o in seen.seen]
-    if seen.node_lost or InstanceState.GONE in states:
-        return Liveness.DEAD
     age_s = math.inf if seen.beat_age_s is None else seen.beat_age_s
-    if InstanceState.STOPPED in states and seen.store_ok and age_s >= patience.still_s:
-        return Liveness.DEAD
+    if not (len(_taken(seen)) <= seen.finished and age_s < patience.lost_s):
+        if seen.lost or InstanceState.GONE in states:
+            return Liveness.DEAD
+        if InstanceState.STOPPED in states and seen.store_ok and seen.silent_s >= patience.still_s:
+            return Liveness.DEAD
     if seen.left_out and seen.store_ok and not states and patience.missed_s <= age_s < math.inf:
         return Liveness.DEAD
     if age_s < patience.lost_s:
@@ -106,6 +116,11 @@ def liveness(expected_nodes: int, seen: Observation, patience: Patience) -> Live
     return Liveness.ALIVE if running and seen.beat is None else Liveness.UNKNOWN
 
 
+def _taken(seen: Observation) -> set[str]:
+    """Machines that do not run any more, by the cloud's word."""
+    return {o.handle.id for o in seen.seen if o.state in TAKEN_AWAY} | seen.lost
+
+
 def haste(seen: Observation, patience: Patience) -> float:
     """The share of its cloud's calls that looking for this attempt's machines is worth; 0: no more than usual.
 
@@ -113,7 +128,11 @@ def haste(seen: Observation, patience: Patience) -> float:
     wears off.
     """
     age_s = seen.beat_age_s
-    if age_s is None or not seen.store_ok or age_s < patience.late_s:
+    if age_s is None or not seen.store_ok:
+        return 0.0
+    if seen.mates_age_s is not None and seen.mates_age_s < math.inf:
+        age_s = max(age_s, seen.mates_age_s)
+    if age_s < patience.late_s:
         return 0.0
     if not seen.seen:
         return 1.0
@@ -192,9 +211,10 @@ def _hung(nodes: int, seen: Observation, patience: Patience, boot_deadline_s: fl
     """Silent or stuck although the cloud shows all; never while our own store probe fails, nor before a beat would show
     after it did. A machine that it leaves out may be gone, and one that starts again is given the time to."""
     readable = seen.store_ok_s is not None and seen.store_ok_s >= patience.lost_s
-    if len(seen.seen) < nodes or TAKEN_AWAY & {o.state for o in seen.seen} or not readable:
+    stands = [o for o in seen.seen if o.state not in TAKEN_AWAY]
+    if len(stands) < max(1, nodes - seen.finished) or not readable:
         return False
-    running = all(o.state is InstanceState.RUNNING for o in seen.seen)
+    running = all(o.state is InstanceState.RUNNING for o in stands)
     silence_s = patience.silence_s if running else max(patience.silence_s, boot_deadline_s)
     silent = seen.beat_age_s is not None and seen.beat_age_s >= silence_s
     return silent or (running and _stuck(seen, patience))

@@ -16,6 +16,7 @@ from broker.domain.job import Handle
 from providers.body import Machine
 from providers.sim_virtual import VirtualBody, _Instance
 from tests.sim.disk import WEIGHTS, Died, Folder, Line, trained, weights
+from tests.sim.measures import attempt_of_machine
 from trainer import checkpoint
 from trainer.agent.deadman import DeadMan
 from trainer.agent.prepare import furthest
@@ -85,17 +86,19 @@ class Body(VirtualBody):
 
     async def come_back(self, name: str) -> None:
         """A machine that was stopped runs again, and its agent begins anew, as after a reboot."""
-        one = self._instances.get(name)
-        if one is None or one.over or self._clock.monotonic() >= one.dies_at:
+        one, now = self._instances.get(InstanceName(name)), self._clock.monotonic()
+        if name not in self.world.cloud.standing():
             return
         del self.stopped[name]
-        self.returned[name] = self._clock.monotonic()
+        self.returned[name] = now
+        self.world.note("cloud", f"{name} runs again")
+        self.world.watch.measures.whole_again(attempt_of_machine(name))
+        if one is None:
+            return  # one of several, which has no agent here
         one.boot, one.seq, one.spec, one.saved, one.sent = f"{int(one.boot, 16) ^ 1:08x}", 0, None, None, 0
         one.desired, one.saves_at, one.ends_at = Desired(), math.inf, math.inf
         if keys.final(one.attempt) in self.world.objects.data:
             self.silent.add(name)  # it has nothing to do
-        self.world.note("cloud", f"{name} runs again")
-        self.world.watch.measures.whole_again(AttemptId(one.attempt))
 
     def _does_nothing(self, name: str) -> bool:
         return name in self._finished or self.is_stuck(name)
@@ -269,8 +272,18 @@ class Body(VirtualBody):
             await self._finish(one, outcome, self._step(one, self._clock.monotonic()), f"failed: {outcome}")
 
     async def _beat(self, instance: _Instance, step: int) -> None:
-        if instance.machine.name not in self._finished:
-            await super()._beat(instance, step)
+        if instance.machine.name in self._finished:
+            return
+        await super()._beat(instance, step)
+        for node in self._mates(instance.machine.name):
+            mate = Beat(attempt=instance.attempt, node=node, boot=instance.boot, seq=instance.seq, phase="training")
+            await self._blobs.put(keys.beat(instance.attempt, node), mate.model_dump_json().encode())
+
+    def _mates(self, name: str) -> Sequence[int]:
+        """Machines beside the first that work; one that was made too many has no agent."""
+        cloud = self.world.cloud
+        own = [i for i in cloud.more if i.startswith(f"{name}-") and i not in cloud.surplus and i not in self.stopped]
+        return [int(i.removeprefix(f"{name}-")) for i in own]
 
     async def haunt(self, name: str, for_s: float) -> None:
         """A machine that goes on after its destruction: beats, saves, and wants the last word."""

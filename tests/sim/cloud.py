@@ -2,6 +2,7 @@
 broker's own door to it, at which calls get lost, late, doubled and refused."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -113,6 +114,7 @@ class Cloud(SimulatedProvider):
     def _another(self, first: Handle, node: int, offer: Offer) -> Handle:
         handle = replace(first, id=f"{first.name}-{node}")
         if handle.id not in self.more:
+            self.world.body.stopped.pop(handle.id, None)
             self.more[handle.id] = Observed(
                 handle=handle, state=InstanceState.RUNNING, accelerator=offer.accelerator, gpus=offer.gpus,
                 spot=offer.spot,
@@ -122,10 +124,15 @@ class Cloud(SimulatedProvider):
         return handle
 
     async def list(self) -> Sequence[Observed]:
-        machines = [*await super().list(), *self.more.values()]
+        machines = [*await super().list(), *map(self._halted, self.more.values())]
         there = {machine.handle.id for machine in machines}
         over = [machine for own, machine in self.terminated.items() if own not in there]
         return [*map(self._priced, map(self._dated, machines)), *over, *self._foreign]
+
+    def _halted(self, machine: Observed) -> Observed:
+        """One of several whose host has stopped it is listed so within a list lag, and bills."""
+        stops = self._clock.monotonic() >= self.world.body.stopped.get(machine.handle.id, math.inf)
+        return with_columns(machine, state=InstanceState.STOPPED) if stops else machine
 
     def _priced(self, machine: Observed) -> Observed:
         """Where spot prices move, listings say what every machine costs; of the others some leave the disk out."""

@@ -88,7 +88,7 @@ BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
     "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial", "cloud.twice",
     "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped",
-    "cloud.price_moves", "trainer_fails", *AIMED,
+    "cloud.price_moves", "trainer_fails", "node_stops", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({
@@ -96,7 +96,9 @@ OF_BROKERS = frozenset({
 })  # fmt: skip
 AWAY_S = (450.0, 700.0, 1500.0, 3000.0, 4000.0)
 """For how long all brokers are away: trainers stop in the first of these, and in the last are known to have stopped."""
-KINDS = (*SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "trainer_fails")
+KINDS = (
+    *SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "trainer_fails", "node_stops",
+)  # fmt: skip
 """All that a seed draws; `people.init_from` with a job, not with the plan: it starts from another's checkpoint."""
 
 
@@ -106,8 +108,8 @@ def jobs_of(seed: int) -> int:
 
 
 def plan_of(seed: int) -> tuple[Fault, ...]:
-    """At least three faults of the house, and one for each job; in some all brokers are away for a while, or trainers
-    fail."""
+    """At least three faults of the house, and one for each job; in some all brokers are away for a while, trainers
+    fail, or one machine of several stops."""
     draw = rng(seed, "plan")
     found = [_instant(draw, OF_JOBS, draw.uniform(0, CALM_S * 0.7)) for _ in range(jobs_of(seed))]
     for _ in range(draw.randint(3, 14)):
@@ -124,10 +126,16 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
     if (draw := rng(seed, "away")).random() < 1 / 12:
         for_s = draw.choice(AWAY_S) * draw.uniform(0.9, 1.1)
         found.append(Fault(kind="away", at=draw.uniform(0, CALM_S / 2), for_s=for_s))
-    if (draw := rng(seed, "trainers fail")).random() < 1 / 6:
-        times = [draw.uniform(0, CALM_S * 0.7) for _ in range(draw.randint(1, 3))]
-        found += [Fault(kind="trainer_fails", at=at, share=draw.random(), target=draw.randrange(64)) for at in times]
+    found += _sometimes(seed, "trainer_fails") + _sometimes(seed, "node_stops")
     return tuple(sorted(found, key=lambda fault: fault.at))
+
+
+def _sometimes(seed: int, kind: str) -> list[Fault]:
+    """In every sixth house one to three times."""
+    draw = rng(seed, kind)
+    if draw.random() >= 1 / 6:
+        return []
+    return [_instant(draw, (kind,), draw.uniform(0, CALM_S * 0.7)) for _ in range(draw.randint(1, 3))]
 
 
 def _instant(draw: random.Random, kinds: Sequence[str], at: float) -> Fault:

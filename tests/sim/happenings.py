@@ -144,10 +144,10 @@ class Happenings:
     async def _machine(self, fault: Fault) -> None:
         """Something befalls a machine that stands."""
         world = self._world
-        if fault.kind == "lose_node":
-            lost = await self._one_of(lambda: sorted(world.cloud.more.keys() - world.cloud.surplus), fault)
-            if lost is not None:
-                self._lose_node(lost)
+        if fault.kind in ("lose_node", "node_stops"):
+            nodes = await self._one_of(lambda: sorted(world.cloud.more.keys() - world.cloud.surplus), fault)
+            if nodes is not None:
+                await (self._lose_node(nodes) if fault.kind == "lose_node" else self._halt_node(nodes, fault))
             return
         name = await self._one_of(lambda: sorted(world.body.running()), fault)
         if name is None:
@@ -177,7 +177,12 @@ class Happenings:
             await asyncio.sleep(fault.for_s)
             await world.body.come_back(name)
 
-    def _lose_node(self, lost: str) -> None:
+    async def _halt_node(self, node: str, fault: Fault) -> None:
+        """The same of one machine of several, whose first one goes on."""
+        self._world.struck(fault.kind, node)
+        await self._halt(InstanceName(node), fault)
+
+    async def _lose_node(self, lost: str) -> None:
         world, now = self._world, self._world.loop.time()
         world.struck("lose_node", lost)
         del world.cloud.more[lost]

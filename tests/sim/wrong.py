@@ -208,8 +208,8 @@ async def age_by_date(self: Beats) -> None:
     clock: Any = self._context.clock
     store: Any = self._context.blobs
     now = (clock._own.now() - EPOCH).total_seconds()
-    for attempt, watch in self._watched.items():
-        watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.beat(attempt, 0)))
+    for (attempt, node), watch in self._watched.items():
+        watch.changed = clock.monotonic() - max(0.0, now - store.modified(keys.beat(attempt, node)))
 
 
 _REFRESH = Beats.refresh

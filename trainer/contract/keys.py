@@ -47,6 +47,12 @@ def attempt_of_beat(key: str) -> str:
     return key.removeprefix(BEATS).split("/", 1)[0]
 
 
+def node_of_beat(key: str) -> int | None:
+    """The machine of its attempt, from 0; None: it is not a key of `beat`."""
+    node = key.rpartition("/")[2]
+    return int(node) if node.isascii() and node.isdigit() and key == beat(attempt_of_beat(key), int(node)) else None
+
+
 def logs(attempt: str) -> str:
     return f"attempts/{attempt}/log/"
 

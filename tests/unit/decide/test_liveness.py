@@ -157,7 +157,7 @@ def test_a_running_machine_that_has_not_beaten_yet_is_alive_and_an_unlisted_one_
         ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 599.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(InstanceState.STARTING),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
         ({"seen": (machine(InstanceState.UNKNOWN),), "beat_age_s": 600.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
-        ({"seen": (machine(),), "node_lost": True, "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
+        ({"seen": (machine(),), "lost": frozenset("1"), "beat_age_s": 1.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 60.0}, AttemptState.TRAINING, AttemptEvent.GONE),
         ({"absent": True, "beat": BEAT, "beat_age_s": 5.0}, AttemptState.TRAINING, None),
         ({"seen": (machine(),), "beat": BEAT, "beat_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
