@@ -28,6 +28,11 @@ class Watch:
     progress: tuple[Any, ...] = ()
     progressed: float = 0.0
 
+    @property
+    def done(self) -> bool:
+        """It has said so, as far as its beat was read."""
+        return self.beat is not None and self.beat.phase == "done"
+
 
 class Beats:
     """One LIST shows the life of all; an object is read only when its e_tag changed."""
@@ -74,21 +79,22 @@ class Beats:
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
 
-    def shown(self, attempt: AttemptId) -> bool:
-        """True when the last `refresh` found a beat of it, however old."""
-        return (attempt, 0) in self._watched
+    def shown(self, attempt: AttemptId, nodes: int) -> bool:
+        """True when the last `refresh` found a beat of all of its machines, however old."""
+        return all((attempt, node) in self._watched for node in range(nodes))
 
     def mates_age_s(self, attempt: AttemptId, nodes: int) -> float | None:
-        """Since a beat was seen of the machine beside the first that has been silent for longest; infinite: of one
-        there was none yet; None: there is no other machine."""
+        """Since a beat was seen of the machine beside the first that has been silent for longest, and is not known to
+        be done; infinite: of one there was none yet; None: there is no such machine."""
         now, mates = self._context.clock.monotonic(), [self._watched.get((attempt, node)) for node in range(1, nodes)]
-        return max((now - one.changed if one else math.inf for one in mates), default=None)
+        ages = (now - one.changed if one else math.inf for one in mates if one is None or not one.done)
+        return max(ages, default=None)
 
     async def finished(self, attempt: AttemptId, nodes: int) -> int:
         """How many machines beside the first have said that they are done: each may end itself while that one goes on
         to deliver. Raises BlobsUnavailable."""
         mates = [await self.latest(attempt, node) for node in range(1, nodes)]
-        return sum(one is not None and one.beat is not None and one.beat.phase == "done" for one in mates)
+        return sum(one is not None and one.done for one in mates)
 
     async def latest(self, attempt: AttemptId, node: int = 0) -> Watch | None:
         """The watch with its beat read; None while there is no beat. Raises BlobsUnavailable."""

@@ -314,7 +314,7 @@ class Launch:
         return LaunchLook(
             seen=self._inventory.seen(provider, attempt.name),
             omits=self._inventory.omits(provider, attempt.handles),
-            beating=self._beats.shown(attempt.id) and not self._launchers.carries(attempt.name),
+            beating=self._beats.shown(attempt.id, attempt.line.nodes) and not self._launchers.carries(attempt.name),
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,
             absent=dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None,

@@ -1,6 +1,7 @@
 """One look at a running attempt, shared by liveness and interruption: beats, final word, inventory."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -65,7 +66,7 @@ class Looker:
         lost = self._inventory.lost(provider, attempt.handles, since) if several else frozenset[str]()
         gone = absent or left_out or lost or any(o.state in TAKEN_AWAY or o.fault for o in seen)
         final, finished, store_ok_s = None, 0, self.beats.readable_s
-        if gone or self._final_is_likely(watch, now):
+        if gone or self._final_is_likely(attempt, watch, now):
             try:
                 final = await read_final(self._context, attempt.id)
                 finished = await self.beats.finished(attempt.id, attempt.line.nodes)
@@ -92,12 +93,13 @@ class Looker:
         looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
         return counted(attempt, looked), observation
 
-    def _final_is_likely(self, watch: Watch | None, now: float) -> bool:
-        """It has said so, or is silent: the beat that says so may have been lost."""
+    def _final_is_likely(self, attempt: Attempt, watch: Watch | None, now: float) -> bool:
+        """It has said so, or is silent, or another machine of it is: the beat that says so may have been lost."""
         if watch is None:
             return False
-        said = watch.beat is not None and watch.beat.phase == "done"
-        return said or now - watch.changed >= self._context.patience.missed_s
+        mates_s = self.beats.mates_age_s(attempt.id, attempt.line.nodes)
+        silent_s = max(now - watch.changed, mates_s if mates_s is not None and mates_s < math.inf else 0.0)
+        return watch.done or silent_s >= self._context.patience.missed_s
 
     def _hasten(self, attempt: Attempt, seen: Observation, *, listed: bool) -> None:
         share = haste(seen, self._context.patience) if listed else 0.0

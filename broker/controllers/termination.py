@@ -112,7 +112,7 @@ class Termination:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""
         until, now = kept_until(one.attempt, one.job), self._context.clock.now()
         seen = bought(one.attempt, self._inventory.seen(one.attempt.line.offer.provider, one.attempt.name))
-        if until is None or now >= until or any(machine.state in TAKEN_AWAY for machine in seen):
+        if until is None or now >= until or (seen and all(machine.state in TAKEN_AWAY for machine in seen)):
             return None
         wait_s = min(self._context.rhythm.look_s, (until - now).total_seconds())
         return Change(attempt=(one.attempt, one.attempt), due_in_s=wait_s)

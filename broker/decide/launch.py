@@ -20,7 +20,8 @@ class LaunchLook:
     omits: bool = False
     """A recorded machine is left out by the last listing alone: it may stand beside those that are shown."""
     beating: bool = False
-    """The agent has beaten, however long ago, and no answer of create is on its way to this process."""
+    """The agents of all machines have beaten, however long ago, and no answer of create is on its way to this
+    process."""
     store_ok: bool = True
     """The beats can be read, for long enough that one would show; without them nothing is known of an agent."""
     dead_s: float | None = None

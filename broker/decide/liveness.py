@@ -74,7 +74,7 @@ class Observation:
     lost: frozenset[str] = frozenset()
     """Of several machines those of which it is confirmed likewise."""
     mates_age_s: float | None = None
-    """Of the machine beside the first that has been silent for longest; infinite: it has not beaten yet."""
+    """Of the machine beside the first that is silent for longest, and is not finished; infinite: it never beat."""
     finished: int = 0
     """How many beside the first have said their last word. Each may end itself while the first one delivers."""
     store_ok_s: float | None = math.inf
@@ -188,7 +188,7 @@ def _judge_booting(
 ) -> AttemptEvent | None:
     if mismatch(attempt.line.offer, seen.seen):
         return AttemptEvent.MISMATCH
-    if seen.beat is not None:
+    if seen.beat is not None and seen.mates_age_s != math.inf:  # the deadline is for all of them
         return AttemptEvent.FIRST_BEAT
     if fault(seen.seen):
         return AttemptEvent.SETUP_FAILED
@@ -216,7 +216,8 @@ def _hung(nodes: int, seen: Observation, patience: Patience, boot_deadline_s: fl
         return False
     running = all(o.state is InstanceState.RUNNING for o in stands)
     silence_s = patience.silence_s if running else max(patience.silence_s, boot_deadline_s)
-    silent = seen.beat_age_s is not None and seen.beat_age_s >= silence_s
+    ages = [age for age in (seen.beat_age_s, seen.mates_age_s) if age is not None and age < math.inf]
+    silent = any(age >= silence_s for age in ages)
     return silent or (running and _stuck(seen, patience))
 
 

@@ -164,12 +164,12 @@ def _since(attempt: Attempt, one: Stood) -> datetime:
 
 
 def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> Decimal:
-    """Of one machine. A price that does not move by itself is not believed to have fallen below the offer's, which may
-    hold the disk too."""
+    """Of one machine, the mean of several. One that does not move by itself is not believed to have fallen below the
+    offer's, which may hold the disk too; and none to have fallen while not all machines tell."""
     told = [machine.usd_per_hour for machine in seen if machine.usd_per_hour is not None]
-    if len(told) < attempt.line.nodes:
+    if not told:
         return known
-    price, offered = usd(max(told)), attempt.line.offer.usd_per_hour
+    price, offered = usd(sum(told, ZERO) / len(told)), attempt.line.offer.usd_per_hour
     if not all(machine.price_moves for machine in seen) and not dearer(price, attempt.line.offer):
         price = offered
-    return known if price < 0 else price
+    return known if price < 0 or (len(told) < attempt.line.nodes and price < known) else price

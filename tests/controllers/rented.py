@@ -6,12 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from broker.domain.errors import OutcomeUnknown, ProviderError
-from broker.domain.ids import InstanceName, JobId, attempt_id, instance_name
+from broker.domain.ids import InstanceName, JobId, attempt_id, attempt_of, instance_name
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Handle
 from broker.domain.offer import Offer
+from providers.sim_virtual import VirtualBody
 from providers.simulated import SimulatedProvider
 from tests.controllers.house import INSTALLATION, House
+from trainer.contract import keys
+from trainer.contract.rendezvous import Beat, Phase
 
 
 class Rented(SimulatedProvider):
@@ -38,6 +41,8 @@ class Rented(SimulatedProvider):
         self.called: list[tuple[str, str]] = []
         self.listings = 0
         """That have answered."""
+        self.beats = 0
+        """Of machines beside the first."""
 
     @property
     def caps(self) -> Caps:
@@ -66,8 +71,19 @@ class Rented(SimulatedProvider):
     async def _launch(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         await self.set_up.wait()
         await super().create(name, offer, replace(boot, nodes=1))
+        for node in range(1, boot.nodes):
+            await self.beat(name, node)
         self.bare.pop(name, None)
         return [o.handle for o in await self.list() if o.handle.name == name]
+
+    async def beat(self, name: InstanceName, node: int, phase: Phase = "training") -> None:
+        """The first one of a machine beside the first, which has no agent here; or one more."""
+        own = attempt_of(INSTALLATION, name)
+        assert own is not None
+        assert isinstance(self._body, VirtualBody)
+        self.beats += 1
+        beat = Beat(attempt=own, node=node, boot="b", seq=self.beats, phase=phase)
+        await self._body._blobs.put(keys.beat(own, node), beat.model_dump_json().encode())
 
     async def launcher(self, launched_by: str, name: InstanceName) -> Liveness:
         return Liveness.ALIVE if name in self.launches and not self.launches[name].done() else Liveness.DEAD

@@ -151,16 +151,20 @@ async def test_the_machine_of_a_failed_job_is_kept_until_its_owner_has_seen_enou
         await broker.eventually(lambda: _terminating(broker, job))
         told = [e for e in await broker.events(job) if e.kind == "attempt.kept"]
         assert f"gpubroker ssh {job}" in told[0].message
-        looks = (await broker.attempts(job))[0].epoch
-
-        async def looked_at_again() -> bool:
-            return (await broker.attempts(job))[0].epoch > looks + 3
-
-        await broker.eventually(looked_at_again)
+        await _looked_at_again(broker, job)
         assert ("destroy", name_of(job)) not in cloud.called
         await broker.stop(job)
         await broker.state_of(job, JobState.CANCELLED)
         assert await cloud.list() == []
+
+
+async def _looked_at_again(broker: House, job: JobId) -> None:
+    looks = (await broker.attempts(job))[0].epoch
+
+    async def often() -> bool:
+        return (await broker.attempts(job))[0].epoch > looks + 3
+
+    await broker.eventually(often)
 
 
 async def test_a_kept_machine_is_destroyed_and_paid_for_when_its_time_is_over(house: Build) -> None:
@@ -186,6 +190,21 @@ async def test_a_kept_machine_that_is_taken_away_keeps_nobody_waiting(house: Bui
         cloud_of(broker).shown[name_of(job)] = {"state": InstanceState.STOPPED}
         failed = await broker.state_of(job, JobState.FAILED)
         assert failed.reason == "no such column"
+
+
+async def test_of_two_kept_machines_the_one_that_stands_is_kept(house: Build) -> None:
+    broker = house(Rented, virtual=SILENT)
+    cloud = cloud_of(broker)
+    cloud.set_up.set()
+    async with broker.running():
+        job = await _failed_job(broker, keep_on_failure=3600, resources={"nodes": 2})
+        await broker.eventually(lambda: _terminating(broker, job))
+        cloud.shown[f"{name_of(job)}-1"] = {"state": InstanceState.STOPPED}
+        await _looked_at_again(broker, job)
+        assert ("destroy", name_of(job)) not in cloud.called
+        cloud.shown[name_of(job)] = {"state": InstanceState.STOPPED}
+        await broker.state_of(job, JobState.FAILED)
+        assert await cloud.list() == []
 
 
 async def test_a_machine_that_cannot_be_set_up_is_given_back_with_the_reason(house: Build) -> None:

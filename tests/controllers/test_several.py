@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from broker.decide.liveness import Patience
-from broker.domain.ids import JobId, attempt_id
+from broker.domain.ids import JobId
 from broker.domain.instance import InstanceState
 from broker.domain.job import AttemptState, JobState, Reason
 from tests.controllers.house import ENDLESS, House
 from tests.controllers.rented import Rented, cloud_of, name_of
-from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Limits
+from trainer.contract.rendezvous import Limits
 
 HASTY = Patience(beat_s=0.1, stopped_s=0.3)
 LIMITS = Limits(beat_s=HASTY.beat_s, drain_s=2)
@@ -38,17 +37,11 @@ async def _trains(broker: House) -> JobId:
     return job
 
 
-async def _beat(broker: House, job: JobId, seq: int, phase: str = "training") -> None:
-    """Of the second machine, which has no agent here."""
-    beat = Beat.model_validate({"attempt": attempt_id(job, 1), "node": 1, "boot": "b", "seq": seq, "phase": phase})
-    await broker.blobs.put(keys.beat(beat.attempt, 1), beat.model_dump_json().encode())
-
-
 @asynccontextmanager
 async def _beating(broker: House, job: JobId) -> AsyncIterator[None]:
     async def beats() -> None:
-        for seq in range(1_000_000):
-            await _beat(broker, job, seq)
+        while True:
+            await cloud_of(broker).beat(name_of(job), 1)
             await broker.clock.sleep(HASTY.beat_s / 2)
 
     task = asyncio.create_task(beats())
@@ -96,7 +89,7 @@ async def test_one_that_is_done_may_end_itself_while_the_first_delivers(
     async with broker.running():
         job = await _trains(broker)
         mate = f"{name_of(job)}-1"
-        await _beat(broker, job, 1, "done")
+        await cloud.beat(name_of(job), 1, "done")
         if shown is None:
             del cloud.bare[mate]
         else:
@@ -113,7 +106,7 @@ async def test_the_first_one_is_missed_though_the_others_are_done(broker: House)
     cloud = cloud_of(broker)
     async with broker.running():
         job = await _trains(broker)
-        await _beat(broker, job, 1, "done")
+        await cloud.beat(name_of(job), 1, "done")
         await cloud.evict(name_of(job))
         await broker.eventually(lambda: _ended(broker, job))
         assert (await broker.attempts(job))[0].reason is Reason.PREEMPTED

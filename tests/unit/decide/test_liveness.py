@@ -1,5 +1,6 @@
 """Unknown is never taken for dead, and a false death is never declared."""
 
+import math
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -122,6 +123,62 @@ def test_nobody_is_hung_while_a_machine_of_several_is_not_shown() -> None:
     for shown, event in ((1, None), (2, AttemptEvent.HUNG)):
         seen = Observation(seen=(machine(),) * shown, beat=BEAT, beat_age_s=400.0)
         assert judge(two, seen, build.at(10), PATIENCE, 600) is event
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "expected"),
+    [
+        ({"beat_age_s": 1.0, "mates_age_s": 1.0}, AttemptState.BOOTING, AttemptEvent.FIRST_BEAT),
+        ({"beat_age_s": 1.0, "mates_age_s": math.inf}, AttemptState.BOOTING, None),
+        ({"beat_age_s": 1.0, "mates_age_s": 299.0}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "mates_age_s": 300.0}, AttemptState.TRAINING, AttemptEvent.HUNG),
+        ({"beat_age_s": 1.0, "mates_age_s": math.inf}, AttemptState.TRAINING, None),
+        ({"beat_age_s": 1.0, "mates_age_s": 300.0, "store_ok_s": None}, AttemptState.TRAINING, None),
+    ],
+)
+def test_all_of_several_machines_must_beat(
+    seen: dict[str, Any], state: AttemptState, expected: AttemptEvent | None
+) -> None:
+    two = build.attempt(state, line=replace(build.line(), nodes=2), create_sent_at=build.at(0))
+    shown = (machine(), machine(handle=Handle(provider="simulated", id="i-2", name=two.name)))
+    assert judge(two, Observation(seen=shown, beat=BEAT, **seen), build.at(10), PATIENCE, 600) is expected
+    if expected is None and state is AttemptState.BOOTING:
+        assert judge(two, Observation(seen=shown, beat=BEAT, **seen), build.at(601), PATIENCE, 600) is (
+            AttemptEvent.DEADLINE
+        )
+
+
+@pytest.mark.parametrize(
+    ("second", "seen", "expected"),
+    [
+        (InstanceState.STARTING, {"mates_age_s": 599.0}, None),
+        (InstanceState.STARTING, {"mates_age_s": 600.0}, AttemptEvent.HUNG),
+        (InstanceState.STOPPED, {"mates_age_s": 9.9}, None),
+        (InstanceState.STOPPED, {"mates_age_s": 10.0}, AttemptEvent.GONE),
+        (InstanceState.STOPPED, {"mates_age_s": 10.0, "store_ok_s": None}, None),
+        (InstanceState.STOPPED, {"finished": 1}, None),
+        (InstanceState.GONE, {"finished": 1}, None),
+        (InstanceState.GONE, {"finished": 1, "lost": frozenset({"i-2"})}, None),
+        (InstanceState.GONE, {"finished": 1, "beat_age_s": 20.0}, AttemptEvent.GONE),
+        (InstanceState.GONE, {"finished": 1, "lost": frozenset({"i-1"})}, AttemptEvent.GONE),
+        (InstanceState.GONE, {"mates_age_s": 1.0}, AttemptEvent.GONE),
+    ],
+)
+def test_the_machine_that_is_silent_for_longest_decides_and_one_that_is_finished_is_not_missed(
+    second: InstanceState, seen: dict[str, Any], expected: AttemptEvent | None
+) -> None:
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    shown = (machine(), machine(second, handle=Handle(provider="simulated", id="i-2", name=two.name)))
+    looked = Observation(**{"seen": shown, "beat": BEAT, "beat_age_s": 1.0} | seen)
+    assert judge(two, looked, build.at(10), PATIENCE, 600) is expected
+
+
+def test_a_first_machine_that_hangs_is_found_though_the_other_one_is_done_and_gone() -> None:
+    two = build.attempt(line=replace(build.line(), nodes=2))
+    looked = Observation(seen=(machine(),), lost=frozenset({"i-2"}), finished=1, beat=BEAT, beat_age_s=1.0)
+    assert judge(two, looked, build.at(10), PATIENCE, 600) is None
+    stuck = replace(looked, beat=BEAT.model_copy(update={"phase": "saving"}), progress_age_s=PATIENCE.stuck_s)
+    assert judge(two, stuck, build.at(10), PATIENCE, 600) is AttemptEvent.HUNG
 
 
 @pytest.mark.parametrize(("beat_s", "ages"), [(5.0, (9.9, 10.0)), (10.0, (19.9, 20.0)), (60.0, (119.0, 120.0))])

@@ -61,11 +61,13 @@ def test_a_machine_that_is_listed_as_gone_says_nothing_of_the_price() -> None:
     assert price_changes(attempt, (seen("0.20"), over), build.at(115), ()) == (change(115, "0.20"),)
 
 
-def test_the_dearest_of_several_machines_counts_once_all_are_seen() -> None:
+def test_the_mean_of_several_machines_counts_and_a_fall_once_all_are_seen() -> None:
     two = replace(priced("0.36"), line=replace(build.line(), nodes=2))
-    assert not price_changes(two, (seen("0.40"),), build.at(9), ())
     both = (seen("0.40"), seen("0.50", number=2))
-    assert price_changes(two, both, build.at(9), ()) == (change(0, "0.50"),)
+    assert price_changes(two, both, build.at(9), ()) == (change(0, "0.45"),)
+    assert price_changes(two, (seen("0.40"),), build.at(9), ()) == (change(0, "0.40"),), "the other one is left out"
+    assert not price_changes(two, (seen("0.30"),), build.at(9), ())
+    assert not price_changes(two, (seen("0.30"), seen(None, number=2)), build.at(9), ())
 
 
 # ------------------------------------------------------------------------------------------------- a machine too many
