@@ -44,7 +44,7 @@ from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
 from broker.gate import gated
 from broker.market.market import Market, MarketRhythm
-from broker.neighbours import refuse_other_clouds, seat_of
+from broker.neighbours import refuse_others, seat_of
 from broker.notify.log import LogNotifier
 from broker.notify.slack_socket import SlackSockets
 from broker.notify.webhook import WebhookNotifier
@@ -213,8 +213,8 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
     providers = gated(providers, config.providers.rented(), clock)
     for provider in providers.values():
         stack.push_async_callback(provider.close)
-    seat = seat_of(config.home, providers)
-    await refuse_other_clouds(blobs, clock, seat)
+    seat = seat_of(config.home, providers, await store.database())
+    await refuse_others(blobs, clock, seat)
     await _refuse_lost_providers(store, set(providers))
     context = Context(
         installation=installation,

@@ -19,6 +19,9 @@ class Deadman:
         await self._context.store.ping()
         self._seq += 1
         context, seat = self._context, self._context.seat
-        lease = Lease(broker=context.owner, seq=self._seq, every_s=self.every_s, home=seat.home, clouds=seat.clouds)
+        lease = Lease(
+            broker=context.owner, seq=self._seq, every_s=self.every_s, home=seat.home, clouds=dict(seat.clouds),
+            database=seat.database,
+        )  # fmt: skip
         await self._context.blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
         return False

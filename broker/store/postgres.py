@@ -6,7 +6,7 @@ The statements are in queries.sql, the rules in migrations/; this file only says
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from broker.domain.errors import StoreError
+from broker.domain.errors import StoreError, StoreUnavailable
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason
 from broker.domain.observation import Observation, SpotHours
@@ -135,6 +135,15 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         # Another broker's insert that committed meanwhile is seen by the next statement only.
         found = found or await self._pool.read("installation", proposed)
         return Installation(found[0]["id"])
+
+    async def database(self) -> str:
+        """Which one this is: what is restored from a dump is another. Empty where the server does not tell."""
+        try:
+            return str((await self._pool.read("database"))[0]["id"])
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return ""
 
     async def ping(self) -> datetime:
         (row,) = await self._pool.fetch("ping")

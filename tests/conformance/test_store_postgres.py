@@ -206,3 +206,13 @@ async def test_a_client_killed_amid_submits_loses_none_that_was_acknowledged(
 def test_a_server_that_dies_while_it_is_connected_to_is_one_that_gave_no_answer() -> None:
     with pytest.raises(StoreUnavailable, match="read again"), store_errors("claim"):
         raise asyncpg.InternalClientError("got result for unknown protocol state 3")
+
+
+async def test_another_database_is_told_from_this_one(postgres_dsn: str, second_dsn: str) -> None:
+    """As `pg_restore` makes it."""
+    stores = [await PostgresStore.connect(dsn) for dsn in (postgres_dsn, postgres_dsn, second_dsn)]
+    one, again, other = [await store.database() for store in stores]
+    for store in stores:
+        await store.close()
+    assert one == again != other
+    assert "" not in (one, other)

@@ -1,6 +1,6 @@
 """Brokers on one database must be able to ask about each other's machines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +13,7 @@ from broker.controllers.deadman import Deadman
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import Installation
 from broker.domain.instance import Caps
-from broker.neighbours import LOOK_S, OtherClouds, Seat, lease_moves, refuse_other_clouds, seat_of
+from broker.neighbours import LOOK_S, OtherBroker, Seat, lease_moves, refuse_others, seat_of
 from broker.ports import Blobs, Provider
 from broker.store.memory import MemoryStore
 from tests.unit.providers.clocks import SteppedClock
@@ -34,7 +34,10 @@ class Other(SteppedClock):
     async def touch(self) -> None:
         self._seq += 1
         seat = self._seat
-        lease = Lease(broker="other/1", seq=self._seq, every_s=self._every_s, home=seat.home, clouds=dict(seat.clouds))
+        lease = Lease(
+            broker="other/1", seq=self._seq, every_s=self._every_s, home=seat.home, clouds=dict(seat.clouds),
+            database=seat.database,
+        )  # fmt: skip
         await self._blobs.put(keys.BROKER_LEASE, lease.model_dump_json().encode())
 
     async def sleep(self, seconds: float) -> None:
@@ -50,14 +53,14 @@ async def started(own: Seat, other: Seat, *, lives: bool = True, every_s: float 
     clock = Other(blobs, other, lives=lives, every_s=every_s)
     await clock.touch()
     begun = clock.monotonic()
-    await refuse_other_clouds(blobs, clock, own)
+    await refuse_others(blobs, clock, own)
     return clock.monotonic() - begun
 
 
 @pytest.mark.parametrize(
     ("clouds", "words"),
     [
-        ({"local": "one"}, "broker other/1 on this database lacks the provider 'aws'"),
+        ({"local": "one"}, "broker other/1 lives, and lacks the provider 'aws'"),
         ({**CLOUDS, "vast": ""}, "has the provider 'vast'; stop it, or give both the same providers"),
         (
             {"aws": "", "local": "two"},
@@ -67,16 +70,26 @@ async def started(own: Seat, other: Seat, *, lives: bool = True, every_s: float 
 )
 async def test_a_broker_does_not_start_beside_one_with_other_clouds(clouds: dict[str, str], words: str) -> None:
     own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds=clouds)
-    with pytest.raises(OtherClouds) as refused:
+    with pytest.raises(OtherBroker) as refused:
         await started(own, other)
     assert words in str(refused.value)
     assert await started(own, other, lives=False) == pytest.approx(45), "it is dead, and in nobody's way"
 
 
+async def test_a_broker_does_not_start_on_a_copy_of_the_database_beside_one_that_lives_on_the_other() -> None:
+    own, other = (Seat(home=home, clouds=CLOUDS, database=home) for home in ("here", "there"))
+    with pytest.raises(OtherBroker, match="works on another database") as refused:
+        await started(own, other)
+    assert "stop it first" in str(refused.value)
+    await started(own, other, lives=False)
+    assert await started(own, replace(other, database="here")) == 0
+    assert await started(replace(own, database=""), other) == 0, "it is not known"
+
+
 @pytest.mark.parametrize("every_s", [0.5, 20.0, 200.0])
 async def test_a_broker_is_waited_for_by_its_own_rhythm(every_s: float) -> None:
     own, other = Seat(home="here", clouds=CLOUDS), Seat(home="there", clouds={})
-    with pytest.raises(OtherClouds):
+    with pytest.raises(OtherBroker):
         await started(own, other, every_s=every_s)
     assert await started(own, other, lives=False, every_s=every_s) == pytest.approx(2 * every_s + LOOK_S, abs=LOOK_S)
 
@@ -102,10 +115,10 @@ async def test_a_store_that_is_away_or_a_broken_lease_keeps_nobody() -> None:
             raise BlobsUnavailable("no answer")
 
     own = Seat(home="here", clouds=CLOUDS)
-    await refuse_other_clouds(cast(Blobs, Away()), SteppedClock(), own)
+    await refuse_others(cast(Blobs, Away()), SteppedClock(), own)
     blobs = ObstoreBlobs.open("memory://", Installation("abcd"))
     await blobs.put(keys.BROKER_LEASE, b"{")
-    await refuse_other_clouds(blobs, SteppedClock(), own)
+    await refuse_others(blobs, SteppedClock(), own)
 
 
 def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_path: Path) -> None:
@@ -114,7 +127,7 @@ def test_machines_that_are_processes_belong_to_the_home_that_starts_them(tmp_pat
         caps: Caps
 
     clouds: dict[str, Any] = {"aws": Cloud(Caps(spot=True)), "local": Cloud(Caps(spot=False, reaches_local_files=True))}
-    one, two = (seat_of(tmp_path / name, cast(dict[str, Provider], clouds)) for name in ("one", "two"))
+    one, two = (seat_of(tmp_path / name, cast(dict[str, Provider], clouds), "") for name in ("one", "two"))
     assert (one.clouds["aws"], one.clouds["local"]) == ("", one.home)
     assert one.home != two.home
     assert str(tmp_path) not in one.home

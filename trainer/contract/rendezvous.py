@@ -336,3 +336,5 @@ class Lease(Document):
     """Which daemon's, over its starts."""
     clouds: dict[str, str] = Field(default_factory=dict)
     """What it can ask about machines: see broker/neighbours.py."""
+    database: str = ""
+    """Which one it works on: a copy is another one. Empty: that is not known."""
