@@ -124,6 +124,10 @@ MUTANTS = (
         aim=_now_and_then("host_stops"),
     ),
     _mutant(
+        "the first of several machines beats for all", "death_is_seen",
+        (f"{C}.beats.Beats.mates_age_s", wrong.always(0.0)), aim=_now_and_then("node_stops"),
+    ),
+    _mutant(
         "what is stopped is gone", "charged_in_full", (f"{C}.listings.Listing.shows", wrong.runs),
         aim=_now_and_then("host_stops"),
     ),
