@@ -11,6 +11,7 @@ from broker.controllers.context import Context
 from broker.decide.liveness import progress_of
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
+from broker.domain.spec import MOST_NODES
 from trainer.contract import keys
 from trainer.contract.rendezvous import Beat, Final
 
@@ -70,7 +71,7 @@ class Beats:
         self._listed, self._readable = now, True
         for blob in listed:
             node = keys.node_of_beat(blob.key)
-            if blob.bytes > MAX_BEAT or node is None:
+            if blob.bytes > MAX_BEAT or node is None or node >= MOST_NODES:
                 continue
             own = AttemptId(keys.attempt_of_beat(blob.key)), node
             known = self._watched.get(own)

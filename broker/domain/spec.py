@@ -20,7 +20,8 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
     "preempted", "lost", "no_capacity", "rejected", "mismatch", "hung", "deadman", "infrastructure", "oom",
 )  # fmt: skip
 
-
+MOST_NODES = 16
+"""Machines of one attempt."""
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Accelerator = Annotated[str, Field(pattern=r"^[ -~]*[A-Za-z0-9][ -~]*$", max_length=100), AfterValidator(gpu_name)]
@@ -78,7 +79,7 @@ class Resources(Config):
 
     gpus: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of GPUs; `auto` takes what the estimate needs."""
-    nodes: Annotated[int, Field(ge=1, le=16)] = 1
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
     """Machines that train together; AWS and Lambda join several. Of each step of a training they take equal parts, so
     they must divide `global_batch`, and its micro-batches where `micro_batch` is a number."""
     accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()

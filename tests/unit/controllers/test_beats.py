@@ -1,7 +1,8 @@
 """For how long beats can be read: what nobody saw in that time says nothing against a machine."""
 
+import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -19,19 +20,24 @@ OWN = build.attempt().id
 
 
 class Flaky:
-    """A blob store with one beat, if there is any."""
+    """A blob store with the first machine's beat, if there is any, and those of others."""
 
     away = False
     beat: Beat | None = None
+
+    def __init__(self) -> None:
+        self.mates: dict[str, Beat] = {}
 
     async def list(self, prefix: str) -> Sequence[BlobInfo]:
         if self.away:
             raise BlobsUnavailable("503")
         one = self.beat
-        return [BlobInfo(key=keys.beat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
+        found = [BlobInfo(key=keys.beat(OWN, 0), bytes=9, etag=str(one.seq))] if one else []
+        return found + [BlobInfo(key=key, bytes=9, etag=mate.boot + str(mate.seq)) for key, mate in self.mates.items()]
 
     async def get(self, key: str) -> bytes | None:
-        return self.beat.model_dump_json().encode() if self.beat else None
+        found = self.mates.get(key, self.beat)
+        return found.model_dump_json().encode() if found else None
 
 
 class Watched:
@@ -99,3 +105,36 @@ async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -
     assert await watched.ages() == [age_s + LOOK_S for age_s in before]
     await watched.looks(*[False] * 200, True, False)
     assert await watched.ages() == [age_s + 201 * LOOK_S for age_s in before]
+
+
+def mate(node: int, **changes: Any) -> dict[str, Beat]:
+    return {keys.beat(OWN, node): Beat(attempt=OWN, node=node, boot="b", seq=1, phase="training", **changes)}
+
+
+async def test_of_several_machines_the_one_that_is_silent_for_longest_counts_until_it_is_done() -> None:
+    watched = Watched()
+    watched.store.mates = mate(1)
+    await watched.looks(False)
+    beats = watched.beats
+    assert (beats.mates_age_s(OWN, 1), beats.mates_age_s(OWN, 2), beats.mates_age_s(OWN, 3)) == (None, 0.0, math.inf)
+    assert not beats.shown(OWN, 2), "the first one has not beaten yet"
+    await watched.looks(False)
+    watched.store.mates |= mate(2)
+    await watched.looks(False)
+    assert beats.mates_age_s(OWN, 3) == 2 * LOOK_S
+    watched.store.mates[keys.beat(OWN, 1)] = Beat(attempt=OWN, node=1, boot="b", seq=2, phase="done")
+    await watched.looks(False)
+    assert await beats.finished(OWN, 3) == 1
+    await watched.looks(False)
+    assert beats.mates_age_s(OWN, 3) == 2 * LOOK_S, "of the one that works"
+    assert await beats.finished(OWN, 2) == 1
+    assert beats.mates_age_s(OWN, 2) is None
+
+
+@pytest.mark.parametrize("name", ["01", "-1", "x", "16", "1/2", "", "\u0661"])
+async def test_what_is_no_beat_of_a_machine_is_not_watched(name: str) -> None:
+    """A machine may write any number of keys below its own."""
+    watched = Watched()
+    watched.store.mates = {f"{keys.BEATS}{OWN}/{name}": Beat(attempt=OWN, boot="b", seq=1)}
+    await watched.looks(False)
+    assert not watched.beats._watched
