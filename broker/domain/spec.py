@@ -81,7 +81,8 @@ class Resources(Config):
     """Number of GPUs; `auto` takes what the estimate needs."""
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] = 1
     """Machines that train together; AWS and Lambda join several. Of each step of a training they take equal parts, so
-    they must divide `global_batch`, and its micro-batches where `micro_batch` is a number."""
+    they must divide `global_batch`, and its micro-batches where `micro_batch` is a number. Of a script the first one's
+    checkpoint folder is saved, and comes back on all of them."""
     accelerators: Annotated[tuple[Accelerator, ...], Field(max_length=32)] = ()
     """Names such as `h100-sxm`, `a100-80gb`, `l40s`, `rtx4090`, or as nvidia-smi and shops write them (`NVIDIA
     A100-SXM4-80GB`); `a100` means all of that name. Empty: any."""

@@ -66,12 +66,18 @@ class Agent:
 
     @property
     def beat(self) -> Beat | None:
-        path = self.bench.path(keys.beat(self.attempt, 0))
+        return self.beat_of(0)
+
+    def beat_of(self, node: int) -> Beat | None:
+        path = self.bench.path(keys.beat(self.attempt, node))
         return Beat.model_validate_json(path.read_bytes()) if path.exists() else None
 
     @property
     def log(self) -> str:
-        folder = self.bench.path(keys.logs(self.attempt)) / "0"
+        return self.log_of(0)
+
+    def log_of(self, node: int) -> str:
+        folder = self.bench.path(keys.logs(self.attempt)) / str(node)
         chunks = sorted(p for p in folder.glob("*") if "#" not in p.name) if folder.exists() else []
         return "".join(p.read_text() for p in chunks)
 
@@ -148,6 +154,16 @@ class Bench:
     def restart(self, agent: Agent) -> Agent:
         """A second agent for the same attempt, as when a container starts again."""
         return self._spawn(agent.attempt)
+
+    def beside(self, agent: Agent) -> Agent:
+        """The agent of the same attempt's second machine."""
+        workdir = self.folder / "work" / f"{agent.attempt}-second"
+        kept = self.env
+        self.env = {**kept, "GPUBROKER_NODE": "1", "GPUBROKER_WORKDIR": str(workdir)}
+        try:
+            return self._spawn(agent.attempt)
+        finally:
+            self.env = kept
 
     def _spawn(self, attempt: str) -> Agent:
         env = {

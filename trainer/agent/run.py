@@ -217,13 +217,16 @@ class Agent:
         tree.mkdir(exist_ok=True)
         step, pace = self._state.resumed_from or 0, self._paced(spec)
         snapshots = ScriptTree(tree, self._state.run, every_s=lambda: pace.every_s, step=step, tell=self._tell)
+        saves = self._env.node == 0  # trees of several would be checkpoints of one attempt that replace each other
+        if not saves:
+            self._say("what lies in this machine's checkpoint folder is not saved: the first machine's alone is")
         env = child_environment(os.environ, extra, self._sealed.secrets)
         child = await Child.start(spec.script.command, env, code_folder)
         self._state.phase = "training"
-        async with self._saving(spec, origin, pace) as saver, background(snapshots.run()):
+        async with self._saving(spec, origin, pace) as saver, background(*([snapshots.run()] if saves else [])):
             code = await self._supervise(child, saver, ask=child.terminate)
         whole = True
-        if not (child.stopped and self._state.ending and not self._state.ending.save):
+        if saves and not (child.stopped and self._state.ending and not self._state.ending.save):
             whole = await snapshots.last(complete=code == 0 and not child.asked)
         return await self._conclude(child, code, saver, script=True, whole=whole)
 

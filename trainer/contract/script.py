@@ -10,7 +10,8 @@ from trainer.contract.base import Config, Text
 class ScriptConfig(Config):
     """A folder or archive and an argv list, never a shell string.
 
-    What the program writes to `$GPUBROKER_CHECKPOINT_DIR` is committed and restored before the next start.
+    What the program writes to `$GPUBROKER_CHECKPOINT_DIR` is committed and restored before the next start. On several
+    machines the first one's is, on all of them: what the others write there is not saved.
     """
 
     code: Annotated[Text, Field(min_length=1, max_length=1024)]
