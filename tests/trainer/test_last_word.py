@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.agent import deliver
+from trainer.agent.background import background
 from trainer.agent.beat import Beater
 from trainer.agent.environment import Environment
 from trainer.agent.last_word import LastWord
@@ -13,20 +15,118 @@ from trainer.agent.ship import Shipper
 from trainer.agent.state import AttemptState
 from trainer.blobs import Objects, StoreError
 from trainer.contract import keys
-from trainer.contract.rendezvous import Beat, Final, Outcome
+from trainer.contract.rendezvous import Beat, Final, Limits, Outcome
 from trainer.ipc import RunFolder
 
 
 class Away(Objects):
-    """A store that takes no beat for some tries."""
+    """A store that takes no beat for some tries, and does not tell of the last word for some looks."""
 
     tries = 0
+    hidden = 0
+    looks = 0
+
+    async def read(self, key: str) -> bytes | None:
+        if key.startswith(keys.final("a")):
+            self.looks += 1
+            if self.looks <= self.hidden:
+                raise StoreError("away")
+        return await super().read(key)
 
     async def write(self, key: str, data: bytes) -> None:
         if key.startswith(keys.BEATS) and self.tries:
             self.tries -= 1
             raise StoreError("away")
         await super().write(key, data)
+
+
+class Mate:
+    """What the agent of the second machine of two waits with."""
+
+    def __init__(self, folder: Path, node: int = 1) -> None:
+        env = Environment(blobs="", installation="inst", attempt="a", node=node, workdir=folder)
+        self.state = AttemptState(env=env, run=RunFolder(root=folder))
+        self.state.limits = Limits(beat_s=0.01, drain_s=0)
+        self.objects = Away.open(f"file://{folder}", {}, "inst")
+        self.beater, log = Beater(self.objects, self.state), LogBuffer(Redactor({}))
+        shipper = Shipper(self.objects, log, env, self.state)
+        self.word = LastWord(self.objects, env, self.state, beater=self.beater, shipper=shipper)
+        self.heard: list[str] = []
+
+    async def waits(self, outcome: Outcome = Outcome.COMPLETED) -> None:
+        async with background(self.beater.run()):
+            await self.word.hear(outcome, "", self.heard.append)
+
+    async def beat(self) -> Beat | None:
+        data = await self.objects.read(keys.beat("a", 1))
+        return Beat.model_validate_json(data) if data else None
+
+    async def has_beaten(self, times: int) -> bool:
+        """That it is done."""
+        while (beat := await self.beat()) is None or beat.seq < times:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return beat.phase == "done"
+
+    async def say(self) -> None:
+        await self.objects.create(
+            keys.final("a"), Final(attempt="a", outcome=Outcome.COMPLETED).model_dump_json().encode()
+        )
+
+
+@pytest.fixture
+def mate(tmp_path: Path) -> Mate:
+    return Mate(tmp_path)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN])
+async def test_a_machine_that_is_done_beats_until_the_first_one_has_spoken(mate: Mate, outcome: Outcome) -> None:
+    """Where the store fails as well."""
+    mate.objects.hidden, mate.state.limits = 3, Limits(beat_s=0.01)
+    waiting = asyncio.create_task(mate.waits(outcome))
+    assert await mate.has_beaten(10)
+    assert not waiting.done()
+    mate.objects.hidden = mate.objects.looks + 3
+    await mate.say()
+    await waiting
+    assert mate.objects.looks == mate.objects.hidden + 1
+    assert mate.heard == [f"{outcome} here; how the attempt ended is for the first machine to say"]
+
+
+async def test_it_waits_not_at_all_once_that_is_said(mate: Mate) -> None:
+    await mate.say()
+    await mate.waits()
+    assert mate.objects.looks == 1
+
+
+@pytest.mark.parametrize("save", [True, False])
+async def test_it_waits_no_longer_than_it_may_once_it_is_told_to_end(mate: Mate, save: bool) -> None:
+    waiting = asyncio.create_task(mate.waits())
+    assert await mate.has_beaten(2)
+    mate.state.end(Outcome.DRAINED, "told", save=save)
+    await waiting
+
+
+async def test_it_waits_for_the_drain_that_is_under_way(mate: Mate) -> None:
+    """In which the first machine still saves."""
+    mate.state.limits = Limits(beat_s=0.01, drain_s=600)
+    mate.state.end(Outcome.DRAINED, "told")
+    waiting = asyncio.create_task(mate.waits(Outcome.DRAINED))
+    assert await mate.has_beaten(5)
+    mate.state.notice(0)
+    await waiting
+
+
+async def test_it_waits_no_longer_than_a_delivery_may_take(mate: Mate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliver, "LIMIT_S", 0.1)
+    await mate.waits()
+    assert mate.heard
+
+
+@pytest.mark.parametrize(("node", "outcome"), [(0, Outcome.COMPLETED), (1, Outcome.USER_ERROR)])
+async def test_who_speaks_itself_waits_for_nobody(node: int, outcome: Outcome, tmp_path: Path) -> None:
+    mate = Mate(tmp_path, node)
+    await mate.waits(outcome)
+    assert (mate.objects.looks, mate.state.phase) == (0, "starting")
 
 
 @pytest.mark.parametrize("tries", [0, 3])

@@ -1,6 +1,7 @@
 """Two machines of one job: the launcher's own processes on loopback, each with a run folder of its own."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from trainer.agent.child import free_port, worker_argv, worker_defaults
 from trainer.agent.environment import Environment
 from trainer.checkpoint_plan import verify
 from trainer.contract import keys
-from trainer.contract.rendezvous import ExitCode, Final, Limits, Outcome, Parallelism, World
+from trainer.contract.rendezvous import ExitCode, Final, Lease, Limits, Outcome, Parallelism, World
 from trainer.contract.train import DataConfig, TrainConfig
 from trainer.ipc import Ended, RunFolder, Status, WorkerJob
 
@@ -77,15 +78,49 @@ def nodes(tmp_path: Path, tiny_models: dict[str, Path]) -> Iterator[tuple[Node, 
         node.process.wait(600)
 
 
-@pytest.mark.parametrize(("code", "told"), [(3, True), (0, False), (70, False)])
-def test_a_machine_that_fails_says_so_for_all(bench: Bench, code: int, told: bool) -> None:
+def test_a_machine_that_fails_says_so_for_all(bench: Bench) -> None:
+    bench.env = {"GPUBROKER_NODE": "1"}
+    assert script(bench, "import sys; sys.exit(3)").wait().outcome is Outcome.USER_ERROR
+
+
+def beats_done(agent: Agent, seq: int = 0) -> int | None:
+    """The number of the second machine's latest beat, if that comes after `seq` and says that it is done."""
+    beat = agent.beat_of(1)
+    return beat.seq if beat is not None and beat.phase == "done" and beat.seq > seq else None
+
+
+@pytest.mark.parametrize("code", [0, 70])
+def test_a_machine_that_is_done_stays_until_the_first_one_has_spoken(bench: Bench, code: int) -> None:
     bench.env = {"GPUBROKER_NODE": "1"}
     agent = script(bench, f"import sys; sys.exit({code})")
-    agent.process.wait(600)
-    final = bench.path(keys.final(agent.attempt))
-    assert final.exists() is told
-    if told:
-        assert agent.final.outcome is Outcome.USER_ERROR
+    seq = until(lambda: beats_done(agent), "it is done")
+    until(lambda: beats_done(agent, seq + 10), "it goes on beating")
+    assert not bench.path(keys.final(agent.attempt)).exists()
+    first = Final(attempt=agent.attempt, outcome=Outcome.COMPLETED)
+    bench.put(keys.final(agent.attempt), first)
+    assert agent.process.wait(600) == code
+    assert agent.final == first
+
+
+@pytest.mark.parametrize("told", ["order", "lease", "signal"])
+def test_a_machine_that_is_done_ends_when_it_is_told_to(bench: Bench, told: str) -> None:
+    bench.env = {"GPUBROKER_NODE": "1"}
+    renewed = itertools.count()
+
+    def beats_on(seq: int = 0) -> int | None:
+        bench.put(keys.BROKER_LEASE, Lease(broker="b", seq=next(renewed), every_s=20))
+        return beats_done(agent, seq)
+
+    deadman_s = 12.0 if told == "lease" else 0.0
+    agent = script(bench, "", limits=FAST.model_copy(update={"deadman_s": deadman_s, "drain_s": 0.5}))
+    seq = until(beats_on, "it is done")
+    until(lambda: beats_on(seq + 3), "it goes on beating")
+    if told == "order":
+        agent.desire("stop")
+    elif told == "signal":
+        os.kill(agent.process.pid, signal.SIGTERM)
+    assert agent.process.wait(600) == ExitCode.COMPLETED
+    assert not bench.path(keys.final(agent.attempt)).exists()
 
 
 def test_the_first_machines_word_stands(bench: Bench) -> None:

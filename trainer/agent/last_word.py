@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable
 
-from trainer.agent import prepare
+from trainer.agent import deliver, prepare
 from trainer.agent.beat import Beater, redacted
 from trainer.agent.environment import Environment
 from trainer.agent.ship import Shipper
@@ -20,6 +21,9 @@ FOLLOW_BEATS = 3
 PULLED_BEATS = 9
 """The same for a node that saw only that another one has gone: the launcher and the other's own wait come before."""
 
+WELL = (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN)
+"""Of these another node says nothing: how the attempt ended is node 0's to know."""
+
 
 class LastWord:
     """Of one machine. Node 0 says how the attempt ended. Another one that fails says so too, since node 0 may wait for
@@ -30,6 +34,28 @@ class LastWord:
     ) -> None:
         self._objects, self._env, self._state = objects, env, state
         self._beater, self._shipper = beater, shipper
+
+    async def hear(self, outcome: Outcome, message: str, say: Callable[[str], None]) -> None:
+        """Of another node that came to a good end: beats on until the attempt's word is said. Node 0 may still save and
+        deliver for long, and a machine ends itself some time after its agent.
+
+        No longer than a delivery may take, and than the attempt has once it is to end.
+        """
+        if self._env.node == 0 or outcome not in WELL:
+            return
+        say(f"{outcome} here; how the attempt ended is for the first machine to say")
+        self._state.phase, self._state.message = "done", message
+        self._beater.now()
+        with contextlib.suppress(TimeoutError):
+            async with self._state.in_time(deliver.LIMIT_S):
+                while not await self._said():  # noqa: ASYNC110
+                    await asyncio.sleep(self._state.limits.beat_s)
+
+    async def _said(self) -> bool:
+        """False also where the store cannot tell."""
+        with contextlib.suppress(StoreError):
+            return await self._objects.read(keys.final(self._env.attempt)) is not None
+        return False
 
     async def speak(self, outcome: Outcome, message: str, code: int | None, *, pulled: bool) -> Outcome:
         """`pulled`: this machine failed only since a process of another one has gone."""
@@ -75,7 +101,7 @@ class LastWord:
         """Whether this node writes `final.json`. Who was only pulled down waits longest for the one that knows why."""
         if self._env.node == 0 and not pulled:
             return True
-        if outcome in (Outcome.COMPLETED, Outcome.DRAINED, Outcome.DEADMAN):
+        if outcome in WELL:
             return False
         self._state.phase = "saving"
         await asyncio.sleep((PULLED_BEATS if pulled else FOLLOW_BEATS) * self._state.limits.beat_s)

@@ -113,7 +113,9 @@ class Agent:
         if asked := notices.endpoint():
             watching.append(notices.watching(asked, self._state, say=self._say, hurry=self._beater.now))
         async with background(*watching):
-            return await (self._train(spec) if spec.train else self._script(spec))
+            outcome, message, code = await (self._train(spec) if spec.train else self._script(spec))
+            await self._last_word.hear(outcome, message, self._say)  # orders are still heard
+            return outcome, message, code
 
     async def _fetched(self, fetch: Awaitable[T]) -> T:
         """Raises Unusable once the attempt's end leaves it no more time: a stop at once, a drain when that is over."""
