@@ -74,7 +74,7 @@ class Fleet:
             outbox=outbox,
             learned=lessons,
             controllers=(
-                Placement(context, offers, troubles, lessons),
+                Placement(context, inventory, offers, troubles, lessons),
                 launch,
                 *_of_machines(context, inventory, launchers, destroys, beats),
                 Guard(context, lessons),

@@ -11,6 +11,8 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event
 from broker.controllers.forsale import Offers
+from broker.controllers.inventory import Inventory
+from broker.controllers.restored import Restored
 from broker.decide.billing import least_usd, out_of_time, reservation, reserved
 from broker.decide.budgets import Applied, Hold, Refusal, admission, entry, gpu_room, judge
 from broker.decide.decision import packed
@@ -19,8 +21,9 @@ from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, lasting, workload_left
+from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import JobId, attempt_id, instance_name
-from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind
+from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind, Reason
 from broker.domain.offer import Quote, QuoteLine
 from broker.ports import Change
 from broker.ports.policies import Whose
@@ -28,6 +31,11 @@ from trainer.contract import keys
 
 Troubles = Callable[[], Mapping[str, str]]
 _NUMBER = re.compile(r"[\d.,]+")
+_ENDS: Mapping[Reason | None, tuple[JobEvent, str, str]] = {
+    Reason.STOPPED: (JobEvent.STOP, "job.cancelled", "stopped after the backup that this database comes from"),
+    Reason.CAPPED: (JobEvent.CANNOT_FINISH, "job.capped", "capped after the backup that this database comes from"),
+}
+"""How a job ends whose last attempt this database does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +57,24 @@ class Placement:
     name = "placement"
 
     def __init__(
-        self, context: Context, offers: Offers, troubles: Troubles = dict, learned: Learned = lambda: NOTHING
+        self,
+        context: Context,
+        inventory: Inventory,
+        offers: Offers,
+        troubles: Troubles = dict,
+        learned: Learned = lambda: NOTHING,
     ) -> None:
         """`troubles`: why a provider does not sell, by its name. `learned`: what own runs have shown."""
         self._context = context
         self._offers, self._troubles, self._learned = offers, troubles, learned
+        self._restored, self._started = Restored(context, inventory), False
         self.every_s = context.rhythm.poll_s
 
     async def step(self) -> bool:
         context = self._context
+        if not self._started:
+            self._started = True
+            await self._restored.start()
         jobs = await context.store.claim_jobs(
             (JobState.QUEUED, JobState.RECOVERING, JobState.AWAITING_APPROVAL),
             owner=context.owner,
@@ -98,7 +115,10 @@ class Placement:
             return self._refused(job, first)
         if why := self._context.forbidden(job.spec):
             return self._hold(job, why)
-        return await self._place(job, seen)
+        try:
+            return await self._place(job, seen)
+        except BlobsUnavailable as e:
+            return self._hold(job, f"the blob store cannot be read, so nothing is known of earlier attempts: {e}")
 
     @property
     def _lead_s(self) -> float:
@@ -156,12 +176,30 @@ class Placement:
             if room is not None:  # what no policy lets through speaks of the cap no more than of the market
                 return self._wait(job, f"{choice.reason}; {room[1]}", capped=False)
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)
+        if numbers := await self._restored.issued(job, resume_from):
+            return await self._pass(job, numbers)
         change = self._admit(job, choice.line, choice.reason, made, resume_from)
         if change.admit is not None:
             refusal = judge(admission(change.admit, job.cap_usd, job.approved_usd), applied, now)
             if refusal is not None:
                 return self._refused(job, refusal)
         return change
+
+    async def _pass(self, job: Job, numbers: Sequence[int]) -> Change:
+        """These were issued before a backup was restored: once their machines are gone the job goes on behind them."""
+        context = self._context
+        if why := await self._restored.stands(job, numbers):
+            return self._hold(job, why)
+        last = numbers[-1]
+        ended_for = _ENDS.get(await self._restored.ended_for(attempt_id(job.id, last)))
+        passed = replace(job, attempts=last, reason="")
+        if ended_for is None:
+            words = f"attempts up to {last} were made after the backup that this database comes from; another follows"
+            return Change(job=(job, passed), events=(event(job, "job.restored", words),))
+        ends, kind, words = ended_for
+        state = next_job_state(job.state, ends)
+        rest = replace(passed, state=state, reason=words, finished_at=context.clock.now())
+        return Change(job=(job, rest), events=(event(job, kind, words),))
 
     def _least_usd(self, job: Job, line: QuoteLine) -> Decimal:
         context = self._context

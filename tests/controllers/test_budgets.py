@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.controllers.budgets import Budgets
+from broker.controllers.inventory import Inventory
 from broker.controllers.placement import Placement
 from broker.domain.channel import NOTICES
 from broker.domain.instance import Caps
@@ -77,7 +78,8 @@ async def test_room_for_gpus_is_for_those_of_all_machines(house: Build, store: S
     cheap = replace(small, id=f"{small.id}/2", gpus=2, usd_per_hour=small.usd_per_hour / 2)
     await store.put_policy(policy(max_gpus=2))
     job = await here.submit(resources={"nodes": 2})
-    await Placement(here.fleet("one").context, lambda: [cheap, small]).step()
+    context = here.fleet("one").context
+    await Placement(context, Inventory(context), lambda: [cheap, small]).step()
     assert [attempt.line.offer.id for attempt in await here.attempts(job)] == [small.id]
 
 

@@ -36,5 +36,5 @@ async def test_the_last_of_a_job_that_runs_is_named_and_to_several_machines_what
     context = SimpleNamespace(store=house, blobs=house, rhythm=SimpleNamespace(poll_s=1.0))
     spec = build.spec(init_from=f"job/{ORIGIN}", resources={"nodes": nodes})
     job = replace(build.active_job(spec=spec), attempts=0)
-    placement = Placement(cast(Any, context), lambda: [])
+    placement = Placement(cast(Any, context), cast(Any, None), lambda: [])
     assert await placement._resume_from(job) == named

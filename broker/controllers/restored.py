@@ -1,0 +1,79 @@
+"""What the world has of a job's attempts that a restored database does not know: asked before a number is issued."""
+
+import asyncio
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from broker.controllers.beats import read_final
+from broker.controllers.context import Context
+from broker.controllers.inventory import Inventory
+from broker.decide.restored import ahead, drained_for, not_proven, trains_on
+from broker.domain.ids import AttemptId, InstanceName, attempt_id, instance_name
+from broker.domain.job import Job, Reason
+from trainer.contract import keys
+from trainer.contract.rendezvous import Desired, Final
+
+
+class Restored:
+    """All of it may raise BlobsUnavailable: then nothing is known."""
+
+    def __init__(self, context: Context, inventory: Inventory) -> None:
+        self._context = context
+        self._inventory = inventory
+        self._since: dict[InstanceName, float] = {}
+        """When such a name was seen first: an absence is proven by listings after it."""
+
+    async def start(self) -> None:
+        """Lists every cloud once, so that what stands there is known before anything is bought."""
+        await self._inventory.refresh_all(self._context.providers)
+
+    async def issued(self, job: Job, manifests: Sequence[str]) -> Sequence[int]:
+        """Numbers after the job's last that were issued before. `manifests`: of checkpoints that it may go on from."""
+        coming, blobs = ahead(job), self._context.blobs
+        traces = {key.split("/")[2] for key in manifests}
+        names = {one: self._name(one) for one in coming}
+        shown = {own for own, name in names.items() if own in traces or name in self._since or self._clouds_of(name)}
+        following = next(iter(coming))
+        if not shown and await blobs.get(keys.spec(following)) is None:
+            return ()
+        specs = await asyncio.gather(*(blobs.get(keys.spec(one)) for one in coming))
+        return [coming[one] for one, spec in zip(coming, specs, strict=True) if one in shown or spec is not None]
+
+    async def stands(self, job: Job, numbers: Sequence[int]) -> str | None:
+        """Why it must wait for machines of these attempts; None: they are proven to be absent, at every cloud."""
+        now, names = self._context.clock.monotonic(), [self._name(attempt_id(job.id, number)) for number in numbers]
+        since = {name: self._since.setdefault(name, now) for name in names}
+        silent = await self._inventory.refresh_all(self._context.providers)
+        for number, name in zip(numbers, names, strict=True):
+            if clouds := self._clouds_of(name):
+                final = await read_final(self._context, attempt_id(job.id, number))
+                return trains_on(number, f"{name} at {', '.join(clouds)}", final)
+        for number, name in zip(numbers, names, strict=True):
+            if silent or not all(
+                self._inventory.absent_since(one, name, since[name]) for one in self._context.providers
+            ):
+                return not_proven(number, silent)
+        for name in names:
+            del self._since[name]
+        return None
+
+    async def ended_for(self, attempt: AttemptId) -> Reason | None:
+        """What ended its job, where its last word and what it was told say so."""
+        final = await read_final(self._context, attempt)
+        return None if final is None else await told_to_drain(self._context, attempt, final)
+
+    def _name(self, attempt: AttemptId) -> InstanceName:
+        return instance_name(self._context.installation, attempt)
+
+    def _clouds_of(self, name: InstanceName) -> list[str]:
+        return [provider for provider in self._context.providers if self._inventory.shows(provider, name)]
+
+
+async def told_to_drain(context: Context, attempt: AttemptId, final: Final) -> Reason | None:
+    """See `drained_for`. Raises BlobsUnavailable."""
+    data = await context.blobs.get(keys.desired(attempt))
+    try:
+        return drained_for(final, Desired.model_validate_json(data)) if data is not None else None
+    except ValidationError:
+        return None

@@ -1,0 +1,135 @@
+"""A database that is older than the world: a number that was issued before is never issued again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
+from broker.domain.ids import JobId, attempt_id, instance_name
+from broker.domain.instance import BootSpec
+from broker.domain.job import Job, JobState
+from broker.domain.offer import GpuAsk
+from tests.controllers.house import ENDLESS, INSTALLATION, House
+from trainer.contract import keys
+from trainer.contract.rendezvous import Desired, Final, Manifest, Outcome
+
+Build = Callable[..., House]
+SPEC = b"of before"
+STANDS = {"boot_s": 1e6}
+"""Machines that do nothing."""
+
+
+async def lost(here: House, number: int = 1) -> JobId:
+    """A job that has no row of an attempt that was made."""
+    here.for_sale = ()
+    job = await here.submit()
+    await here.blobs.put(keys.spec(attempt_id(job, number)), SPEC)
+    return job
+
+
+async def bought(here: House, job: JobId, number: int = 1) -> str:
+    """The machine of such an attempt."""
+    name = instance_name(INSTALLATION, attempt_id(job, number))
+    offers = await here.provider.offers(GpuAsk())
+    await here.provider.create(name, offers[0], BootSpec(env={"GPUBROKER_ATTEMPT": attempt_id(job, number)}))
+    return name
+
+
+async def saved(here: House, job: JobId, number: int = 1) -> str:
+    own = attempt_id(job, number)
+    key, manifest = (
+        keys.checkpoint(job, own, 5, "n") + keys.MANIFEST,
+        Manifest(job=job, attempt=own, step=5, kind="script", files=()),
+    )
+    await here.blobs.put(key, manifest.model_dump_json().encode())
+    return key
+
+
+def waits(words: str) -> Callable[[Job], bool]:
+    return lambda job: job.state is JobState.QUEUED and words in job.reason
+
+
+async def test_it_goes_on_behind_what_was_made_and_from_its_checkpoint(house: Build) -> None:
+    here = house(virtual=ENDLESS)
+    job = await lost(here)
+    manifest = await saved(here, job)
+    here.for_sale = None
+    async with here.running():
+        await here.completed(job)
+    (attempt,) = await here.attempts(job)
+    assert (attempt.number, attempt.resume_from) == (2, (manifest,))
+    assert await here.blobs.get(keys.spec(attempt_id(job, 1))) == SPEC
+    found = await here.until(job, lambda job: job.attempts == 2)
+    assert found.retries_used == 0
+    assert [e.kind for e in await here.events(job)].count("job.restored") == 1
+
+
+@pytest.mark.parametrize("number", [1, 3])
+async def test_it_waits_while_the_machine_of_such_an_attempt_stands(house: Build, number: int) -> None:
+    """Also where those before it were never sent, and left no trace."""
+    here = house(virtual=STANDS)
+    job = await lost(here, number)
+    name = await bought(here, job, number)
+    here.for_sale = None
+    async with here.running():
+        held = await here.until(job, waits(f"{name} at simulated stands and bills"))
+        assert f"attempt {number} was bought after the backup" in held.reason
+        assert "gpubroker sweep --once --destroy --spared" in held.reason
+        assert await here.machines() == [name]
+        here.body._instances.pop(name).over = True
+        await here.until(job, lambda job: job.attempts == number + 1)
+    (attempt,) = await here.attempts(job)
+    assert attempt.number == number + 1
+
+
+async def test_it_waits_while_a_cloud_does_not_say_what_stands(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = house(virtual=STANDS)
+    job = await lost(here)
+    here.for_sale = None
+
+    async def away() -> Any:
+        raise OutcomeUnknown("503")
+
+    async with here.running():
+        with monkeypatch.context() as outage:
+            outage.setattr(here.provider, "list", away)
+            await here.until(job, waits("simulated did not answer; see gpubroker doctor"))
+            assert await here.attempts(job) == []
+        await here.until(job, lambda job: job.attempts == 2)
+
+
+async def test_it_waits_while_the_blob_store_does_not_tell_what_was_made(
+    house: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = house(virtual=STANDS)
+    here.for_sale = ()
+    job = await here.submit()
+    here.for_sale = None
+
+    async def down(key: str) -> bytes:
+        raise BlobsUnavailable("down")
+
+    async with here.running():
+        with monkeypatch.context() as outage:
+            outage.setattr(here.blobs, "get", down)
+            await here.until(job, waits("the blob store cannot be read"))
+            assert await here.attempts(job) == []
+        await here.until(job, lambda job: job.attempts == 1)
+
+
+@pytest.mark.parametrize(("reason", "state"), [("stopped", JobState.CANCELLED), ("capped", JobState.CAPPED)])
+async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
+    house: Build, reason: str, state: JobState
+) -> None:
+    here = house(virtual=STANDS)
+    job = await lost(here)
+    own = attempt_id(job, 1)
+    final, told = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
+    await here.blobs.put(keys.final(own), final.model_dump_json().encode())
+    await here.blobs.put(keys.desired(own), told.model_dump_json().encode())
+    here.for_sale = None
+    async with here.running():
+        ended = await here.state_of(job, state)
+    assert ended.reason == f"{reason} after the backup that this database comes from"
+    assert await here.attempts(job) == []
