@@ -1,17 +1,32 @@
 """What jobs keep in the blob store is charged for, and deleted when it is due; old uploads go as well."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event
-from broker.decide.retention import RESUMED_FROM, Kept, accrue, due_now, expired, leftovers, look_again_s, sort_out
+from broker.decide.restored import unknown
+from broker.decide.retention import (
+    RESTING_S,
+    RESUMED_FROM,
+    Kept,
+    accrue,
+    due_now,
+    expired,
+    leftovers,
+    look_again_s,
+    sort_out,
+)
 from broker.decide.superseded import superseded
 from broker.domain.errors import InUse
+from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Job, StoredKind
 from broker.ports import StorageCharge
 from trainer.contract import keys
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 UPLOADS_S = 3600.0
@@ -33,6 +48,8 @@ class Retention:
         self._context = context
         self._uploads_at = float("-inf")
         self._ownerless: set[str] = set()
+        self._spared: set[JobId] = set()
+        """Of these people were told."""
         self.every_s = EVERY_S
 
     async def step(self) -> bool:
@@ -52,22 +69,38 @@ class Retention:
         now, defaults = context.clock.now(), context.costs.retention
         attempts = await context.store.attempts(job.id)
         kept = await self._kept(job, attempts, data)
-        job = await self._expire(job, expired(job, defaults, now))
-        doomed = (*leftovers(job, attempts, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
+        doomed: tuple[str, ...] = ()
+        spares = self._spares(job, kept)
+        if not spares:
+            job = await self._expire(job, expired(job, defaults, now))
+            doomed = (*leftovers(job, attempts, kept), *superseded(job, attempts, kept.by_kind["checkpoints"], now))
         if doomed and await context.store.heir(job.id) is not None:  # it named what it starts from when it was placed
             doomed = tuple(key for key in doomed if key not in kept.by_kind["checkpoints"])
         await self._delete(doomed)
         sizes = {key: size for objects in kept.by_kind.values() for key, size in objects.items()}
         left = kept.bytes - sum(sizes[key] for key in doomed)
+        again_s = look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s)
         stored = accrue(job.stored, left, context.costs.storage_usd_per_gib_month, now)
         charge = StorageCharge(
             job_id=job.id,
             read=job.stored,
             to=stored,
             usd=due_now(job.stored, stored),
-            due_in_s=look_again_s(job, left, defaults, now, live_s=context.rhythm.stored_s),
+            due_in_s=RESTING_S if spares else again_s,  # what is due stays due
         )
         await context.store.charge_storage(charge)
+
+    def _spares(self, job: Job, kept: Kept) -> bool:
+        """An attempt that this database does not know may train on, and save: nothing of its job is deleted."""
+        theirs = unknown(job, kept.by_kind["checkpoints"])
+        if theirs and job.id not in self._spared:
+            self._spared.add(job.id)
+            log.warning(
+                "nothing of job %s is deleted: the database does not know attempt %s, so it is older than those "
+                "(a backup?); once its machine is gone delete %s%s/ in the blob store by hand",
+                job.id, theirs[0], keys.checkpoints(job.id), theirs[0],
+            )  # fmt: skip
+        return bool(theirs)
 
     async def _kept(self, job: Job, attempts: Sequence[Attempt], data: Mapping[str, int]) -> Kept:
         prefixes = [keys.checkpoints(job.id), *(f"attempts/{attempt.id}/" for attempt in attempts)]

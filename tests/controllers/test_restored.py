@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from broker.controllers.context import Costs
+from broker.controllers.retention import Retention
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec
 from broker.domain.job import Job, JobState
 from broker.domain.offer import GpuAsk
+from broker.domain.spec import Retention as Days
 from tests.controllers.house import ENDLESS, INSTALLATION, House
 from trainer.contract import keys
 from trainer.contract.rendezvous import Desired, Final, Manifest, Outcome
@@ -133,3 +136,31 @@ async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
         ended = await here.state_of(job, state)
     assert ended.reason == f"{reason} after the backup that this database comes from"
     assert await here.attempts(job) == []
+
+
+async def test_nothing_is_deleted_of_a_job_with_checkpoints_of_an_attempt_that_has_no_row(
+    house: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its machine may train on, and save: the job was resumed after the backup."""
+    here = house()
+    here.costs = Costs(retention=Days(checkpoints_days=0, logs_days=0, data_days=0))
+    here.for_sale = ()
+    job = await here.submit()
+    on_its_way = keys.checkpoint(job, attempt_id(job, 1), 6, "n") + "files/model"
+    await here.blobs.put(on_its_way, b"x")
+    there = {await saved(here, job), on_its_way}
+    async with here.running():
+        await here.stop(job)
+        await here.state_of(job, JobState.CANCELLED)
+        keeper = Retention(here.fleet("keeper").context)
+
+        async def looked() -> bool:
+            await keeper.step()
+            found = await here.store.job(job)
+            return found is not None and found.stored is not None
+
+        await here.eventually(looked)
+        await keeper.step()
+    assert {blob.key for blob in await here.blobs.list(keys.checkpoints(job))} == there
+    assert (await here.until(job, lambda _: True)).deleted == {}
+    assert f"the database does not know attempt {attempt_id(job, 1)}" in caplog.text
