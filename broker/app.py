@@ -38,11 +38,12 @@ from broker.decide.digest import DigestPlan
 from broker.decide.experience import Learned
 from broker.decide.rate import Rate
 from broker.domain.errors import GpubrokerError, SchemaNewer
-from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.domain.ids import Installation
 from broker.domain.job import Handle
 from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
 from broker.gate import gated
+from broker.homes import installation_of, mark_new, only_report
 from broker.market.market import Market, MarketRhythm
 from broker.neighbours import refuse_others, seat_of
 from broker.notify.log import LogNotifier
@@ -65,9 +66,6 @@ log = logging.getLogger("gpubroker")
 
 LOCAL_OWNER = "local"
 """Whose token client.json holds: the operator of this machine."""
-INSTALLATION_FILE = "installation"
-REPORT_ONLY = "sweep-report-only"
-FIRST_MIGRATION = "0001_first.sql"
 CHECK_S = 30.0
 FIRST_PRICES_S = 10.0
 """How long the first prices may keep the daemon from serving: a cloud that hangs must not."""
@@ -197,13 +195,13 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
 async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context, HouseClock, bool]:
     """What the controllers are given, its clock, and whether the sweep only reports."""
     dsn = config.database_url or await _embedded(stack, config.home)
-    await migrate(dsn, before=partial(_mark_new, config.home))
+    await migrate(dsn, before=partial(mark_new, config.home))
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
     clock = HouseClock(store, SystemClock())
     await clock.start()
-    installation = await _installation(store, config.home)
-    report_only = _only_report(config.home)
+    installation = await installation_of(store, config.home)
+    report_only = only_report(config.home)
     grants = replace(grants_of(config), now=clock.now)
     blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants)
     providers = build(
@@ -246,16 +244,6 @@ async def _embedded(stack: AsyncExitStack, home: Path) -> str:
     return server.dsn
 
 
-async def _installation(store: Store, home: Path) -> Installation:
-    """The id that names our machines: the database's, or on a new one the home's."""
-    file = home / INSTALLATION_FILE
-    known = file.read_text().strip() if file.exists() else None
-    installation = await store.installation(Installation(known or base32(os.urandom(5), INSTALLATION_LENGTH)))
-    if installation != known:
-        write_private(file, f"{installation}\n".encode(), durable=True)
-    return installation
-
-
 async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
     """Nobody could watch or destroy a machine of a provider that is not configured. Raises ProviderMissing."""
     for one in await store.live_attempts():
@@ -265,24 +253,6 @@ async def _refuse_lost_providers(store: Store, configured: set[str]) -> None:
                 f"attempt {one.attempt.id} of job {one.job.id} still runs at {provider!r}, which providers in "
                 f"{CONFIG_FILE} no longer names; put it back until that job has ended"
             )
-
-
-def _mark_new(home: Path, migrations: Sequence[str]) -> None:
-    """On a new database under an old home, machines may stand that this database never knew: look, do not touch.
-
-    Written before the first migration, after which the database looks like any other. Lasts over restarts, until a
-    person has looked and removes the mark.
-    """
-    if FIRST_MIGRATION in migrations and (home / INSTALLATION_FILE).exists():
-        text = "The sweep only reports orphans (see the log) until this file is removed.\n"
-        write_private(home / REPORT_ONLY, text.encode(), durable=True)
-
-
-def _only_report(home: Path) -> bool:
-    mark = home / REPORT_ONLY
-    if mark.exists():
-        log.warning("the database is new to this home: the sweep only reports orphans until you remove %s", mark)
-    return mark.exists()
 
 
 def grants_of(config: DaemonConfig) -> GrantSettings:

@@ -52,7 +52,7 @@ async def doctor(out: Output) -> None:
 
 def becomes(one: "Found", look: Look, settings: DaemonConfig) -> str:
     """What the sweep will do with it, and when."""
-    from broker.app import REPORT_ONLY
+    from broker.homes import REPORT_ONLY
 
     if (settings.home / REPORT_ONLY).exists():
         return f"only reported: {settings.home / REPORT_ONLY} is there; remove it and restart, or {BY_HAND}"
