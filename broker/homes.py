@@ -23,8 +23,10 @@ class OtherInstallation(GpubrokerError):
 
 
 async def installation_of(store: Store, home: Path) -> Installation:
-    """The id that names our machines: the database's, or on a new one the home's. Raises OtherInstallation, since nobody
-    would list the home's machines any more."""
+    """The id that names our machines: the database's, or on a new one the home's.
+
+    Raises OtherInstallation, since nobody would list the home's machines any more.
+    """
     file = home / INSTALLATION_FILE
     known = file.read_text().strip() if file.exists() else None
     installation = await store.installation(Installation(known or base32(os.urandom(5), INSTALLATION_LENGTH)))

@@ -8,11 +8,12 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import kept, moved, news
 from broker.controllers.look import Looker
+from broker.controllers.restored import told_to_drain
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, fault, judge, mismatch
 from broker.decide.step import reason_of, setup_reason, step
 from broker.domain.errors import BlobsUnavailable
-from broker.domain.job import Attempt, AttemptState
+from broker.domain.job import Attempt, AttemptState, Reason
 from broker.ports import Change, Lane, Leased
 
 
@@ -44,6 +45,9 @@ class LivenessController:
         context = self._context
         try:
             attempt, seen = await self._looker.look(one.attempt, unlisted)
+            drained_for = attempt.reason
+            if seen.final and drained_for is None:
+                drained_for = await told_to_drain(context, attempt.id, seen.final)
         except BlobsUnavailable:  # the cloud shows an end, and whether it is the job's own the blob store alone tells
             return Change(attempt=(one.attempt, one.attempt), due_in_s=context.rhythm.look_s)
         deadline = context.provider_of(attempt).caps.boot_deadline_s
@@ -51,10 +55,13 @@ class LivenessController:
         if told is None:
             heard = news(one.job, one.attempt, attempt)
             return Change(attempt=(one.attempt, attempt), events=heard, due_in_s=self._looker.again_s(attempt.id))
-        return self._move(one, attempt, seen, told)
+        return self._move(one, attempt, seen, told, drained_for)
 
-    def _move(self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent) -> Change:
-        reason = reason_of(seen.final, attempt.reason) if seen.final else None
+    def _move(
+        self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent, drained_for: Reason | None
+    ) -> Change:
+        """`drained_for`: also where an older database does not know of the drain."""
+        reason = reason_of(seen.final, drained_for) if seen.final else None
         if told is AttemptEvent.SETUP_FAILED:
             reason = setup_reason(seen.seen)
         now = step(attempt, told, self._context.clock.now(), reason=reason).attempt

@@ -12,7 +12,7 @@ from broker.decide.restored import ahead, drained_for, not_proven, trains_on
 from broker.domain.ids import AttemptId, InstanceName, attempt_id, instance_name
 from broker.domain.job import Job, Reason
 from trainer.contract import keys
-from trainer.contract.rendezvous import Desired, Final
+from trainer.contract.rendezvous import Desired, Final, Outcome
 
 
 class Restored:
@@ -72,8 +72,10 @@ class Restored:
 
 async def told_to_drain(context: Context, attempt: AttemptId, final: Final) -> Reason | None:
     """See `drained_for`. Raises BlobsUnavailable."""
+    if final.outcome is not Outcome.DRAINED:
+        return None
     data = await context.blobs.get(keys.desired(attempt))
     try:
-        return drained_for(final, Desired.model_validate_json(data)) if data is not None else None
+        return None if data is None else drained_for(Desired.model_validate_json(data))
     except ValidationError:
         return None

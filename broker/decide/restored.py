@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from broker.domain.ids import AttemptId, attempt_id
 from broker.domain.job import Job, Reason
-from trainer.contract.rendezvous import Desired, Final, Outcome
+from trainer.contract.rendezvous import Desired, Final
 
 AHEAD = 16
 """Numbers after a job's last that are looked at: one that was never sent leaves no trace, and those after it may."""
@@ -27,11 +27,9 @@ def unknown(job: Job, checkpoints: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({key.split("/")[2] for key in checkpoints} - issued))
 
 
-def drained_for(final: Final, desired: Desired | None) -> Reason | None:
-    """What a drain was for that the database does not know of, as the broker told the machine; None: nobody asked for
-    one, or it does not end the job."""
-    if final.outcome is not Outcome.DRAINED or desired is None or desired.want == "run":
-        return None
+def drained_for(desired: Desired) -> Reason | None:
+    """What a drain was for that the database does not know of, as the broker told the machine; None: it does not end
+    the job."""
     return next((reason for reason in _BY_BROKER if reason.value == desired.reason), None)
 
 

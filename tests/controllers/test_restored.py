@@ -10,7 +10,7 @@ from broker.controllers.retention import Retention
 from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.instance import BootSpec
-from broker.domain.job import Job, JobState
+from broker.domain.job import AttemptState, Job, JobState, Reason
 from broker.domain.offer import GpuAsk
 from broker.domain.spec import Retention as Days
 from tests.controllers.house import ENDLESS, INSTALLATION, House
@@ -127,15 +127,49 @@ async def test_what_was_stopped_or_capped_meanwhile_does_not_run_again(
 ) -> None:
     here = house(virtual=STANDS)
     job = await lost(here)
-    own = attempt_id(job, 1)
-    final, told = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
-    await here.blobs.put(keys.final(own), final.model_dump_json().encode())
-    await here.blobs.put(keys.desired(own), told.model_dump_json().encode())
+    await drained(here, job, reason)
     here.for_sale = None
     async with here.running():
         ended = await here.state_of(job, state)
     assert ended.reason == f"{reason} after the backup that this database comes from"
     assert await here.attempts(job) == []
+
+
+async def drained(here: House, job: JobId, reason: str) -> None:
+    """What such a broker told the first attempt, and its last word."""
+    own = attempt_id(job, 1)
+    final, told = Final(attempt=own, outcome=Outcome.DRAINED), Desired(want="drain", seq=1, reason=reason)
+    await here.blobs.put(keys.desired(own), told.model_dump_json().encode())
+    await here.blobs.put(keys.final(own), final.model_dump_json().encode())
+
+
+@pytest.mark.parametrize(
+    ("reason", "states"),
+    [
+        ("stopped", (JobState.CANCELLED,)),
+        ("capped", (JobState.CAPPED,)),
+        ("", (JobState.RECOVERING, JobState.QUEUED)),  # it drained by itself
+    ],
+)
+async def test_a_drain_that_the_database_does_not_know_of_is_what_its_machine_was_told(
+    house: Build, reason: str, states: tuple[JobState, ...]
+) -> None:
+    here = house(virtual=ENDLESS)
+    async with here.running():
+        job = await here.submit()
+
+        async def trains() -> bool:
+            return any(attempt.state is AttemptState.TRAINING for attempt in await here.attempts(job))
+
+        await here.eventually(trains)
+        here.for_sale = ()
+        await drained(here, job, reason)
+        (machine,) = here.body._instances.values()
+        here.body._instances.clear()
+        machine.over = True
+        await here.state_of(job, *states)
+    (attempt,) = await here.attempts(job)
+    assert attempt.reason is (Reason(reason) if reason else Reason.PREEMPTED)
 
 
 async def test_nothing_is_deleted_of_a_job_with_checkpoints_of_an_attempt_that_has_no_row(
