@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 120.0
 """How long the lease is watched where there is no database: as `gpubroker sweep` does."""
-BY_HAND = "`gpubroker sweep --once --destroy` ends it"
+BY_HAND = "`gpubroker sweep --once --destroy{}` ends it"
 
 
 async def doctor(out: Output) -> None:
@@ -54,16 +54,17 @@ def becomes(one: "Found", look: Look, settings: DaemonConfig) -> str:
     """What the sweep will do with it, and when."""
     from broker.homes import REPORT_ONLY
 
+    by_hand = BY_HAND.format(" --spared" if one.spared else "")
     if (settings.home / REPORT_ONLY).exists():
-        return f"only reported: {settings.home / REPORT_ONLY} is there; remove it and restart, or {BY_HAND}"
+        return f"only reported: {settings.home / REPORT_ONLY} is there; remove it and restart, or {by_hand}"
     if one.spared:
-        return f"{one.spared}; {BY_HAND}"
+        return f"{one.spared}; {by_hand}"
     within_s = look.providers[one.provider].caps.list_lag_s + 2 * settings.rhythm.sweep_s
     if look.daemon:
         return f"destroyed by the daemon within {within_s:.0f} s"
     if look.found.judged_by == "the database":
-        return f"destroyed within {within_s:.0f} s while a daemon runs; else {BY_HAND}"
-    return f"nobody sweeps; {BY_HAND}"
+        return f"destroyed within {within_s:.0f} s while a daemon runs; else {by_hand}"
+    return f"nobody sweeps; {by_hand}"
 
 
 def _judged(look: Look) -> str:

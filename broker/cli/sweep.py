@@ -1,7 +1,7 @@
 """`gpubroker sweep`: the net below the daemon, from any machine that has the clouds' keys."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,13 @@ from broker.cli.exits import BadInput, JobFailed, Refused, ServerProblem
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, interruptible
 from broker.config import DaemonConfig
-from broker.domain.errors import GpubrokerError, InvalidInput
+from broker.domain.errors import BlobsUnavailable, GpubrokerError, InvalidInput
 from broker.domain.ids import INSTALLATION_LENGTH, Installation
 from broker.store.embedded import EmbeddedPostgres, StateFolderLocked
 
 if TYPE_CHECKING:
-    from broker.outside import Survey
-    from broker.ports import Clock, Provider
+    from broker.outside import Found, Survey
+    from broker.ports import Blobs, Clock, Provider
 
 PAUSE_S = 60.0
 WATCH_S = 120.0
@@ -34,6 +34,7 @@ class Look:
     found: "Survey"
     providers: "dict[str, Provider]"
     clock: "Clock"
+    blobs: "Blobs"
     daemon: bool
     """One runs on this home."""
 
@@ -42,6 +43,14 @@ class Look:
 async def sweep(
     once: Annotated[bool, typer.Option("--once", help="One round; without it, a round a minute until Ctrl-C.")] = False,
     destroy: Annotated[bool, typer.Option("--destroy", help="Destroy what nobody answers for.")] = False,
+    spared: Annotated[
+        bool,
+        typer.Option(
+            "--spared",
+            help="With --destroy, also what the daemon's sweep only reports: it was bought after the backup that the "
+            "database comes from, or nobody can tell.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     installation: Annotated[
         str | None, typer.Option(metavar="ID", help="Whose machines; default: the home's, or the database's.")
@@ -65,7 +74,7 @@ async def sweep(
         settings = DaemonConfig.load(config, home=home)
         watch_s = watch or (_until_saved(settings) if destroy else WATCH_S)
         while True:
-            left = await _round(settings, installation, out, destroy=destroy, yes=yes, watch_s=watch_s)
+            left = await _round(settings, installation, out, destroy=destroy, spared=spared, yes=yes, watch_s=watch_s)
             if once:
                 break
             await asyncio.sleep(PAUSE_S)
@@ -83,28 +92,64 @@ def _until_saved(settings: "DaemonConfig") -> float:
 
 
 async def _round(
-    settings: DaemonConfig, named: str | None, out: Output, *, destroy: bool, yes: bool, watch_s: float
+    settings: DaemonConfig, named: str | None, out: Output, *, destroy: bool, spared: bool, yes: bool, watch_s: float
 ) -> str:
     """What is left to do, in one line; empty: nothing."""
-    from broker import outside
-
     async with looking(settings, named, watch_s=watch_s) as look:
         found, name = look.found, look.installation
         orphans = [machine for machine in found.machines if machine.orphan]
         _show(out, found, name)
-        failed: dict[str, str] = {}
-        if orphans and destroy:
-            _confirm(out, len(orphans), yes=yes)
-            ends = [outside.destroy(one, look.providers[one.provider], look.clock) for one in orphans]
-            for one, why in zip(orphans, await asyncio.gather(*ends), strict=True):
-                out.say(f"{one.observed.handle.name} at {one.provider}: {why or 'destroyed; the cloud says absent'}")
-                if why:
-                    failed[one.observed.handle.name] = why
-        out.document(_document(found, name, destroyed=destroy, failed=failed))
-    if failed or (orphans and not destroy):
-        count = len(failed) if destroy else len(orphans)
-        return f"{count} machines that nobody answers for stand and bill" + ("" if destroy else "; --destroy ends them")
+        if destroy and any(one.spared for one in orphans):
+            await _warn(out, look)
+        doomed = [one for one in orphans if destroy and (spared or not one.spared)]
+        kept = [one for one in orphans if destroy and one not in doomed]
+        for one in kept:
+            out.say(f"{one.observed.handle.name} at {one.provider} is left alone: {one.spared}")
+        failed = await _end(out, look, doomed, yes=yes) if doomed else {}
+        ended = {id(one) for one in doomed if one.observed.handle.name not in failed}
+        out.document(_document(found, name, ended=ended))
+    stand = "machines that nobody answers for stand and bill"
+    if orphans and not destroy:
+        return f"{len(orphans)} {stand}; --destroy ends them" + _flag(orphans)
+    if failed or kept:
+        return f"{len(failed) + len(kept)} {stand}" + _flag(kept)
     return f"nothing is known of {', '.join(found.silent)}; see above" if found.silent else ""
+
+
+def _flag(left: "Sequence[Found]") -> str:
+    count = sum(bool(one.spared) for one in left)
+    return f"; {count} of them with --destroy --spared only: see `gpubroker doctor --orphans`" if count else ""
+
+
+async def _warn(out: Output, look: Look) -> None:
+    """Where another daemon lives, its database may be the newer one."""
+    from broker.neighbours import lease_moves
+
+    if look.daemon:
+        return
+    try:
+        lives = await lease_moves(look.blobs, look.clock, 0.0)
+    except BlobsUnavailable as e:
+        out.say(f"PROBLEM  whether a daemon of this installation lives cannot be told: {e}")
+        return
+    if lives:
+        out.say(
+            "PROBLEM  a daemon of this installation lives, and knows better if its database is not this one: ask there"
+        )
+
+
+async def _end(out: Output, look: Look, doomed: "Sequence[Found]", *, yes: bool) -> dict[str, str]:
+    """Why some could not be destroyed, by name."""
+    from broker import outside
+
+    _confirm(out, len(doomed), yes=yes)
+    failed: dict[str, str] = {}
+    ends = [outside.destroy(one, look.providers[one.provider], look.clock) for one in doomed]
+    for one, why in zip(doomed, await asyncio.gather(*ends), strict=True):
+        out.say(f"{one.observed.handle.name} at {one.provider}: {why or 'destroyed; the cloud says absent'}")
+        if why:
+            failed[one.observed.handle.name] = why
+    return failed
 
 
 @asynccontextmanager
@@ -133,7 +178,7 @@ async def looking(settings: DaemonConfig, named: str | None, *, watch_s: float) 
         for provider in providers.values():
             stack.push_async_callback(provider.close)
         found = await outside.survey(name, providers, clock, store=store, blobs=blobs, watch_s=watch_s)
-        yield Look(installation=name, found=found, providers=providers, clock=clock, daemon=daemon)
+        yield Look(installation=name, found=found, providers=providers, clock=clock, blobs=blobs, daemon=daemon)
 
 
 def _installation(settings: DaemonConfig, named: str | None) -> Installation:
@@ -182,7 +227,7 @@ def _show(out: Output, found: Any, name: Installation) -> None:
         out.say(f"PROBLEM  {cloud} did not answer: {said}")
 
 
-def _document(found: Any, name: Installation, *, destroyed: bool, failed: dict[str, str]) -> dict[str, Any]:
+def _document(found: Any, name: Installation, *, ended: Set[int]) -> dict[str, Any]:
     machines = [
         {
             "provider": one.provider,
@@ -191,7 +236,8 @@ def _document(found: Any, name: Installation, *, destroyed: bool, failed: dict[s
             "region": one.observed.handle.region,
             "state": str(one.observed.state),
             "orphan": one.orphan,
-            "destroyed": bool(one.orphan) and destroyed and one.observed.handle.name not in failed,
+            "spared": one.spared,
+            "destroyed": id(one) in ended,
         }
         for one in found.machines
     ]

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from broker import outside
+from broker import neighbours, outside
 from broker.cli.main import app
-from broker.outside import Survey
+from broker.domain.ids import InstanceName
+from broker.domain.instance import InstanceState, Observed
+from broker.domain.job import Handle
+from broker.outside import Found, Survey
 from tests.cli.conftest import Ran
 
 HERE = "abcd"
@@ -67,3 +70,43 @@ def test_the_lease_is_watched_until_trainers_have_saved_where_machines_are_destr
         file.write("limits: {deadman_s: 800, drain_s: 90}\n")
     ran = sweep("--home", str(theirs), *words)
     assert (ran.code, told) == (0, [watched_s]), ran.err
+
+
+WHY = "only reported: this installation bought it"
+
+
+def stands(name: str, spared: str = "") -> Found:
+    handle = Handle(provider="simulated", name=InstanceName(name), id=name, region="x")
+    return Found(
+        provider="simulated", observed=Observed(handle=handle, state=InstanceState.RUNNING), orphan="no", spared=spared
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "ended", "code"), [((), ["nobodys"], 1), (("--spared",), ["nobodys", "anothers"], 0)]
+)
+def test_what_an_older_database_cannot_know_is_left_alone_until_a_person_asks_for_that(
+    words: tuple[str, ...], ended: list[str], code: int, theirs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A living broker with the newer database may train on it."""
+    told: list[str] = []
+
+    async def survey(*_: Any, **__: Any) -> Survey:
+        machines = (stands("nobodys"), stands("anothers", WHY))
+        return Survey(machines=machines, silent={}, judged_by="the database")
+
+    async def destroy(found: Found, *_: Any) -> None:
+        told.append(found.observed.handle.name)
+
+    async def moves(*_: Any) -> bool:
+        return True
+
+    monkeypatch.setattr(outside, "survey", survey)
+    monkeypatch.setattr(outside, "destroy", destroy)
+    monkeypatch.setattr(neighbours, "lease_moves", moves)
+    ran = sweep("--home", str(theirs), "--destroy", "--yes", *words)
+    assert (ran.code, told) == (code, ended), ran.err
+    assert [one["name"] for one in ran.document["machines"] if one["destroyed"]] == ended
+    assert [one["spared"] for one in ran.document["machines"]] == ["", WHY]
+    assert "a daemon of this installation lives" in ran.err
+    assert (f"anothers at simulated is left alone: {WHY}" in " ".join(ran.err.split())) is not bool(words)

@@ -108,7 +108,10 @@ async def test_on_a_restored_database_orphans_are_only_reported_until_a_person_e
         assert (told.code, [one["id"] for one in told.document["orphans"]]) == (1, [machine.id])
         assert "a backup" in told.document["orphans"][0]["becomes"]
         assert machine in rig.cloud.alive(house.installation)
-        swept = await run(home, "sweep", "--once", *ENDS)
+        left = await run(home, "sweep", "--once", *ENDS)
+        assert (left.code, [one["destroyed"] for one in left.document["machines"]]) == (1, [False])
+        assert machine in rig.cloud.alive(house.installation)
+        swept = await run(home, "sweep", "--once", *ENDS, "--spared")
         assert (swept.code, [one["destroyed"] for one in swept.document["machines"]]) == (0, [True])
         assert (await run(home, "doctor", "--orphans")).code == 0
 
