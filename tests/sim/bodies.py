@@ -139,10 +139,15 @@ class Body(VirtualBody):
             self.world.born(machine)
         return handle
 
+    def died_at(self, name: InstanceName) -> float | None:
+        """Of one that died before its agent was next due, and bills no longer than that."""
+        one = self._instances.get(name)
+        return one.dies_at if one is not None and not one.over and self._clock.monotonic() >= one.dies_at else None
+
     async def destroy(self, name: InstanceName) -> None:
         one = self._instances.get(name)
-        if one is not None and not one.over and self._clock.monotonic() >= one.dies_at:
-            self.world.over(name)  # it died before its agent was next due, and billed no longer than that
+        if self.died_at(name) is not None:
+            self.world.over(name)
         await super().destroy(name)
         if one is not None:
             self.world.destroyed(name)

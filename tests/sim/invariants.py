@@ -213,6 +213,8 @@ class Watch:
             self._fail("ended_absent", f"{to.id} ended, and {', '.join(sorted(standing))} stands")
         if self._world.launching(to.name):
             self._fail("ended_absent", f"{to.id} ended, and a launcher may still create {to.name}")
+        if (at := self._world.body.died_at(to.name)) is not None:
+            self.died(to.name, at)
         stands = [one for one in self.stands if one.attempt == to.id]
         self.budgets.settled(self._world.state.attempts[to.id].value, stands, process)
 
