@@ -1,5 +1,6 @@
 """Beats as this process sees them: freshness is a change of the e_tag on its own monotonic clock."""
 
+import contextlib
 import math
 from collections.abc import Set
 from dataclasses import dataclass
@@ -79,6 +80,13 @@ class Beats:
                 self._watched[own] = Watch(etag=blob.etag, changed=now, progressed=now)
             elif known.etag != blob.etag:
                 known.etag, known.changed, known.beat = blob.etag, now, None
+
+    async def go_on(self) -> None:
+        """Where no row is due, as those of a cloud that is cut off are seldom: else their silence would not be seen."""
+        seldom = self._context.clock.monotonic() - self._listed > self._context.patience.lost_s / 2
+        if self._watched and seldom:
+            with contextlib.suppress(BlobsUnavailable):
+                await self.refresh()
 
     def shown(self, attempt: AttemptId, nodes: int) -> bool:
         """True when the last `refresh` found a beat of all of its machines, however old."""

@@ -14,6 +14,12 @@ def event(
     return Event(job_id=job.id, attempt_id=attempt.id if attempt else None, kind=kind, message=message, data=data or {})
 
 
+def is_told(times: int, first: int) -> bool:
+    """Of what happens again and again: at the first so many, and then each time that there are twice as many."""
+    doubled, rest = divmod(times, first)
+    return rest == 0 and doubled & (doubled - 1) == 0
+
+
 def news(job: Job, before: Attempt, after: Attempt) -> tuple[Event, ...]:
     """What the machine has to tell of its training since the last look."""
     return tuple(

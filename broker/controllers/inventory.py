@@ -44,6 +44,8 @@ class Inventory:
         """When listings began and had answered, also those that are forgotten. What is not followed none has shown."""
         self._unheard = dict.fromkeys(context.providers, 0)
         """Listings in a row that had no answer."""
+        self._trouble: dict[str, str] = {}
+        """Why the last one had none."""
 
     @property
     def turns(self) -> Mapping[str, float]:
@@ -67,8 +69,13 @@ class Inventory:
             if kept and begun - kept[-1].begun < limit:
                 return
             self._unheard[provider] += 1
-            observed = await self._list(provider)
+            try:
+                observed = await self._list(provider)
+            except ProviderError as e:
+                self._trouble[provider] = str(e)
+                raise
             self._unheard[provider] = 0
+            self._trouble.pop(provider, None)
             by_name: dict[InstanceName, tuple[Observed, ...]] = {}
             for machine in observed:
                 by_name[machine.handle.name] = (*by_name.get(machine.handle.name, ()), machine)
@@ -101,6 +108,10 @@ class Inventory:
             unlisted = self._by_the_wall(times[-3][0] - self._context.providers[provider].caps.list_lag_s)
             born = unlisted if born is None else max(unlisted, born - CLOUD_CLOCK)
         return None if born is None else min(born, shown)
+
+    def trouble(self, provider: str) -> str:
+        """Why the last listing failed; empty: it did not."""
+        return self._trouble.get(provider, "")
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""

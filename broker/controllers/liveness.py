@@ -1,20 +1,22 @@
 """Booting and training attempts: progress, the first beat, and death, which only the cloud can declare."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.each import each
-from broker.controllers.events import kept, moved, news
+from broker.controllers.events import event, kept, moved, news
 from broker.controllers.look import Looker
 from broker.controllers.restored import told_to_drain
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, fault, judge, mismatch
 from broker.decide.step import reason_of, setup_reason, step
 from broker.domain.errors import BlobsUnavailable
-from broker.domain.job import Attempt, AttemptState, Reason
+from broker.domain.job import Attempt, AttemptState, Event, Reason
 from broker.ports import Change, Lane, Leased
+
+UNHEARD = "nothing is heard of it"
 
 
 class LivenessController:
@@ -31,6 +33,8 @@ class LivenessController:
     async def step(self) -> bool:
         async with self._claims.leased(limit=self._context.rhythm.claim, turns=self._looker.turns) as leased:
             self.every_s = self._context.rhythm.poll_s
+            if not leased:
+                await self._looker.beats.go_on()
             return bool(leased) and await self._look(leased)
 
     async def _look(self, leased: Sequence[Leased]) -> bool:
@@ -53,9 +57,25 @@ class LivenessController:
         deadline = context.provider_of(attempt).caps.boot_deadline_s
         told = judge(attempt, seen, context.clock.now(), context.patience, deadline)
         if told is None:
-            heard = news(one.job, one.attempt, attempt)
+            attempt, unheard = self._unheard(one, attempt, seen, unlisted)
+            heard = (*news(one.job, one.attempt, attempt), *unheard)
             return Change(attempt=(one.attempt, attempt), events=heard, due_in_s=self._looker.again_s(attempt.id))
         return self._move(one, attempt, seen, told, drained_for)
+
+    def _unheard(
+        self, one: Leased, attempt: Attempt, seen: Observation, unlisted: Set[str]
+    ) -> tuple[Attempt, tuple[Event, ...]]:
+        """People are told once where neither it nor its cloud says anything: unknown is not dead, and bills."""
+        provider = attempt.line.offer.provider
+        silent = seen.store_ok and (seen.beat_age_s or 0.0) >= self._context.patience.silence_s
+        known = one.attempt.detail.startswith(UNHEARD)
+        if not silent or provider not in unlisted:
+            return (replace(attempt, detail="") if known else attempt), ()
+        if known:
+            return attempt, ()
+        said = f"{UNHEARD}: it does not beat, and {provider} cannot be listed: {self._looker.trouble(provider)}"
+        told = event(one.job, "attempt.unheard", f"attempt {attempt.number}: {said}; it is charged", attempt=attempt)
+        return replace(attempt, detail=said), (told,)
 
     def _move(
         self, one: Leased, attempt: Attempt, seen: Observation, told: AttemptEvent, drained_for: Reason | None

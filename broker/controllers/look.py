@@ -36,6 +36,10 @@ class Looker:
         """As `Inventory.turns`."""
         return self._inventory.turns
 
+    def trouble(self, provider: str) -> str:
+        """As `Inventory.trouble`."""
+        return self._inventory.trouble(provider)
+
     async def refresh(self, leased: Sequence[Leased]) -> set[str]:
         """Fresh beats, and listings of the clouds that these attempts are at: another one that hangs holds nobody up.
         Without the blob store the clouds still tell of wrong machines, and a grace ends.

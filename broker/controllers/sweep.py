@@ -1,7 +1,7 @@
 """Cloud first, records second: what is listed under our prefix and answered for by nobody is destroyed."""
 
 import logging
-from collections.abc import Set
+from collections.abc import Awaitable, Set
 from datetime import datetime, timedelta
 
 from broker.controllers.charges import surplus
@@ -10,10 +10,11 @@ from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
 from broker.controllers.inventory import Inventory
 from broker.controllers.listings import Listing
+from broker.controllers.orphan_news import OrphanNews
 from broker.controllers.tasks import together
 from broker.decide.billing import owed_late, traffic_owed
 from broker.decide.sweep import Orphan, orphans, spared
-from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreUnavailable
+from broker.domain.errors import BlobsUnavailable, Gone, ProviderError, StoreError, StoreUnavailable
 from broker.domain.ids import attempt_of
 from broker.domain.instance import InstanceState
 from broker.domain.job import Attempt, LedgerKind
@@ -54,6 +55,7 @@ class Sweep:
         """Whose destruction was asked for, and not answered yet."""
         self._paid: set[str] = set()
         """Of these, what was charged since it is not listed any more."""
+        self._news = OrphanNews(context)
         self._due = dict.fromkeys(context.providers, float("-inf"))
         self.report_only = report_only
 
@@ -97,6 +99,7 @@ class Sweep:
         if listing.begun >= begun:
             self._again(provider, self._context.rhythm.sweep_s)
             self._forget(provider, set(found))
+            self._news.keep(f"{provider}/", found.keys() | self._first_seen.keys())
         return tuple(found.values())
 
     async def _listing(self, provider: str) -> Listing | None:
@@ -139,6 +142,7 @@ class Sweep:
             "orphan %s (%s) at %s: %s; %s", handle.name, handle.id, provider, orphan.why, why_not or "destroyed"
         )
         if why_not is not None:
+            await self._told(self._news.spared(key, handle, why_not))
             return
         self._sooner(provider, self._again_s)
         # Also beforehand: who dies after the destruction cannot tell of it any more.
@@ -152,8 +156,16 @@ class Sweep:
             return
         except ProviderError as e:
             log.warning("orphan %s at %s cannot be destroyed, it stays on the bill: %s", handle.name, provider, e)
+            await self._told(self._news.refused(key, handle, str(e)))
         del self._asked[key]
         await self._charge(provider, key, orphan)
+
+    async def _told(self, telling: Awaitable[None]) -> None:
+        """Another sweep tells it where the database does not answer."""
+        try:
+            await telling
+        except StoreError as e:
+            log.warning("sweep: people cannot be told: %s", e)
 
     def _sooner(self, provider: str, in_s: float) -> None:
         self._due[provider] = min(self._due[provider], self._context.clock.monotonic() + in_s)

@@ -10,7 +10,7 @@ from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.destroys import Destroys
 from broker.controllers.each import each
-from broker.controllers.events import event
+from broker.controllers.events import event, is_told
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import together
@@ -28,7 +28,7 @@ from broker.ports import Change, Lane, Leased
 from trainer.contract import keys
 
 STUCK_S = 120.0
-"""A launcher that is not proven dead for longer keeps its attempt from ending: people must know."""
+"""What keeps an attempt from ending for longer, people must know."""
 
 
 class Termination:
@@ -129,16 +129,27 @@ class Termination:
         failed = next(filter(None, said), "")
         if not launcher_dead:
             await self._launchers.stop(attempt)
-        if not failed and not launcher_dead and self._takes_long(one):
-            failed = (
-                f"launcher {attempt.launched_by!r} of {attempt.name} at {provider} cannot be proven dead, so the "
-                "machine may still come; end that launcher's process, or bring back its state folder"
-            )
+        if not failed and self._takes_long(one):
+            failed = self._kept_by(attempt, standing=standing, launcher_dead=launcher_dead)
         charge = surplus(self._context, self._inventory, attempt)
         if not failed:
             due_s = min(1.0, self._context.rhythm.look_s)
             return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=due_s)
         return replace(self._failed(one, attempt, failed), charge=charge)
+
+    def _kept_by(self, attempt: Attempt, *, standing: bool, launcher_dead: bool) -> str:
+        """What its end waits for, in one line."""
+        name, provider = attempt.name, attempt.line.offer.provider
+        if not launcher_dead:
+            return (
+                f"launcher {attempt.launched_by!r} of {name} at {provider} cannot be proven dead, so the machine may "
+                "still come; end that launcher's process, or bring back its state folder"
+            )
+        if trouble := self._inventory.trouble(provider):
+            return f"{name} cannot be proven gone, and is charged: {provider} cannot be listed: {trouble}"
+        if standing:
+            return f"{provider} has taken the destroy of {name} and lists it still; if that lasts end it in its console"
+        return ""
 
     async def _ask(self, provider: str, handle: Handle) -> str:
         """Why the cloud has not taken it, in one line; empty while nothing says so."""
@@ -165,7 +176,7 @@ class Termination:
         failures = moved.destroy_failures + 1
         moved = replace(moved, destroy_failures=failures, detail=message)
         told = event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved)
-        alert = _is_told(failures, self._context.rhythm.destroy_alert)
+        alert = is_told(failures, self._context.rhythm.destroy_alert)
         # No back-off, since the machine bills: the cloud's gate keeps calls apart, and obeys what the cloud asks for.
         due_s = self._context.rhythm.look_s
         return Change(attempt=(one.attempt, moved), events=(told,) if alert else (), due_in_s=due_s)
@@ -227,12 +238,6 @@ class Termination:
                 await self._context.blobs.delete(keys.beat(attempt.id, node))
         except BlobsUnavailable:
             return
-
-
-def _is_told(failures: int, first: int) -> bool:
-    """At the first so many, and then each time that there are twice as many."""
-    times, rest = divmod(failures, first)
-    return rest == 0 and times & (times - 1) == 0
 
 
 def _replanned(before: Job, after: Job, ended: Attempt) -> tuple[Event, ...]:

@@ -31,6 +31,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "attempt.lost": ("⚡", "Lost"),
     "attempt.hung": ("🧊", "Hung"),
     "attempt.oom": ("💥", "Out of memory"),
+    "attempt.unheard": ("🔇", "Nothing is heard of a machine"),
     "attempt.kept": ("🔧", "Machine kept: it bills"),
     "attempt.destroy_failed": ("🚨", "A machine cannot be destroyed"),
     "attempt.grant_failing": ("🚨", "Credentials cannot be renewed"),
@@ -69,6 +70,8 @@ NOTICES: Mapping[str, tuple[str, str]] = {
     "channel.test": ("👋", "It works"),
     "digest.daily": ("🧮", "Yesterday's spending"),
     "digest.weekly": ("🧮", "Last week's spending"),
+    "orphan.destroy_failed": ("🚨", "An orphan cannot be destroyed"),
+    "orphan.spared": ("👻", "A machine that this database does not know"),
 }
 SUMS: Mapping[str, str] = {
     "spent_usd": "Spent",

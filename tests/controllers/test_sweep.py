@@ -15,7 +15,7 @@ from broker.controllers.context import Context, Rhythm
 from broker.controllers.destroys import WAIT_S, Destroys
 from broker.controllers.inventory import Inventory
 from broker.controllers.sweep import AGAIN_S, OLD_S, Sweep
-from broker.domain.errors import BlobsUnavailable, OutcomeUnknown
+from broker.domain.errors import BlobsUnavailable, OutcomeUnknown, Rejected
 from broker.domain.ids import AttemptId, InstanceName, instance_name
 from broker.domain.instance import BootSpec, Observed
 from broker.domain.job import AttemptState, Handle
@@ -304,5 +304,50 @@ def test_a_cloud_that_hangs_keeps_no_other_waiting(tmp_path: Path, monkeypatch: 
         assert yard.context.clock.monotonic() - before <= yard.context.rhythm.list_limit_s
         await yard.sweeps(sweep, 2 * yard.context.rhythm.sweep_s + LAG_S)
         assert await yard.standing() == []
+
+    told(story())
+
+
+def _notices(yard: Yard) -> list[tuple[str, str]]:
+    store = yard.context.store
+    assert isinstance(store, MemoryStore)
+    return [(one.kind, one.message) for one in store._state.outbox.notices.values()]
+
+
+def test_people_hear_of_an_orphan_that_cannot_be_destroyed_less_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        name = await yard.stray()
+
+        async def refused(handle: Handle) -> None:
+            raise Rejected("the key may not terminate (403)")
+
+        destroy = yard.clouds["one"].destroy
+        monkeypatch.setattr(yard.clouds["one"], "destroy", refused)
+        both = [yard.sweep(), yard.sweep()]
+        await asyncio.gather(*(yard.sweeps(sweep, 3600) for sweep in both))
+        said = _notices(yard)
+        assert 3 <= len(said) <= 6, "whoever asks"
+        assert {kind for kind, _ in said} == {"orphan.destroy_failed"}
+        assert all(name in message and "the key may not terminate (403)" in message for _, message in said)
+        monkeypatch.setattr(yard.clouds["one"], "destroy", destroy)
+        await yard.sweeps(both[0], 120)
+        assert await yard.standing() == []
+        assert _notices(yard) == said
+
+    told(story())
+
+
+def test_people_hear_once_of_a_machine_that_is_younger_than_a_restored_database(tmp_path: Path) -> None:
+    async def story() -> None:
+        yard = Yard(tmp_path, "one")
+        name = await yard.stray()
+        await yard.blobs.put(keys.spec(STRAY), b"{}")
+        await asyncio.gather(*(yard.sweeps(yard.sweep(), 600) for _ in range(2)))
+        assert await yard.standing() == [name]
+        ((kind, message),) = _notices(yard)
+        assert (kind, name in message) == ("orphan.spared", True)
 
     told(story())
