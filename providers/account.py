@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from broker.domain.errors import OutcomeUnknown
+from broker.domain.errors import Gone, OutcomeUnknown
 from providers.private import write_private
 
 SHOWN = 16
@@ -23,8 +23,9 @@ class Owned(Protocol):
 
     @property
     def name(self) -> str: ...
-    def credential(self) -> str:
-        """Digest of the credentials as they lie there now. Raises Rejected where there are none."""
+    async def credential(self) -> str:
+        """Digest of the credentials as they lie there now; behind a `/`, the key that was got by them, where that may
+        change while they do not. Raises Rejected where there are none."""
         ...
 
     async def account(self) -> Sequence[str]:
@@ -43,9 +44,9 @@ class Account:
         self._again = False
         self._turn = asyncio.Lock()
 
-    def owns(self, credential: str) -> bool:
+    def owns(self, digest: str) -> bool:
         """Whether credentials with this digest are known to be of the account."""
-        return credential == self._known
+        return self._known is not None and _digest(self._known) == digest
 
     def bought(self) -> None:
         """Something may have been bought, and the account bear another mark since: it is asked for it once more."""
@@ -57,17 +58,17 @@ class Account:
         Raises OutcomeUnknown, in one line with the fix, when they are not; else what `Owned.account` raises.
         """
         async with self._turn:
-            credential = self._cloud.credential()
-            if credential != self._known:
-                self._known = None
-            if self._known is None or self._again:
+            credential = await self._cloud.credential()
+            if credential != self._known or self._again:
                 self._again = False
                 await self._ask(credential)
             return credential
 
     async def _ask(self, credential: str) -> None:
+        if not self.owns(_digest(credential)):
+            self._known = None
         marks = await self._cloud.account()
-        self._unchanged(credential)
+        await self._unchanged(credential)
         self._compare(marks)
         self._known = credential
 
@@ -75,16 +76,29 @@ class Account:
     async def same(self) -> AsyncIterator[None]:
         """What is asked inside is asked of the account, or raises OutcomeUnknown."""
         credential = await self.verify()
-        yield
-        self._unchanged(credential)
+        try:
+            yield
+        except Gone:
+            await self._still(credential)  # another account has none of our machines
+            raise
+        await self._still(credential)
 
-    def _unchanged(self, credential: str) -> None:
-        if self._cloud.credential() != credential:
+    async def _still(self, credential: str) -> None:
+        """A key that was renewed is as good where it is of the account: those between the two were so as well."""
+        if await self._unchanged(credential) != credential:
+            await self.verify()
+
+    async def _unchanged(self, credential: str) -> str:
+        """The credentials now, which differ in the key at most."""
+        now = await self._cloud.credential()
+        if _digest(now) != _digest(credential):
             raise OutcomeUnknown(f"{self._cloud.name}: the credentials were exchanged meanwhile; it is asked again")
+        return now
 
     def _compare(self, marks: Sequence[str]) -> None:
         known = self._read()
         if known and not set(known) & set(marks):
+            self._known = None
             raise OutcomeUnknown(
                 f"{self._cloud.name}: the credentials are of account {_shown(marks)}, the jobs' machines of "
                 f"{_shown(known)}; put the old ones back until all jobs have ended, or remove {self._file}"
@@ -102,6 +116,10 @@ class Account:
             raise OutcomeUnknown(
                 f"{self._cloud.name}: {self._file} cannot be read ({type(e).__name__}); correct or remove it"
             ) from None
+
+
+def _digest(credential: str) -> str:
+    return credential.partition("/")[0]
 
 
 def _shown(marks: Sequence[str]) -> str:

@@ -79,7 +79,8 @@ class AwsCloud:
         self._regions = config.regions or REGIONS
         self._aws = Aws(config.endpoint, env=env, home=home)
         self._env, self._home = env, home
-        self._asked_with = ""
+        self._files = ""
+        """Digest of those that the session was opened with."""
         self._market = AwsMarket(self._aws, clock, self._regions)
         self._offers = AwsOffers(self._market, clock, self._regions)
 
@@ -145,13 +146,14 @@ class AwsCloud:
                 raise
         return None
 
-    def credential(self) -> str:
-        return digest_of(sky_files("aws", self._env, self._home))
+    async def credential(self) -> str:
+        """With the key in use: a process, a role or a container gives others while no file changes."""
+        if (files := digest_of(sky_files("aws", self._env, self._home))) != self._files:
+            self._aws.forget_credentials()
+            self._files = files
+        return f"{files}/{await self._aws.key_id()}"
 
     async def account(self) -> Sequence[str]:
-        if (credential := self.credential()) != self._asked_with:
-            self._aws.forget_credentials()
-            self._asked_with = credential
         me = await self._aws.call("sts", self._regions[0], "get_caller_identity")
         return (str(me["Account"]),)
 

@@ -146,11 +146,22 @@ class Aws:
         return await self._run(service, region, operation, ask)
 
     async def _run(self, service: str, region: str, operation: str, ask: Callable[[Any], T]) -> T:
-        what = f"{operation} in {region}"
+        return await self._in_thread(f"{operation} in {region}", lambda: ask(self._client(service, region)))
 
-        def work() -> T:
-            return ask(self._client(service, region))
+    async def key_id(self) -> str:
+        """Of the key that is used now; one that runs out is renewed first, which may take as long as a call."""
+        return await self._in_thread("the credentials", self._key_id)
 
+    def _key_id(self) -> str:
+        from botocore.exceptions import NoCredentialsError
+
+        with self._lock:
+            found = self._opened().get_credentials()
+        if found is None:
+            raise NoCredentialsError
+        return str(found.get_frozen_credentials().access_key)
+
+    async def _in_thread(self, what: str, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except ImportError:

@@ -174,13 +174,13 @@ class LambdaCloud:
         await self._call("GET", "/instances")
         return None
 
-    def credential(self) -> str:
+    async def credential(self) -> str:
         return digest_of(sky_files("lambda", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
         """Nothing in the API says whose a key is. The ids of SSH keys are an account's own, and no machine is launched
         without one: SkyPilot enters its own with the first."""
-        credential = self.credential()
+        credential = await self.credential()
         keys = await self._call("GET", "/ssh-keys")
         try:
             return (f"key {credential[:8]}", *sorted(f"SSH key {key['id']}" for key in keys))

@@ -144,7 +144,7 @@ class RunpodCloud:
             return f"RunPod: the balance is {show(left)}; add credit at https://www.console.runpod.io/user/billing"
         return None
 
-    def credential(self) -> str:
+    async def credential(self) -> str:
         return digest_of(sky_files("runpod", self._env, self._home))
 
     async def account(self) -> Sequence[str]:

@@ -158,7 +158,7 @@ class VastCloud:
             return f"Vast: the credit is {show(left)}; add some at https://cloud.vast.ai/billing/"
         return None
 
-    def credential(self) -> str:
+    async def credential(self) -> str:
         return digest_of(sky_files("vast", self._env, self._home))
 
     async def account(self) -> Sequence[str]:

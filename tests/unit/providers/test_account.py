@@ -23,7 +23,7 @@ class Cloud:
     meanwhile: Callable[[], Awaitable[None]] | None = None
     name: str = "paper"
 
-    def credential(self) -> str:
+    async def credential(self) -> str:
         return f"digest of {self.key}"
 
     async def account(self) -> Sequence[str]:

@@ -68,7 +68,7 @@ class Paper:
 
     async def destroy(self, handle: Handle) -> None: ...
     async def check(self) -> str | None: ...
-    def credential(self) -> str:
+    async def credential(self) -> str:
         return self.key
 
     async def account(self) -> Sequence[str]:
