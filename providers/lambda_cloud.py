@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from broker.domain.errors import Gone, OutcomeUnknown, Rejected
+from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
@@ -58,6 +58,8 @@ _STATES = {
 }
 _ARM = re.compile(r"G[BH]200", re.I)
 """Grace Hopper and Grace Blackwell; the API does not tell the processor's architecture."""
+_ABSENT = re.compile("object-does-not-exist")
+_REFUSED = re.compile(r"api-key|unauthorized|forbidden", re.I)
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, ArithmeticError)
 
 
@@ -166,7 +168,7 @@ class LambdaCloud:
         try:
             await self._call("POST", "/instance-operations/terminate", {"instance_ids": [handle.id]})
         except Rejected as e:
-            if "object-does-not-exist" in str(e):
+            if _ABSENT.search(str(e)):
                 raise Gone(f"Lambda has no machine {handle.id}") from None
             raise
 
@@ -219,12 +221,23 @@ class LambdaCloud:
         if key not in self._apis:
             base = (self._config.endpoint or ENDPOINT) + "/api/v1"
             headers = {"Authorization": f"Bearer {key}"}
-            self._apis[key] = Rest("Lambda", base, headers, key_help=key_help("lambda"))
+            self._apis[key] = Rest("Lambda", base, headers, key_help=key_help("lambda"), absent=_ABSENT)
         answer = await self._apis[key].call(method, path, body)
+        if isinstance(answer, dict) and answer.get("error"):
+            raise _error(f"Lambda: {method} {path}", answer["error"])
         data = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(data, dict | list):
             raise OutcomeUnknown(f"Lambda: {method} {path}: the answer has no `data`")
         return data
+
+
+def _error(what: str, error: Any) -> ProviderError:
+    """With status 200, whatever stands beside it."""
+    told = f"{error.get('code') or ''} {error.get('message') or ''}" if isinstance(error, dict) else str(error)
+    said = " ".join(told.split())[:200]
+    if _REFUSED.search(said):
+        return Rejected(f"Lambda refuses the key ({said}): {key_help('lambda')}")
+    return OutcomeUnknown(f"{what}: {said}")
 
 
 def _values(data: Any) -> Iterable[Any]:

@@ -1,6 +1,7 @@
 """JSON over HTTP with a cloud's own API: one session, one time limit, and every answer told apart by what is known."""
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -16,14 +17,18 @@ AGAIN_S = 5.0
 
 
 class Rest:
-    """One cloud's API at `base`. `key_help`: where people get a key, for the message of a 401."""
+    """One cloud's API at `base`. `key_help`: where people get a key, for the message of a 401. `absent`: the API's own
+    words, in an answer with status 404, for an object that is not there; without them such a status says nothing."""
 
-    def __init__(self, cloud: str, base: str, headers: Mapping[str, str], *, key_help: str) -> None:
+    def __init__(
+        self, cloud: str, base: str, headers: Mapping[str, str], *, key_help: str, absent: re.Pattern[str] | None = None
+    ) -> None:
         self._cloud, self._base, self._headers, self._key_help = cloud, base.rstrip("/"), dict(headers), key_help
+        self._absent = absent
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None) -> Any:
-        """The decoded answer. Raises Rejected (4xx), Gone (404), Throttled (429), OutcomeUnknown (all else)."""
+        """The decoded answer. Raises Rejected (4xx), Gone (`absent`), Throttled (429), OutcomeUnknown (all else)."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout, trust_env=True)
@@ -46,8 +51,10 @@ class Rest:
         match status:
             case 401 | 403:
                 return Rejected(f"{self._cloud} refuses the key ({status}): {self._key_help}")
-            case 404:
+            case 404 if self._absent is not None and _is_object(text) and self._absent.search(text):
                 return Gone(f"{what}: 404 {said}")
+            case 404:
+                return OutcomeUnknown(f"{what}: 404 {said}")  # a proxy's, or of a path that the API has no more
             case 429:
                 return Throttled(f"{what}: 429 too many requests", after_s=_seconds(retry_after))
             case _ if 400 <= status < 500 and status != 408:
@@ -57,6 +64,13 @@ class Rest:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _seconds(retry_after: str | None) -> float:

@@ -4,13 +4,14 @@ Its REST API (docs.vast.ai/api-reference). An ask is one machine, or a part of o
 is bought by its number. An instance is made of the image, so nothing runs docker.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from broker.domain.errors import Gone, OutcomeUnknown
+from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import Installation
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import Handle
@@ -46,6 +47,10 @@ CAPS = Caps(
 _STARTING = frozenset({"created", "loading", "rebooting", "recycling", "scheduling"})
 _STOPPED = frozenset({"stopped", "frozen", "exited", "offline"})
 """An outbid instance is stopped; it goes on costing its disk, and would come back by itself: ours until destroyed."""
+
+
+_ABSENT = re.compile(r"no_such_instance|\binstance\b[^.]*\bnot found", re.I)
+_REFUSED = re.compile(r"auth|api.?key|permission|forbidden", re.I)
 
 
 class VastConfig(Config):
@@ -98,7 +103,7 @@ class VastCloud:
         await self._market.fill(sieve, asks)
 
     async def _search(self, query: Mapping[str, Any]) -> list[Any]:
-        offers = (await self._call("POST", "/api/v0/bundles/", query)).get("offers")
+        offers = (await self._ask("POST", "/api/v0/bundles/", query)).get("offers")
         if not isinstance(offers, list):
             raise OutcomeUnknown("Vast: the answer to a search has no `offers`")
         return offers
@@ -120,7 +125,7 @@ class VastCloud:
         found: dict[Any, Mapping[str, Any]] = {}
         query = {"limit": str(PAGE)}
         for _ in range(PAGES):
-            answer = await self._call("GET", "/api/v1/instances/", query=query)
+            answer = await self._ask("GET", "/api/v1/instances/", query=query)
             instances = answer.get("instances")
             if not isinstance(instances, list):
                 raise OutcomeUnknown("Vast: the listing has no `instances`")
@@ -139,14 +144,14 @@ class VastCloud:
     async def destroy(self, handle: Handle) -> None:
         answer = await self._call("DELETE", f"/api/v0/instances/{handle.id}/", {})
         if answer.get("success") is not True:
-            said = f"{answer.get('error', '')} {answer.get('msg', '')}".strip()[:200]
-            if "no_such_instance" in said or "not found" in said:
+            said = _said(answer)
+            if _ABSENT.search(said):
                 raise Gone(f"Vast has no instance {handle.id}")
             raise OutcomeUnknown(f"Vast: instance {handle.id} was not destroyed: {said or 'no reason given'}")
 
     async def check(self) -> str | None:
         """The answer holds the account's key too: nothing of it but the balance is looked at."""
-        me = await self._call("GET", "/api/v0/users/current/")
+        me = await self._ask("GET", "/api/v0/users/current/")
         credit = me.get("credit")
         try:
             left = None if credit is None else Decimal(str(credit))
@@ -162,7 +167,7 @@ class VastCloud:
         return digest_of(sky_files("vast", self._env, self._home))
 
     async def account(self) -> Sequence[str]:
-        me = (await self._call("GET", "/api/v0/users/current/")).get("id")
+        me = (await self._ask("GET", "/api/v0/users/current/")).get("id")
         if me is None:
             raise OutcomeUnknown("Vast: the answer does not say whose key it is")
         return (str(me),)
@@ -203,6 +208,15 @@ class VastCloud:
             await api.close()
         self._apis.clear()
 
+    async def _ask(
+        self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        """The answer to what only reads: what Vast says beside an error of its own is none."""
+        answer = await self._call(method, path, body, query=query)
+        if answer.get("success") is False or answer.get("error"):
+            raise _error(f"Vast: {method} {path}", _said(answer))
+        return answer
+
     async def _call(
         self, method: str, path: str, body: Any = None, *, query: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
@@ -210,11 +224,22 @@ class VastCloud:
         key = key_of("vast", self._env, self._home).key
         if key not in self._apis:
             headers = {"Authorization": f"Bearer {key}"}
-            self._apis[key] = Rest("Vast", self._config.endpoint or ENDPOINT, headers, key_help=key_help("vast"))
+            endpoint = self._config.endpoint or ENDPOINT
+            self._apis[key] = Rest("Vast", endpoint, headers, key_help=key_help("vast"), absent=_ABSENT)
         answer = await self._apis[key].call(method, path, body, query=query)
         if not isinstance(answer, dict):
             raise OutcomeUnknown(f"Vast: {method} {path}: the answer is no object")
         return answer
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    return " ".join(f"{answer.get('error') or ''} {answer.get('msg') or ''}".split())[:200]
+
+
+def _error(what: str, said: str) -> ProviderError:
+    if _REFUSED.search(said):
+        return Rejected(f"Vast refuses the key ({said}): {key_help('vast')}")
+    return OutcomeUnknown(f"{what}: {said or 'it failed, and no reason is given'}")
 
 
 def _fault(machine: Mapping[str, Any]) -> str | None:

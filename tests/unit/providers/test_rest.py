@@ -8,7 +8,7 @@ from email.utils import format_datetime
 import pytest
 from aiohttp import web
 
-from broker.domain.errors import Gone, OutcomeUnknown, ProviderError, Rejected, Throttled
+from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected, Throttled
 from providers.rest import Rest
 from tests.unit.providers.answers import Api, serving
 
@@ -41,7 +41,7 @@ async def test_the_answer_is_decoded(api: Api) -> None:
         (400, Rejected, "400 why so"),
         (401, Rejected, "make one at https://x"),
         (403, Rejected, "make one at https://x"),
-        (404, Gone, "why so"),
+        (404, OutcomeUnknown, "404 why so"),
         (408, OutcomeUnknown, "408"),
         (409, Rejected, "409"),
         (429, Throttled, "too many requests"),
