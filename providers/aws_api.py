@@ -5,6 +5,7 @@ first call is made, so that a daemon without AWS needs none.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ THREADS = 16
 CONNECT_S, READ_S, ATTEMPTS = 5.0, 20.0, 2
 POLICY = "give the user or role the policy deploy/iam/aws.json"
 LOGIN = "log in again with `aws sso login` or `aws login`, or renew the temporary keys"
+CLOCK = "this computer's clock is wrong: set it by NTP"
 KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run `aws configure` or `aws sso login`"
 
 _FORBIDDEN = {"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "NotAuthorized"}
@@ -27,6 +29,9 @@ _WRONG_KEY = {
     "MissingAuthenticationToken", "IncompleteSignature",
 }  # fmt: skip
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_SKEWED = {"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"}
+"""Or of temporary keys that have run out."""
+_UNTIMELY = re.compile(r"signature (expired|not yet current)", re.I)
 _ACCOUNT = {"OptInRequired", "PendingVerification", "Blocked", "SubscriptionRequiredException"}
 _THROTTLED = {
     "RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException",
@@ -69,9 +74,11 @@ def of_code(what: str, code: str, message: str, status: int) -> ProviderError:
         return NoCapacity(said)
     if code in _THROTTLED or status == 429:
         return Throttled(said)
+    if code in _SKEWED or _UNTIMELY.search(message):
+        return Rejected(f"{said}; {CLOCK}, or {LOGIN}")
     fixes = (
         (_FORBIDDEN, POLICY),
-        (_WRONG_KEY, f"AWS does not know the key, or the region is not enabled; {KEYS}"),
+        (_WRONG_KEY, f"AWS does not know the key, the region is not enabled, or {CLOCK}; {KEYS}"),
         (_EXPIRED, LOGIN),
         (_ACCOUNT, "finish the account's registration, or enable the region, in AWS's console"),
         (_QUOTA, "raise the quota in AWS's console under Service Quotas"),

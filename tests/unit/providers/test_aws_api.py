@@ -25,6 +25,21 @@ def test_every_code_is_told_apart(code: str, status: int, error: type[ProviderEr
     assert "\n" not in str(told)
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("SignatureDoesNotMatch", "Signature expired: 20261126T200000Z is now earlier than 20261126T200500Z"),
+        ("InvalidSignatureException", "Signature not yet current: 20261126T200500Z"),
+        ("RequestExpired", "Request has expired."), ("RequestTimeTooSkewed", "The difference is too large."),
+        ("AuthFailure", "AWS was not able to validate the provided access credentials"),
+    ],
+)  # fmt: skip
+def test_what_a_wrong_clock_looks_like_names_the_clock(code: str, message: str) -> None:
+    told = of_code("get_caller_identity in us-east-1", code, message, 403)
+    assert type(told) is Rejected
+    assert "this computer's clock is wrong" in str(told)
+
+
 def test_exceptions_before_a_request_are_refusals_and_lost_replies_are_not() -> None:
     refused = [
         boto.NoCredentialsError(), boto.ProfileNotFound(profile="x"), boto.ParamValidationError(report="x"),
