@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 
 from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from providers.aws_api import CLOCK
 from providers.images import IMAGE_FIX, image_refused
 from providers.sky_api import Failure
 from providers.sky_facts import NOTHING
@@ -21,14 +22,27 @@ _CAPACITY = re.compile(
     re.I,
 )
 _FIXES = (
+    (
+        r"PendingVerification|OptInRequired|SubscriptionRequired|\(Blocked\)|"
+        r"account[ -](is |was |has been |currently )*(inactive|suspended|banned|blocked|disabled)",
+        "finish the account's registration in the cloud's console, or ask its support",
+    ),
+    (
+        r"insufficient.*(credit|balance|funds)|(not enough|lacks?|no) (credits?|balance|funds)\b|negative balance|"
+        r"(credit|balance) (is )?too low|payment method",
+        "pay in at the cloud",
+    ),
     (r"found no quota|VcpuLimitExceeded|InstanceLimitExceeded|quota|limit exceeded", "raise the account's quota"),
+    (
+        r"signature (expired|not yet current)|RequestExpired|RequestTimeTooSkewed",
+        f"log in again, or {CLOCK}",
+    ),
     (r"expired", "log in again: the credentials have expired"),
     (
         r"unauthorized|invalid.?api.?key|AuthFailure|InvalidClientTokenId|UnauthorizedOperation|\b40[13]\b|forbidden|"
         r"invalid cloud credentials|NoCloudAccess|no cloud is enabled|not enabled|credentials",
         "check the key with `gpubroker doctor`",
     ),
-    (r"insufficient.*(credit|balance|funds)|negative balance", "pay in at the cloud"),
     (r"image .*(not found|unknown|denied)|toomanyrequests|failed to pull", IMAGE_FIX),
     (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
 )
@@ -51,12 +65,13 @@ def meaning(failure: Failure, cloud: str, secrets: Iterable[str]) -> ProviderErr
     if definite and image_refused(said):
         return ImageRefused(f"{text}; {IMAGE_FIX}")
     fix = next((fix for pattern, fix in _FIXES if re.search(pattern, said, re.I)), None)
+    refusal = Rejected(f"{text}; {fix}" if fix else text)
     if kind in _REFUSES:
-        return Rejected(f"{text}; {fix}" if fix else text)
-    if failure.kind == "ResourcesUnavailableError" and _CAPACITY.search(said):
+        return refusal
+    if definite and _CAPACITY.search(said):
         return NoCapacity(text)
-    if fix is not None and definite:
-        return Rejected(f"{text}; {fix}")
+    if nothing or (fix is not None and definite):
+        return refusal
     return OutcomeUnknown(text)
 
 

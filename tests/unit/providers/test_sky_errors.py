@@ -40,7 +40,8 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("RuntimeError", f"{NOTHING}AuthenticationError: Unauthorized request", Rejected, "gpubroker doctor"),
         ("RuntimeError", f"{NOTHING}ResourcesMismatchError: other resources", Rejected, ""),
         ("RuntimeError", f"{NOTHING}ValueError: Invalid zone 'x' for region 'y'", Rejected, "ask for another place"),
-        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", OutcomeUnknown, ""),
+        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", Rejected, "no route to host"),
+        ("RuntimeError", f"{NOTHING}QueryError: out of stock", NoCapacity, "out of stock"),
         ("AuthenticationError", "Unauthorized request", OutcomeUnknown, ""),
         ("CommandError", "setup failed with return code 1", OutcomeUnknown, ""),
         ("BrokenProcessPool", "a worker died", OutcomeUnknown, ""),
@@ -56,6 +57,36 @@ def test_only_what_left_nothing_behind_is_a_refusal(
     assert str(found).startswith("aws: ")
     assert says in str(found)
     assert NOTHING not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("An error occurred (PendingVerification) when calling RunInstances: being validated", "registration"),
+        ("An error occurred (Blocked) when calling RunInstances: not recognized as a valid account", "registration"),
+        ("An error occurred (OptInRequired) when calling RunInstances: You are not subscribed", "registration"),
+        ("RuntimeError: global/account-inactive: Your account is inactive.", "registration"),
+        ("Account suspended", "registration"),
+        ("This account is currently blocked", "registration"),
+        ("There are not enough funds in your account to rent this pod", "pay in"),
+        ("Your balance is too low to rent a GPU", "pay in"),
+        ("Your account lacks credit; see the billing page.", "pay in"),
+        ("insufficient_credit", "pay in"),
+        ("Please add a payment method", "pay in"),
+        ("(RequestExpired) when calling RunInstances: Request has expired.", "clock is wrong"),
+        ("(SignatureDoesNotMatch): Signature not yet current: 20261126T200500Z", "clock is wrong"),
+        ("(ExpiredToken): The security token included in the request is expired", "have expired"),
+    ],
+)
+def test_what_a_person_must_mend_is_a_refusal_with_the_fix(said: str, fix: str) -> None:
+    for failure in (
+        Failure(kind="ResourcesUnavailableError", message=said),
+        Failure(kind="RuntimeError", message=f"{NOTHING}ValueError: {said}"),
+    ):
+        found = meaning(failure, "cloud", [])
+        assert type(found) is Rejected
+        assert fix in str(found).rpartition("; ")[2]
+    assert type(meaning(Failure(kind="RuntimeError", message=said), "cloud", [])) is OutcomeUnknown
 
 
 def test_a_message_is_one_short_line_without_secrets() -> None:
