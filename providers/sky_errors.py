@@ -7,7 +7,7 @@ refusal. All else may have left a machine behind: OutcomeUnknown.
 import re
 from collections.abc import Iterable
 
-from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from providers.aws_api import CLOCK
 from providers.images import IMAGE_FIX, image_refused
 from providers.sky_api import Failure
@@ -46,6 +46,11 @@ _FIXES = (
     (r"image .*(not found|unknown|denied)|toomanyrequests|failed to pull", IMAGE_FIX),
     (r"invalid region|invalid zone|instance type .*not found|not supported", "ask for another place or machine"),
 )
+_AWAY = re.compile(
+    r"Connection ?(Error|Reset|Refused|Aborted)|Timeout|timed out|temporar|unreachable|\b50[0234]\b", re.I
+)
+"""The cloud, or the way to it, was away for a moment."""
+AWAY_S = 10.0
 _REFUSES = {
     "NoCloudAccessError", "InvalidCloudCredentials", "InvalidCloudConfigs", "CloudUserIdentityError",
     "ClusterOwnerIdentityMismatchError", "ResourcesMismatchError", "NotSupportedError", "InvalidClusterNameError",
@@ -70,6 +75,8 @@ def meaning(failure: Failure, cloud: str, secrets: Iterable[str]) -> ProviderErr
         return refusal
     if definite and _CAPACITY.search(said):
         return NoCapacity(text)
+    if nothing and fix is None and _AWAY.search(said):
+        return Throttled(text, after_s=AWAY_S)
     if nothing or (fix is not None and definite):
         return refusal
     return OutcomeUnknown(text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected
+from broker.domain.errors import ImageRefused, NoCapacity, OutcomeUnknown, ProviderError, Rejected, Throttled
 from providers.sky_api import Failure
 from providers.sky_errors import meaning, one_line
 from providers.sky_facts import NOTHING
@@ -40,7 +40,7 @@ QUOTA = "ClientError: An error occurred (VcpuLimitExceeded) when calling RunInst
         ("RuntimeError", f"{NOTHING}AuthenticationError: Unauthorized request", Rejected, "gpubroker doctor"),
         ("RuntimeError", f"{NOTHING}ResourcesMismatchError: other resources", Rejected, ""),
         ("RuntimeError", f"{NOTHING}ValueError: Invalid zone 'x' for region 'y'", Rejected, "ask for another place"),
-        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", Rejected, "no route to host"),
+        ("RuntimeError", f"{NOTHING}ConnectionError: no route to host", Throttled, "no route to host"),
         ("RuntimeError", f"{NOTHING}QueryError: out of stock", NoCapacity, "out of stock"),
         ("AuthenticationError", "Unauthorized request", OutcomeUnknown, ""),
         ("CommandError", "setup failed with return code 1", OutcomeUnknown, ""),
