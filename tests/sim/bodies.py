@@ -280,11 +280,11 @@ class Body(VirtualBody):
         if instance.machine.name in self._finished:
             return
         await super()._beat(instance, step)
-        for node in self._mates(instance.machine.name):
+        for node in self.mates(instance.machine.name):
             mate = Beat(attempt=instance.attempt, node=node, boot=instance.boot, seq=instance.seq, phase="training")
             await self._blobs.put(keys.beat(instance.attempt, node), mate.model_dump_json().encode())
 
-    def _mates(self, name: str) -> Sequence[int]:
+    def mates(self, name: str) -> Sequence[int]:
         """Machines beside the first that work; one that was made too many has no agent."""
         cloud = self.world.cloud
         own = [i for i in cloud.more if i.startswith(f"{name}-") and i not in cloud.surplus and i not in self.stopped]

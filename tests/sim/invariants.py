@@ -200,7 +200,10 @@ class Watch:
         if to.reason is Reason.PREEMPTED and len(standing) >= to.line.nodes:
             self._fail("no_false_death", f"{to.name} stands, and was taken for dead: {to.detail}")
         works = set(self._world.body.running()) - self._world.body.silent - self._returned()
-        if to.reason is Reason.HUNG and to.name in works:
+        whole = (
+            len(self._world.body.mates(to.name)) >= to.line.nodes - 1
+        )  # one too many in the place of another is idle
+        if to.reason is Reason.HUNG and to.name in works and whole:
             self._fail("no_false_death", f"{to.name} works, and was taken for hung")
 
     def _returned(self) -> set[str]:

@@ -71,14 +71,15 @@ class Prices:
 
         What is known is what the last listing showed by which something was charged; of two brokers one may be given
         an older one than the other had. So what a price was since then, up to the charge, may be charged, as a rise
-        counts back to the charge before and a fall from when it was seen.
+        counts back to the charge before and a fall from when it was seen. One machine of several may have told of a
+        rise, and no listing of a fall since: without one that showed all of them, since the create.
         """
         slack, begins = CLOCK_S + offer.billing_quantum_s, sent
         for number, one in enumerate((*charges, Charged(to=until, asked=until))):
             ends = min(max(one.to, begins), until)
             known = [c.begun for c in charges[:number] if c.begun is not None and c.asked <= begins + CLOCK_S]
             bought = [] if known else [offer.usd_per_hour]
-            since = (known[-1] if known else begins) - slack
+            since = (known[-1] if known else sent) - slack
             could = self._within(offer, since, max(ends, one.asked) + slack) + bought
             if ends > begins:
                 yield Span(begins=begins, ends=ends, low=min(could), high=max(could))
