@@ -21,6 +21,7 @@ from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
 from broker.decide.prices import Stood, surplus_changes
+from broker.decide.refusals import AccountRefusal, block_s, of_account
 from broker.decide.signals import SIGNALS, signalled
 from broker.decide.step import after_attempt, due_in_s, setup_reason, step
 from broker.domain.errors import (
@@ -153,9 +154,10 @@ class Launch:
 
     async def _create(self, one: Leased) -> None:
         attempt = one.attempt
-        provider = self._context.provider_of(attempt)
+        provider, asked = self._context.provider_of(attempt), False
         try:
             boot = await self._boot.prepare(one)
+            asked = True
             async with asyncio.timeout(provider.caps.boot_deadline_s):
                 handles = await provider.create(attempt.name, attempt.line.offer, boot)
         except (NoCapacity, Throttled) as e:
@@ -163,7 +165,8 @@ class Launch:
         except ImageRefused as e:
             await self._refused(one, AttemptEvent.REJECTED, str(e), Reason.IMAGE)
         except Rejected as e:
-            await self._refused(one, AttemptEvent.REJECTED, str(e))
+            found = of_account(attempt.line.offer, str(e)) if asked else None
+            await self._refused(one, AttemptEvent.REJECTED, str(e), account=found)
         except BlobError as e:
             await self._answer(one, partial(self._unsent, why=str(e)))
         except ProviderError as e:
@@ -215,15 +218,22 @@ class Launch:
         reason: Reason | None = None,
         *,
         seen: tuple[Handle, ...] = (),
+        account: AccountRefusal | None = None,
     ) -> None:
-        """`seen`: what stands all the same, and is charged."""
-        offer = one.attempt.line.offer
-        await self._context.store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
+        """`seen`: what stands all the same, and is charged. `account`: what it says of more than this offer."""
+        offer, store = one.attempt.line.offer, self._context.store
+        if account is None:
+            await store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
+            words, detail = f"{offer.cloud}: {message}", message
+        else:
+            earlier = [other for other in await store.attempts(one.attempt.job_id) if other.id != one.attempt.id]
+            await store.block_offer(account.key, account.words, for_s=block_s(account, earlier))
+            words = detail = f"{account.words} ({message})"
 
         def refusal(now: Leased) -> Change:
             ended = step(now.attempt, why, self._context.clock.now(), reason=reason).attempt
-            told = event(now.job, "attempt.refused", f"{offer.cloud}: {message}", attempt=ended)
-            ended = replace(ended, detail=message, handles=seen or ended.handles)
+            told = event(now.job, "attempt.refused", words, attempt=ended)
+            ended = replace(ended, detail=detail, handles=seen or ended.handles)
             return Change(attempt=(now.attempt, ended), events=(told,))
 
         await self._answer(one, refusal)

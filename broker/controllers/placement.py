@@ -21,6 +21,7 @@ from broker.decide.lifecycle import JobEvent, next_job_state
 from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, lasting, workload_left
+from broker.decide.refusals import told_refusals
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind, Reason
@@ -173,6 +174,9 @@ class Placement:
         )
         choice = choose(made, cap_left=cap_left, attempt_number=job.attempts + 1, least=partial(self._least_usd, job))
         if choice.line is None:
+            refusals = told_refusals(seen.excluded, job.spec.resources.providers)
+            if choice.queue is Queue.WAIT:
+                choice = replace(choice, reason="; ".join([*refusals, choice.reason]))
             if room is not None:  # what no policy lets through speaks of the cap no more than of the market
                 return self._wait(job, f"{choice.reason}; {room[1]}", capped=False)
             return self._wait(job, choice.reason, capped=choice.queue is Queue.CAPPED)

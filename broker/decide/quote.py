@@ -95,7 +95,7 @@ def _assess(ask: Ask, offers: Sequence[Offer], sold: Machines, kind: Kind, found
                 drops[number] = Drop.CAP
             elif gone:
                 drops[number] = Drop.UNAVAILABLE
-            elif excluded and _excluded(ask, offers[number]):
+            elif excluded and ask.excluded_by(offers[number]) is not None:
                 drops[number] = Drop.EXCLUDED
 
 
@@ -106,10 +106,6 @@ def _placed(ask: Ask, offer: Offer, kind: Kind) -> Drop | None:
     if offer.vcpus < kind.cores or offer.ram_bytes < kind.ram or offer.disk_bytes < kind.disk:
         return Drop.HOST
     return None
-
-
-def _excluded(ask: Ask, offer: Offer) -> bool:
-    return offer.id in ask.excluded or (ask.hosts and offer.host_key in ask.excluded)
 
 
 def _late_s(ask: Ask, offer: Offer, kind: Kind) -> float:
@@ -143,7 +139,7 @@ def _reason(ask: Ask, offer: Offer, kind: Kind, drop: Drop | None) -> str:
         case Drop.UNAVAILABLE:
             return "the cloud has none now"
         case Drop.EXCLUDED:
-            return ask.excluded.get(offer.id) or ask.excluded[offer.host_key]
+            return ask.excluded[ask.excluded_by(offer) or offer.id]
     return kind.reason
 
 
@@ -304,7 +300,7 @@ def quote(
 
     `workload`: what is left to do. `local_files`: the blob store or the model is a folder of this machine.
     `scoped_store`: what the blob store grants reaches no more than the attempt's own part. `spent`, `cap_left`: dollars
-    of this job. `excluded`: reasons by offer id or host key, e.g. sold out a moment ago.
+    of this job. `excluded`: reasons by offer id, host key or account, e.g. sold out a moment ago.
     `caps`: by provider, for boot and teardown times and what its machines reach. `machine_s`: seconds for which the
     job's machines have stood. `lead_s`: of its time, a drain begins so long before the end, and the teardown earlier.
     `storage_usd_per_gib_month`: of the blob store. `learned`: what own runs say of speed, memory and preemptions.

@@ -11,8 +11,9 @@ from broker.decide.fit import Fit
 from broker.decide.hardware import matches
 from broker.decide.hazard import certainty, preemptions_per_s
 from broker.decide.quote_kinds import Kind
+from broker.decide.refusals import account_keys
 from broker.domain.instance import Caps
-from broker.domain.offer import HOST, Drop, Offer, Trust
+from broker.domain.offer import ACCOUNT, HOST, Drop, Offer, Trust
 from broker.domain.spec import JobSpec
 from broker.domain.workload import Workload
 
@@ -49,6 +50,8 @@ class Ask:
     """There is a deadline or a longest duration."""
     hosts: bool = field(init=False)
     """Whole hosts are excluded as well."""
+    accounts: bool = field(init=False)
+    """And what an account does not get."""
     fits: dict[object, Fit] = field(init=False, default_factory=dict)
     """By hardware: memory and time are worked out once for each."""
 
@@ -61,6 +64,15 @@ class Ask:
         self.duration_s = inf if spec.max_duration is None else spec.max_duration - self.machine_s - self.lead_s
         self.timed = spec.deadline is not None or spec.max_duration is not None
         self.hosts = any(key.startswith(HOST) for key in self.excluded)
+        self.accounts = any(key.startswith(ACCOUNT) for key in self.excluded)
+
+    def excluded_by(self, offer: Offer) -> str | None:
+        """The key by which it is not to be bought now."""
+        if offer.id in self.excluded:
+            return offer.id
+        if self.hosts and offer.host_key in self.excluded:
+            return offer.host_key
+        return next((key for key in account_keys(offer) if key in self.excluded), None) if self.accounts else None
 
     def rate(self, offer: Offer) -> float:
         """Expected preemptions a second of the job: any machine's that is taken away stops all of them."""

@@ -14,6 +14,7 @@ from broker.decide.lifecycle import (
     next_job_state,
 )
 from broker.decide.recovery import MAX_CHANGES, given_up, remedy
+from broker.decide.refusals import account_refused
 from broker.decide.signals import SIGNALS
 from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Job, JobState, Reason, Remedy, Signal
@@ -113,10 +114,11 @@ def kept_until(attempt: Attempt, job: Job) -> datetime | None:
     return attempt.terminating_since + timedelta(seconds=job.spec.keep_on_failure)
 
 
-def job_event(job: Job, reason: Reason, *, image_refused: bool = False) -> JobEvent:
+def job_event(job: Job, reason: Reason, *, image_refused: bool = False, free: bool = False) -> JobEvent:
     """What the end of its attempt means for a job: retries and changes of plan are counted here.
 
     `image_refused`: an earlier attempt ended for its image; a registry that refuses it twice refuses it everywhere.
+    `free`: it uses up no retry.
     """
     match reason:
         case Reason.COMPLETED:
@@ -133,15 +135,15 @@ def job_event(job: Job, reason: Reason, *, image_refused: bool = False) -> JobEv
         case Reason.QUOTE_EXPIRED | Reason.BUDGET:
             return JobEvent.RETRY
         case _:
-            return JobEvent.RETRY if _may_retry(job, reason) else JobEvent.FAILED
+            return JobEvent.RETRY if _may_retry(job, reason, free) else JobEvent.FAILED
 
 
-def _may_retry(job: Job, reason: Reason) -> bool:
+def _may_retry(job: Job, reason: Reason, free: bool) -> bool:
     if reason.value not in job.spec.retry.on:
         return False
     if reason is Reason.OOM and job.remedy is not None and len(job.remedy.tried) >= MAX_CHANGES:
         return False
-    return reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
+    return free or reason in FREE_RETRIES or job.retries_used < job.spec.retry.max
 
 
 def back_off_s(reason: Reason, used: int) -> float:
@@ -180,7 +182,8 @@ def after_attempt(
     job: Job, attempt: Attempt, reason: Reason, detail: str, now: datetime, *, image_refused: bool = False
 ) -> Job:
     """The job once its attempt has ended for `reason`; `job` as read with the attempt, before the last charge."""
-    event = job_event(job, reason, image_refused=image_refused)
+    free = reason in FREE_RETRIES or account_refused(attempt)
+    event = job_event(job, reason, image_refused=image_refused, free=free)
     job = replace(job, machine_s=job.machine_s + machine_s(attempt, attempt.absent_at or now))
     if event is JobEvent.CAPPED and cap_was_raised(job, attempt):
         why = "cap raised" if job.spec.max_duration is None else "what this attempt had reserved is used up"
@@ -189,7 +192,7 @@ def after_attempt(
     if state is not JobState.RECOVERING:
         why = given_up(job, attempt.line, host=ran_out_of_host(attempt)) if reason is Reason.OOM else detail
         return replace(job, state=state, reason=why or reason.value, finished_at=now)
-    used = job.retries_used + (reason not in FREE_RETRIES)
+    used = job.retries_used + (not free)
     return replace(
         job,
         state=state,

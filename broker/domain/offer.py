@@ -12,6 +12,8 @@ from broker.domain.workload import MemoryNeed, Plan, SpeedTier
 GIB = 1024**3
 HOST = "host:"
 """Begins the key of a physical host; no offer's id does."""
+ACCOUNT = "account:"
+"""Begins the keys of an account that refuses, which block all offers that depend on it; no offer's id does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """A cloud that refuses every create: nothing stood, so nothing is paid, and no time is used up."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 
 from broker.domain.errors import ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
-from broker.domain.instance import Caps
+from broker.domain.ids import InstanceName
+from broker.domain.instance import BootSpec, Caps
 from broker.domain.job import RESTING_JOB_STATES, JobState
 from broker.domain.money import ZERO
+from broker.domain.offer import Offer
 from broker.store.memory import MemoryStore
 from providers.sim_config import SimulatedConfig
 from providers.simulated import SimulatedProvider
@@ -63,7 +66,7 @@ def test_refusals_cost_neither_money_nor_time(refusal: ProviderError, tmp_path: 
     told(story())
 
 
-@pytest.mark.parametrize("refusal", [Rejected("quota"), ImageRefused("no such image")])
+@pytest.mark.parametrize("refusal", [Rejected("bad request"), ImageRefused("no such image")])
 def test_a_refusal_that_ends_its_job_costs_nothing_either(refusal: ProviderError, tmp_path: Path) -> None:
     async def story() -> None:
         house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Refuses)
@@ -74,5 +77,64 @@ def test_a_refusal_that_ends_its_job_costs_nothing_either(refusal: ProviderError
                 await house.clock.sleep(10)
             assert found is not None
             assert found.spent_usd == ZERO
+
+    told(story())
+
+
+class Broke(SimulatedProvider):
+    """Has no credit at the clouds `broke`; None: at the one that is bought from first."""
+
+    broke: set[str] | None = None
+    creates: list[str]
+
+    async def create(self, name: InstanceName, offer: Offer, boot: BootSpec) -> Any:
+        self.creates.append(offer.cloud)
+        self.broke = {offer.cloud} if self.broke is None else self.broke
+        if offer.cloud in self.broke:
+            raise Rejected(f"{offer.cloud}: create of {name}: insufficient balance")
+        return await super().create(name, offer, boot)
+
+
+def broke_house(state: Path, broke: set[str] | None = None) -> tuple[Virtual, Broke]:
+    house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=state, cloud=Broke)
+    assert isinstance(house.provider, Broke)
+    house.provider.broke, house.provider.creates = broke, []
+    return house, house.provider
+
+
+def test_a_cloud_without_credit_is_passed_over_by_all_jobs_and_costs_no_retry(tmp_path: Path) -> None:
+    async def story() -> None:
+        house, cloud = broke_house(tmp_path)
+        async with house.running():
+            jobs = [await house.submit(cap_usd="10", retry={"max": 0}) for _ in range(2)]
+            await house.state_of(jobs[0], JobState.SUCCEEDED, JobState.FAILED, within_s=900)
+            jobs.append(await house.submit(cap_usd="10", retry={"max": 0}))
+            for job in jobs:
+                found = await house.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
+                assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
+            first, *others = cloud.creates
+            assert len(await house.attempts(jobs[-1])) == 1
+            assert others.count(first) < len(jobs) - 1
+            refused = (await house.attempts(jobs[0]))[0]
+            assert refused.detail.startswith(f"{first} refuses: insufficient balance; add credit")
+            assert refused.charged_usd == ZERO
+
+    told(story())
+
+
+def test_a_job_whose_only_cloud_refuses_the_account_waits_and_asks_seldom(tmp_path: Path) -> None:
+    async def story() -> None:
+        house, cloud = broke_house(tmp_path, {"runpod", "vast", "aws", "lambda"})
+        async with house.running():
+            job = await house.submit(cap_usd="10", retry={"max": 0})
+            await house.clock.sleep(3 * 3600)
+            found = await house.store.job(job)
+            assert found is not None
+            assert found.state is JobState.QUEUED
+            assert "refuses: insufficient balance; add credit" in found.reason
+            assert found.spent_usd == ZERO
+            assert max(Counter(cloud.creates).values()) <= 6
+            cloud.broke = set()
+            await house.state_of(job, JobState.SUCCEEDED, within_s=4000)
 
     told(story())

@@ -68,6 +68,8 @@ def only(line_of: Any) -> QuoteLine:
         ({"available": False}, {}, Drop.UNAVAILABLE, "the cloud has none now"),
         ({}, {"excluded": {"cloud/x": "sold out until 12:05"}}, Drop.EXCLUDED, "sold out until 12:05"),
         ({"facts": HostFacts(host="7")}, {"excluded": {"host:Cloud/7": "hung twice"}}, Drop.EXCLUDED, "hung twice"),
+        ({}, {"excluded": {"account:cloud/": "cannot list"}}, Drop.EXCLUDED, "cannot list"),
+        ({}, {"excluded": {"account:cloud/Cloud/": "no credit"}}, Drop.EXCLUDED, "no credit"),
     ],
 )
 def test_what_is_dropped_says_why(changes: dict[str, Any], arguments: dict[str, Any], drop: Drop, words: str) -> None:
