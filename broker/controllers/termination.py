@@ -20,6 +20,7 @@ from broker.decide.hosts import MEMORY_S, MOST, WEIGHTS, judge_host, weight
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import TAKEN_AWAY, bought
 from broker.decide.recovery import told
+from broker.decide.refusals import refused_in_a_row
 from broker.decide.step import after_attempt, due_in_s, end_reason, kept_until, step
 from broker.domain.errors import BlobsUnavailable, Gone, GpubrokerError, ProviderError
 from broker.domain.job import Attempt, Event, Handle, Job, LedgerEntry, LedgerKind, Reason
@@ -99,14 +100,14 @@ class Termination:
         return change
 
     async def _image_refused(self, attempt: Attempt) -> bool:
-        """Whether an attempt before this one, which has, ended for the trainer's image as well. The first one's host is
-        passed over for a while, so that the second opinion is another's."""
+        """Whether an attempt before this one, which has, ended for the trainer's image as well, and none pulled it
+        since. The first one's host is passed over for a while, so that the second opinion is another's."""
         if attempt.reason is not Reason.IMAGE:
             return False
         offer, store = attempt.line.offer, self._context.store
         await store.block_offer(offer.host_key, attempt.detail, for_s=self._context.rhythm.sold_out_s)
         others = [one for one in await store.attempts(attempt.job_id) if one.id != attempt.id]
-        return any(one.reason is Reason.IMAGE for one in others)
+        return any(one.reason is Reason.IMAGE for one in refused_in_a_row(others))
 
     def _hold(self, one: Leased) -> Change | None:
         """A failed job's machine is left alone for as long as was asked for, while it stands."""

@@ -11,7 +11,7 @@ import pytest
 from broker.domain.errors import ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.ids import InstanceName
 from broker.domain.instance import BootSpec, Caps
-from broker.domain.job import RESTING_JOB_STATES, JobState
+from broker.domain.job import RESTING_JOB_STATES, AttemptState, JobState, Reason
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
 from broker.store.memory import MemoryStore
@@ -136,5 +136,33 @@ def test_a_job_whose_only_cloud_refuses_the_account_waits_and_asks_seldom(tmp_pa
             assert max(Counter(cloud.creates).values()) <= 6
             cloud.broke = set()
             await house.state_of(job, JobState.SUCCEEDED, within_s=4000)
+
+    told(story())
+
+
+class Registry(SimulatedProvider):
+    """Refuses the image of the first and the third create, as a registry that limits pulls does."""
+
+    creates = 0
+
+    async def create(self, *asked: Any) -> Any:
+        self.creates += 1
+        if self.creates in (1, 3):
+            raise ImageRefused("toomanyrequests: you have reached your pull rate limit")
+        return await super().create(*asked)
+
+
+def test_an_image_that_was_pulled_since_is_not_refused_twice(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Registry)
+        async with house.running():
+            job = await house.submit(cap_usd="10")
+            while not any(one.state is AttemptState.TRAINING for one in await house.attempts(job)):
+                await house.clock.sleep(1)
+            house.body._instances.clear()  # type: ignore[attr-defined]
+            found = await house.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
+            reasons = [one.reason for one in await house.attempts(job)]
+            assert reasons[0] is reasons[2] is Reason.IMAGE
+            assert (found.state, reasons[3]) == (JobState.SUCCEEDED, Reason.COMPLETED), found.reason
 
     told(story())
