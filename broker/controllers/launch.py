@@ -16,7 +16,7 @@ from broker.controllers.forsale import ForSale, Offers
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
 from broker.controllers.tasks import Tasks
-from broker.decide.billing import told_out_of_time
+from broker.decide.billing import nothing_stands, told_out_of_time
 from broker.decide.launch import LaunchLook, judge_launching, outdated
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
@@ -109,14 +109,14 @@ class Launch:
                     self._launchers.end(one.attempt.name)
         for (one, change), ok in zip(intents, held, strict=True):
             if ok and change.attempt and _sends(change):
-                self._start(Leased(attempt=change.attempt[1], job=one.job))
+                self._start(Leased(attempt=change.attempt[1], job=one.job), first=True)
 
     async def _intent(self, one: Leased) -> Change:
         if (why := self._never_sent(one)) is not None:
             return self._never_mind(one, *why)
         attempt = one.attempt
         sent = step(attempt, AttemptEvent.LEASE_TAKEN, self._context.clock.now()).attempt
-        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id())
+        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id(), detail="")
         return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)
 
     def _never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
@@ -128,7 +128,7 @@ class Launch:
             return AttemptEvent.QUOTE_EXPIRED, forbidden
         age_s = (now - one.attempt.created_at).total_seconds()
         if age_s > self._context.rhythm.quote_ttl_s:
-            return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old"
+            return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old; {one.attempt.detail}".rstrip("; ")
         bought = one.attempt.line.offer
         rise = self._context.costs.price_rise
         change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider), rise)
@@ -149,10 +149,10 @@ class Launch:
             due_in_s=due_in_s(job, now),
         )  # fmt: skip
 
-    def _start(self, one: Leased) -> None:
-        self._launchers.carry(one.attempt.name, self._creates.start(self._create(one)))
+    def _start(self, one: Leased, *, first: bool) -> None:
+        self._launchers.carry(one.attempt.name, self._creates.start(self._create(one, first)))
 
-    async def _create(self, one: Leased) -> None:
+    async def _create(self, one: Leased, first: bool) -> None:
         attempt = one.attempt
         provider, asked = self._context.provider_of(attempt), False
         try:
@@ -168,7 +168,7 @@ class Launch:
             found = of_account(attempt.line.offer, str(e)) if asked else None
             await self._refused(one, AttemptEvent.REJECTED, str(e), account=found)
         except BlobError as e:
-            await self._answer(one, partial(self._unsent, why=str(e)))
+            await self._answer(one, partial(self._unsent, first=first and not asked, why=str(e)))
         except ProviderError as e:
             await self._answer(one, partial(self._unknown, why=str(e)))
         except TimeoutError:
@@ -204,11 +204,14 @@ class Launch:
         detail = replace(one.attempt, detail=f"create's outcome is unknown: {why}")
         return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
 
-    def _unsent(self, one: Leased, why: str) -> Change:
-        """What the machine is to be given could not be written: no cloud was asked, so no launcher has to be proven
-        dead, and any broker may create it once two listings show nothing."""
-        detail = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
-        return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
+    def _unsent(self, one: Leased, first: bool, why: str) -> Change:
+        """What the machine is to be given could not be written: no cloud was asked, so any broker may create it, at no
+        cost if it is the `first` create of that name, else once two listings show nothing."""
+        attempt, due_s = one.attempt, self.every_s
+        if first and nothing_stands(attempt) and attempt.charged_to is None:
+            attempt, due_s = step(attempt, AttemptEvent.UNSENT, self._context.clock.now()).attempt, CREATE_LOOK_S
+        attempt = replace(attempt, launched_by="", detail=f"create was not sent: {why}")
+        return Change(attempt=(one.attempt, attempt), due_in_s=due_s)
 
     async def _refused(
         self,
@@ -222,13 +225,13 @@ class Launch:
     ) -> None:
         """`seen`: what stands all the same, and is charged. `account`: what it says of more than this offer."""
         offer, store = one.attempt.line.offer, self._context.store
+        words, detail = f"{offer.cloud}: {message}", message
         if account is None:
             await store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
-            words, detail = f"{offer.cloud}: {message}", message
         else:
-            earlier = [other for other in await store.attempts(one.attempt.job_id) if other.id != one.attempt.id]
-            await store.block_offer(account.key, account.words, for_s=block_s(account, earlier))
             words = detail = f"{account.words} ({message})"
+            known = await store.attempts(one.attempt.job_id)
+            await store.block_offer(account.key, account.words, for_s=block_s(account, known))
 
         def refusal(now: Leased) -> Change:
             ended = step(now.attempt, why, self._context.clock.now(), reason=reason).attempt
@@ -356,7 +359,7 @@ class Launch:
             self._launchers.end(attempt.name)
             raise
         if held:
-            self._start(Leased(attempt=sent, job=one.job))
+            self._start(Leased(attempt=sent, job=one.job), first=False)
         else:
             self._launchers.end(attempt.name)
 

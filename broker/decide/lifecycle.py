@@ -22,6 +22,7 @@ class AttemptEvent(StrEnum):
     IDLE = "idle"
     IDLE_NOW = "idle, not waited for"
     CREATED = "create answered, or seen in inventory"
+    UNSENT = "first create not sent"
     OUTCOME_UNKNOWN = "create's outcome unknown"
     NO_CAPACITY = "definitely no capacity"
     REJECTED = "definitely rejected"
@@ -94,6 +95,7 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
     (A.INTENDED, E.OUT_OF_TIME): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.OUT_OF_TIME),
     (A.INTENDED, E.BUDGET): Rule(next=A.ENDED, effects=(Effect.RELEASE,), reason=Reason.BUDGET),
     (A.LAUNCHING, E.CREATED): Rule(next=A.BOOTING, effects=(Effect.RECORD_HANDLES,)),
+    (A.LAUNCHING, E.UNSENT): Rule(next=A.INTENDED),
     (A.LAUNCHING, E.OUTCOME_UNKNOWN): Rule(next=A.LAUNCHING),
     (A.LAUNCHING, E.NO_CAPACITY): _end(Reason.NO_CAPACITY),
     (A.LAUNCHING, E.REJECTED): _end(Reason.REJECTED),
@@ -136,7 +138,7 @@ ATTEMPT_RULES: Mapping[tuple[A, E], Rule] = {
 }
 
 _LATE = frozenset(E) - {E.LEASE_TAKEN, E.ABSENT}
-_ANSWERS = frozenset({E.CREATED, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.SETUP_FAILED})
+_ANSWERS = frozenset({E.CREATED, E.UNSENT, E.OUTCOME_UNKNOWN, E.NO_CAPACITY, E.REJECTED, E.SETUP_FAILED})
 """What comes of a launch, and may come after a look-up has shown the machine."""
 
 ATTEMPT_STALE: Mapping[A, frozenset[E]] = {

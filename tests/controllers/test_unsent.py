@@ -9,6 +9,7 @@ from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
 from broker.domain.job import JobState, Reason
+from broker.domain.money import ZERO
 from tests.controllers.house import House
 
 
@@ -45,3 +46,37 @@ async def test_what_was_never_sent_is_created_although_its_launcher_lives(
         assert [attempt.reason for attempt in await broker.attempts(job)] == [Reason.COMPLETED]
         assert refused
         assert len(sent) == 1
+
+
+async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blob store takes no writes for longer than a boot may take, and than a quote holds."""
+    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    broker = house()
+    put, shut = broker.blobs.put, [True]
+
+    async def refusing(key: str, data: bytes, **how: Any) -> str:
+        if shut[0]:
+            raise BlobsUnavailable("s3: 403 InvalidAccessKeyId")
+        return await put(key, data, **how)
+
+    monkeypatch.setattr(broker.blobs, "put", refusing)
+    async with broker.running():
+        job = await broker.submit(retry={"max": 0})
+
+        async def told(so_many: int) -> bool:
+            attempts = await broker.attempts(job)
+            return len(attempts) >= so_many and attempts[-1].detail.startswith("create was not sent")
+
+        for number in (1, 2):
+            await broker.eventually(lambda so_many=number: told(so_many), within_s=30)  # type: ignore[misc]
+            broker.clock.forward(broker.provider.caps.boot_deadline_s + broker.rhythm.quote_ttl_s)
+        shut[0] = False
+        found = await broker.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=30)
+        assert (found.state, found.retries_used) == (JobState.SUCCEEDED, 0), found.reason
+        *unsent, last = await broker.attempts(job)
+        assert {one.reason for one in unsent} == {Reason.QUOTE_EXPIRED}
+        assert {(one.charged_usd, one.create_sent_at) for one in unsent} == {(ZERO, None)}
+        assert "create was not sent: s3: 403" in unsent[0].detail
+        assert last.reason is Reason.COMPLETED
