@@ -12,7 +12,8 @@ from broker.controllers.listings import Followed, Listing, Shown
 from broker.controllers.tasks import together
 from broker.decide.billing import runs_since
 from broker.decide.prices import Stood
-from broker.domain.errors import OutcomeUnknown, ProviderError
+from broker.decide.refusals import provider_key
+from broker.domain.errors import OutcomeUnknown, ProviderError, Rejected
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, Handle
@@ -44,8 +45,17 @@ class Inventory:
         """When listings began and had answered, also those that are forgotten. What is not followed none has shown."""
         self._unheard = dict.fromkeys(context.providers, 0)
         """Listings in a row that had no answer."""
-        self._trouble: dict[str, str] = {}
+        self._trouble: dict[str, ProviderError] = {}
         """Why the last one had none."""
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """Clouds that would neither show nor end what is bought there, by the key that blocks them, with the reason."""
+        return {
+            provider_key(name): f"{name} refuses to list its machines: {why}"
+            for name, why in self._trouble.items()
+            if isinstance(why, Rejected)
+        }
 
     @property
     def turns(self) -> Mapping[str, float]:
@@ -72,7 +82,7 @@ class Inventory:
             try:
                 observed = await self._list(provider)
             except ProviderError as e:
-                self._trouble[provider] = str(e)
+                self._trouble[provider] = e
                 raise
             self._unheard[provider] = 0
             self._trouble.pop(provider, None)
@@ -111,7 +121,7 @@ class Inventory:
 
     def trouble(self, provider: str) -> str:
         """Why the last listing failed; empty: it did not."""
-        return self._trouble.get(provider, "")
+        return str(self._trouble.get(provider, ""))
 
     async def refresh_all(self, providers: Iterable[str], max_age_s: Mapping[str, float] = {}) -> set[str]:
         """Lists them at the same time; returns those that did not answer. `max_age_s`: where it is not the usual."""

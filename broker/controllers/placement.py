@@ -66,7 +66,7 @@ class Placement:
         learned: Learned = lambda: NOTHING,
     ) -> None:
         """`troubles`: why a provider does not sell, by its name. `learned`: what own runs have shown."""
-        self._context = context
+        self._context, self._inventory = context, inventory
         self._offers, self._troubles, self._learned = offers, troubles, learned
         self._restored, self._started = Restored(context, inventory), False
         self.every_s = context.rhythm.poll_s
@@ -86,7 +86,8 @@ class Placement:
             await context.store.wait("jobs", self.every_s)
             return True  # the wait was the pause
         now, applied = await context.store.applied(list({(job.team, job.owner) for job in jobs}))
-        seen = _Round(excluded=await context.store.blocked_offers(), now=now, applied=applied)
+        excluded = {**await context.store.blocked_offers(), **self._inventory.refusals}
+        seen = _Round(excluded=excluded, now=now, applied=applied)
         decided = await each(context, self.name, jobs, lambda job: self._decide(job, seen))
         held = await context.store.apply([change for _, change in decided])
         # Others took the room meanwhile, in this round or elsewhere: the next look says so.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from broker.domain.errors import ImageRefused, NoCapacity, ProviderError, Rejected, Throttled
 from broker.domain.ids import InstanceName
-from broker.domain.instance import BootSpec, Caps
+from broker.domain.instance import BootSpec, Caps, Observed
 from broker.domain.job import RESTING_JOB_STATES, AttemptState, JobState, Reason
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer
@@ -164,5 +165,41 @@ def test_an_image_that_was_pulled_since_is_not_refused_twice(tmp_path: Path) -> 
             reasons = [one.reason for one in await house.attempts(job)]
             assert reasons[0] is reasons[2] is Reason.IMAGE
             assert (found.state, reasons[3]) == (JobState.SUCCEEDED, Reason.COMPLETED), found.reason
+
+    told(story())
+
+
+class Unlisted(SimulatedProvider):
+    """Sells to a key that may not list."""
+
+    shut = True
+    creates = 0
+
+    async def list(self) -> Sequence[Observed]:
+        if self.shut:
+            raise Rejected("the key may not list")
+        return await super().list()
+
+    async def create(self, *asked: Any) -> Any:
+        self.creates += 1
+        return await super().create(*asked)
+
+
+def test_nothing_is_bought_where_the_listing_is_refused(tmp_path: Path) -> None:
+    """What is bought there could neither be followed nor proven to be gone."""
+
+    async def story() -> None:
+        house = Virtual(store=MemoryStore(LoopClock()), config=CONFIG, state=tmp_path, cloud=Unlisted)
+        cloud = house.provider
+        assert isinstance(cloud, Unlisted)
+        async with house.running():
+            job = await house.submit(cap_usd="10")
+            await house.clock.sleep(600)
+            found = await house.store.job(job)
+            assert found is not None
+            assert (found.state, cloud.creates) == (JobState.QUEUED, 0)
+            assert "simulated refuses to list its machines: the key may not list" in found.reason
+            cloud.shut = False
+            await house.state_of(job, JobState.SUCCEEDED, within_s=900)
 
     told(story())
