@@ -160,7 +160,7 @@ def test_an_image_that_was_pulled_since_is_not_refused_twice(tmp_path: Path) -> 
             job = await house.submit(cap_usd="10")
             while not any(one.state is AttemptState.TRAINING for one in await house.attempts(job)):
                 await house.clock.sleep(1)
-            house.body._instances.clear()  # type: ignore[attr-defined]
+            house.body._instances.clear()
             found = await house.state_of(job, JobState.SUCCEEDED, JobState.FAILED, within_s=900)
             reasons = [one.reason for one in await house.attempts(job)]
             assert reasons[0] is reasons[2] is Reason.IMAGE
