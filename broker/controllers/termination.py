@@ -134,9 +134,13 @@ class Termination:
             failed = self._kept_by(attempt, standing=standing, launcher_dead=launcher_dead)
         charge = surplus(self._context, self._inventory, attempt)
         if not failed:
-            due_s = min(1.0, self._context.rhythm.look_s)
-            return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=due_s)
+            return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=self._again_s)
         return replace(self._failed(one, attempt, failed), charge=charge)
+
+    @property
+    def _again_s(self) -> float:
+        """Sooner than this broker comes again: one that is cut off would always be the first at what others reach."""
+        return min(1.0, self._context.rhythm.look_s)
 
     def _kept_by(self, attempt: Attempt, *, standing: bool, launcher_dead: bool) -> str:
         """What its end waits for, in one line."""
@@ -179,8 +183,7 @@ class Termination:
         told = event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved)
         alert = is_told(failures, self._context.rhythm.destroy_alert)
         # No back-off, since the machine bills: the cloud's gate keeps calls apart, and obeys what the cloud asks for.
-        due_s = self._context.rhythm.look_s
-        return Change(attempt=(one.attempt, moved), events=(told,) if alert else (), due_in_s=due_s)
+        return Change(attempt=(one.attempt, moved), events=(told,) if alert else (), due_in_s=self._again_s)
 
     # -------------------------------------------------------------------------------------------------------- settle
 
