@@ -208,7 +208,8 @@ class Launch:
         """What the machine is to be given could not be written: no cloud was asked, so any broker may create it, at no
         cost if it is the `first` create of that name, else once two listings show nothing."""
         attempt, due_s = one.attempt, self.every_s
-        if first and nothing_stands(attempt) and attempt.charged_to is None:
+        own = attempt.launched_by == self._context.provider_of(attempt).launcher_id()
+        if first and own and nothing_stands(attempt) and attempt.charged_to is None:
             attempt, due_s = step(attempt, AttemptEvent.UNSENT, self._context.clock.now()).attempt, CREATE_LOOK_S
         attempt = replace(attempt, launched_by="", detail=f"create was not sent: {why}")
         return Change(attempt=(one.attempt, attempt), due_in_s=due_s)

@@ -51,17 +51,17 @@ async def create_first(self: launch.Launch, leased: list[Any]) -> None:
     """No intent: the create is sent before the row says so."""
     for one in leased:
         if self._never_sent(one) is None:
-            self._start(one)
+            self._start(one, first=True)
     await _SEND(self, leased)
 
 
 _SEND = launch.Launch._send
 
 
-async def fresh_name(self: launch.Launch, one: Any) -> None:
+async def fresh_name(self: launch.Launch, one: Any, first: bool) -> None:
     attempt = one.attempt
     name = instance_name(self._context.installation, attempt_id(attempt.job_id, 1000 + attempt.epoch))
-    await _CREATE(self, replace(one, attempt=replace(attempt, name=name)))
+    await _CREATE(self, replace(one, attempt=replace(attempt, name=name)), first)
 
 
 _CREATE = launch.Launch._create
