@@ -39,6 +39,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "job.budget_drain": ("🚧", "Stopped for a budget"),
     "job.data_deleted": ("🗑️", "Data deleted"),
     "job.idle": ("💤", "Idle"),
+    "job.restored": ("🗄️", "Goes on after a restored backup"),
     "job.replanned": ("📐", "Memory ran out: another plan"),
     "job.late_forecast": ("📈", "It will be later than its deadline"),
     "job.out_of_time": ("⌛", "Out of time"),
