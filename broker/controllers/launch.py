@@ -154,10 +154,9 @@ class Launch:
 
     async def _create(self, one: Leased, first: bool) -> None:
         attempt = one.attempt
-        provider, asked = self._context.provider_of(attempt), False
+        provider, boot = self._context.provider_of(attempt), None
         try:
             boot = await self._boot.prepare(one)
-            asked = True
             async with asyncio.timeout(provider.caps.boot_deadline_s):
                 handles = await provider.create(attempt.name, attempt.line.offer, boot)
         except (NoCapacity, Throttled) as e:
@@ -165,10 +164,10 @@ class Launch:
         except ImageRefused as e:
             await self._refused(one, AttemptEvent.REJECTED, str(e), Reason.IMAGE)
         except Rejected as e:
-            found = of_account(attempt.line.offer, str(e)) if asked else None
+            found = of_account(attempt.line.offer, str(e)) if boot else None
             await self._refused(one, AttemptEvent.REJECTED, str(e), account=found)
         except BlobError as e:
-            await self._answer(one, partial(self._unsent, first=first and not asked, why=str(e)))
+            await self._answer(one, partial(self._unsent, first=first and boot is None, why=str(e)))
         except ProviderError as e:
             await self._answer(one, partial(self._unknown, why=str(e)))
         except TimeoutError:
@@ -205,14 +204,14 @@ class Launch:
         return Change(attempt=(one.attempt, detail), due_in_s=self.every_s)
 
     def _unsent(self, one: Leased, first: bool, why: str) -> Change:
-        """What the machine is to be given could not be written: no cloud was asked, so any broker may create it, at no
-        cost if it is the `first` create of that name, else once two listings show nothing."""
-        attempt, due_s = one.attempt, self.every_s
-        own = attempt.launched_by == self._context.provider_of(attempt).launcher_id()
-        if first and own and nothing_stands(attempt) and attempt.charged_to is None:
-            attempt, due_s = step(attempt, AttemptEvent.UNSENT, self._context.clock.now()).attempt, CREATE_LOOK_S
-        attempt = replace(attempt, launched_by="", detail=f"create was not sent: {why}")
-        return Change(attempt=(one.attempt, attempt), due_in_s=due_s)
+        """No cloud was asked, since what the machine is to be given could not be written: any broker may create it, at
+        no cost if it is the `first` create of that name, else once two listings show nothing."""
+        unsent = replace(one.attempt, launched_by="", detail=f"create was not sent: {why}")
+        own = one.attempt.launched_by == self._context.provider_of(unsent).launcher_id()
+        if not (first and own and nothing_stands(unsent) and unsent.charged_to is None):
+            return Change(attempt=(one.attempt, unsent), due_in_s=self.every_s)
+        unsent = step(unsent, AttemptEvent.UNSENT, self._context.clock.now()).attempt
+        return Change(attempt=(one.attempt, unsent), due_in_s=CREATE_LOOK_S)
 
     async def _refused(
         self,
@@ -231,14 +230,14 @@ class Launch:
             await store.block_offer(offer.id, message, for_s=self._context.rhythm.sold_out_s)
         else:
             words = detail = f"{account.words} ({message})"
-            known = await store.attempts(one.attempt.job_id)
-            await store.block_offer(account.key, account.words, for_s=block_s(account, known))
+            passed_s = block_s(account, await store.attempts(one.attempt.job_id))
+            await store.block_offer(account.key, account.words, for_s=passed_s)
 
         def refusal(now: Leased) -> Change:
             ended = step(now.attempt, why, self._context.clock.now(), reason=reason).attempt
             told = event(now.job, "attempt.refused", words, attempt=ended)
-            ended = replace(ended, detail=detail, handles=seen or ended.handles)
-            return Change(attempt=(now.attempt, ended), events=(told,))
+            noted = replace(ended, detail=detail, handles=seen or ended.handles)
+            return Change(attempt=(now.attempt, noted), events=(told,))
 
         await self._answer(one, refusal)
 
