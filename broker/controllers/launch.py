@@ -12,18 +12,20 @@ from broker.controllers.claims import Claims
 from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, moved
-from broker.controllers.forsale import ForSale, Offers
+from broker.controllers.forsale import Offers
+from broker.controllers.intents import CREATE_LOOK_S, Intents
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
+from broker.controllers.restored import Restored
 from broker.controllers.tasks import Tasks
-from broker.decide.billing import nothing_stands, told_out_of_time
-from broker.decide.launch import LaunchLook, judge_launching, outdated
+from broker.decide.billing import nothing_stands
+from broker.decide.launch import LaunchLook, judge_launching
 from broker.decide.lifecycle import AttemptEvent, Effect
 from broker.decide.liveness import fault, mismatch
 from broker.decide.prices import Stood, surplus_changes
 from broker.decide.refusals import AccountRefusal, block_s, of_account
 from broker.decide.signals import SIGNALS, signalled
-from broker.decide.step import after_attempt, due_in_s, setup_reason, step
+from broker.decide.step import setup_reason, step
 from broker.domain.errors import (
     BlobError,
     BlobsUnavailable,
@@ -34,12 +36,9 @@ from broker.domain.errors import (
     Throttled,
 )
 from broker.domain.instance import Observed
-from broker.domain.job import Attempt, AttemptState, Handle, LedgerEntry, LedgerKind, Reason
+from broker.domain.job import Attempt, AttemptState, Handle, Reason
 from broker.domain.offer import Offer
 from broker.ports import Change, Lane, Leased
-
-CREATE_LOOK_S = 5.0
-"""How soon a launching attempt is looked at again."""
 
 
 class Launch:
@@ -55,7 +54,8 @@ class Launch:
         self._launchers = launchers
         self._boot = boot
         self._beats = beats
-        self._for_sale = ForSale(offers)
+        self._restored = Restored(context, inventory)
+        self._intents = Intents(context, self._restored, offers)
         self._claims = Claims(context, Lane.LAUNCH)
         self._creates = Tasks()
         self.every_s = context.rhythm.poll_s
@@ -78,7 +78,7 @@ class Launch:
     async def _go_on(self, leased: Sequence[Leased], *, full: bool) -> bool:
         context = self._context
         intended = [one for one in leased if one.attempt.state is AttemptState.INTENDED]
-        later = [one for one in intended if full and self._never_sent(one) is None]
+        later = [one for one in intended if full and self._intents.never_sent(one) is None]
         if later:
             await context.store.release([], [one.attempt for one in later], due_in_s=self.every_s)
         if sent := [one for one in intended if one not in later]:
@@ -96,7 +96,7 @@ class Launch:
 
     async def _send(self, leased: list[Leased]) -> None:
         """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
-        intents = await each(self._context, self.name, leased, self._intent)
+        intents = await each(self._context, self.name, leased, self._intents.change)
         for one, change in intents:
             if _sends(change):
                 self._launchers.begin(one.attempt)
@@ -110,44 +110,6 @@ class Launch:
         for (one, change), ok in zip(intents, held, strict=True):
             if ok and change.attempt and _sends(change):
                 self._start(Leased(attempt=change.attempt[1], job=one.job), first=True)
-
-    async def _intent(self, one: Leased) -> Change:
-        if (why := self._never_sent(one)) is not None:
-            return self._never_mind(one, *why)
-        attempt = one.attempt
-        sent = step(attempt, AttemptEvent.LEASE_TAKEN, self._context.clock.now()).attempt
-        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id(), detail="")
-        return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S)
-
-    def _never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
-        """Why an intended attempt is not created after all, also in words."""
-        now = self._context.clock.now()
-        if (signal := signalled(one.attempt, one.job)) is not None:
-            return signal, told_out_of_time(one.job, now) if signal is AttemptEvent.OUT_OF_TIME else signal.value
-        if forbidden := self._context.forbidden(one.job.spec):
-            return AttemptEvent.QUOTE_EXPIRED, forbidden
-        age_s = (now - one.attempt.created_at).total_seconds()
-        if age_s > self._context.rhythm.quote_ttl_s:
-            return AttemptEvent.QUOTE_EXPIRED, f"its quote is {age_s:.0f} s old; {one.attempt.detail}".rstrip("; ")
-        bought = one.attempt.line.offer
-        rise = self._context.costs.price_rise
-        change = outdated(bought, self._for_sale.get(bought.id), self._for_sale.seen_at(bought.provider), rise)
-        return None if change is None else (AttemptEvent.QUOTE_EXPIRED, change)
-
-    def _never_mind(self, one: Leased, why: AttemptEvent, words: str) -> Change:
-        """Ends an attempt that nothing was created for."""
-        now = self._context.clock.now()
-        ended = replace(step(one.attempt, why, now).attempt, detail=words)
-        reason = ended.reason or Reason.STOPPED
-        job = after_attempt(one.job, ended, reason, words, now)
-        given_back = LedgerEntry(
-            job_id=job.id, attempt_id=ended.id, kind=LedgerKind.RELEASE, usd=one.attempt.reserved_usd, note=why.value
-        )
-        told = event(job, "attempt.ended", f"attempt {ended.number} ended before launch: {words}", attempt=ended)
-        return Change(
-            attempt=(one.attempt, ended), job=(one.job, job), ledger=(given_back,), events=(told,),
-            due_in_s=due_in_s(job, now),
-        )  # fmt: skip
 
     def _start(self, one: Leased, *, first: bool) -> None:
         self._launchers.carry(one.attempt.name, self._creates.start(self._create(one, first)))
@@ -297,7 +259,11 @@ class Launch:
             await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
             return
         one = replace(one, attempt=replace(attempt, running_at=self._inventory.running_at(attempt)))
-        look = await self._look(attempt, store_ok)
+        try:
+            look = await self._look(one, store_ok)
+        except BlobsUnavailable:  # whether another attempt follows is not known
+            await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
+            return
         told = judge_launching(attempt, look, provider.caps, context.clock.now())
         if told is None:
             await self._wait_on(one, look.seen, attempt)
@@ -321,16 +287,18 @@ class Launch:
         else:
             await self._write(self._created(one, tuple(o.handle for o in seen)))
 
-    async def _look(self, attempt: Attempt, store_ok: bool) -> LaunchLook:
-        provider = attempt.line.offer.provider
+    async def _look(self, one: Leased, store_ok: bool) -> LaunchLook:
+        attempt, provider = one.attempt, one.attempt.line.offer.provider
         dead = await self._launchers.dead_since(attempt)
+        absent = dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None
         return LaunchLook(
             seen=self._inventory.seen(provider, attempt.name),
             omits=self._inventory.omits(provider, attempt.handles),
             beating=self._beats.shown(attempt.id, attempt.line.nodes) and not self._launchers.carries(attempt.name),
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,
-            absent=dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None,
+            absent=absent,
+            followed=absent and await self._restored.follows(one.job, attempt),
         )
 
     async def _wait_on(self, one: Leased, seen: Sequence[Observed], read: Attempt) -> None:
@@ -392,7 +360,8 @@ def _shown(offer: Offer, why: AttemptEvent, seen: tuple[Observed, ...]) -> str |
 
 
 def _sends(change: Change) -> bool:
-    return change.attempt is not None and change.attempt[1].state is AttemptState.LAUNCHING
+    to = change.attempt[1] if change.attempt else None
+    return to is not None and to.state is AttemptState.LAUNCHING and bool(to.launched_by)
 
 
 def _handles(attempt: Attempt, seen: Sequence[Observed]) -> tuple[Handle, ...]:

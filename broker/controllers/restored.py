@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import datetime
 
 from pydantic import ValidationError
 
@@ -9,8 +10,8 @@ from broker.controllers.beats import read_final
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
 from broker.decide.restored import ahead, drained_for, not_proven, trains_on
-from broker.domain.ids import AttemptId, InstanceName, attempt_id, instance_name
-from broker.domain.job import Job, Reason
+from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_id, instance_name
+from broker.domain.job import Attempt, Job, Reason
 from trainer.contract import keys
 from trainer.contract.rendezvous import Desired, Final, Outcome
 
@@ -23,6 +24,10 @@ class Restored:
         self._inventory = inventory
         self._since: dict[InstanceName, float] = {}
         """When such a name was seen first: an absence is proven by listings after it."""
+        self._began: datetime | None = None
+        """A backup holds no row that was made later: every broker stops before it is restored."""
+        self._clear: set[JobId] = set()
+        """Jobs of which no such attempt was found: there will be none."""
 
     async def start(self) -> None:
         """Lists every cloud once, so that what stands there is known before anything is bought."""
@@ -35,10 +40,32 @@ class Restored:
         names = {one: self._name(one) for one in coming}
         shown = {own for own, name in names.items() if own in traces or name in self._since or self._clouds_of(name)}
         following = next(iter(coming))
-        if not shown and await blobs.get(keys.spec(following)) is None:
+        older = job.id not in self._clear and self._may_be_older(job.created_at)
+        if not (shown or older) and await blobs.get(keys.spec(following)) is None:
             return ()
         specs = await asyncio.gather(*(blobs.get(keys.spec(one)) for one in coming))
-        return [coming[one] for one, spec in zip(coming, specs, strict=True) if one in shown or spec is not None]
+        found = [coming[one] for one, spec in zip(coming, specs, strict=True) if one in shown or spec is not None]
+        if not found:
+            self._clear.add(job.id)
+        return found
+
+    async def was_sent(self, attempt: Attempt) -> bool:
+        """Whether a create of this attempt may have been sent, though its row says that none was."""
+        if not self._may_be_older(attempt.created_at):
+            return False
+        return await self._context.blobs.get(keys.spec(attempt.id)) is not None
+
+    async def follows(self, job: Job, attempt: Attempt) -> bool:
+        """Whether an attempt after this one, the last that the job knows of, was bought."""
+        if not self._may_be_older(attempt.created_at):
+            return False
+        blobs = self._context.blobs
+        specs = await asyncio.gather(*(blobs.get(keys.spec(one)) for one in ahead(job)))
+        return any(spec is not None for spec in specs)
+
+    def _may_be_older(self, created_at: datetime) -> bool:
+        self._began = self._began or self._context.clock.now()
+        return created_at < self._began
 
     async def stands(self, job: Job, numbers: Sequence[int]) -> str | None:
         """Why it must wait for machines of these attempts; None: they are proven to be absent, at every cloud."""

@@ -30,6 +30,8 @@ from trainer.contract import keys
 
 STUCK_S = 120.0
 """What keeps an attempt from ending for longer, people must know."""
+AGAIN_S = 1.0
+"""How soon one that does not end yet is looked at again: sooner than this broker comes, so that others may."""
 
 
 class Termination:
@@ -68,7 +70,7 @@ class Termination:
                 await context.store.release([], [one.attempt], due_in_s=0.0)
             elif change.attempt and not change.attempt[1].live:
                 await self._clean_up(one.attempt)
-        return len(leased) == context.rhythm.claim
+        return len(leased) == context.rhythm.claim and not unlisted
 
     async def _end(self, one: Leased, unlisted: set[str]) -> Change:
         attempt = one.attempt
@@ -81,7 +83,9 @@ class Termination:
                 absent_at = self._inventory.absent_since(provider, attempt.name, dead, born_by=attempt.booted_at)
         if absent_at is None:
             standing = provider not in unlisted and self._inventory.shows(provider, attempt.name)
-            return self._hold(one) or await self._destroy(one, standing=standing, launcher_dead=dead is not None)
+            again_s = 0.0 if provider in unlisted else min(AGAIN_S, self._context.rhythm.look_s)
+            held = self._hold(one)
+            return held or await self._destroy(one, standing=standing, launcher_dead=dead is not None, again_s=again_s)
         if refused(attempt):
             absent_at = attempt.create_sent_at or absent_at
         alone_until = gone_by(self._context, self._inventory, attempt, one.job)
@@ -120,7 +124,9 @@ class Termination:
 
     # ------------------------------------------------------------------------------------------------------- destroy
 
-    async def _destroy(self, one: Leased, *, standing: bool, launcher_dead: bool) -> Change:
+    async def _destroy(self, one: Leased, *, standing: bool, launcher_dead: bool, again_s: float) -> Change:
+        """`again_s`: 0 where the cloud was not heard, for whoever comes next; who is cut off must not be first at a row
+        each time that another one comes to it."""
         # An absence that was proven stays so for a broker without a proof of its own, until it is shown to stand.
         attempt = one.attempt
         if standing:
@@ -134,13 +140,8 @@ class Termination:
             failed = self._kept_by(attempt, standing=standing, launcher_dead=launcher_dead)
         charge = surplus(self._context, self._inventory, attempt)
         if not failed:
-            return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=self._again_s)
-        return replace(self._failed(one, attempt, failed), charge=charge)
-
-    @property
-    def _again_s(self) -> float:
-        """Sooner than this broker comes again: one that is cut off would always be the first at what others reach."""
-        return min(1.0, self._context.rhythm.look_s)
+            return Change(attempt=(one.attempt, attempt), charge=charge, due_in_s=again_s)
+        return replace(self._failed(one, attempt, failed), charge=charge, due_in_s=again_s)
 
     def _kept_by(self, attempt: Attempt, *, standing: bool, launcher_dead: bool) -> str:
         """What its end waits for, in one line."""
@@ -183,7 +184,7 @@ class Termination:
         told = event(one.job, "attempt.destroy_failed", f"{message} ({failures} times)", attempt=moved)
         alert = is_told(failures, self._context.rhythm.destroy_alert)
         # No back-off, since the machine bills: the cloud's gate keeps calls apart, and obeys what the cloud asks for.
-        return Change(attempt=(one.attempt, moved), events=(told,) if alert else (), due_in_s=self._again_s)
+        return Change(attempt=(one.attempt, moved), events=(told,) if alert else ())
 
     # -------------------------------------------------------------------------------------------------------- settle
 

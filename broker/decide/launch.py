@@ -28,6 +28,8 @@ class LaunchLook:
     """Seconds since this process first knew the launcher dead; None: it may live."""
     absent: bool = False
     """Proven, since the launcher's death."""
+    followed: bool = False
+    """A later attempt of the job was bought, so this one's end is missing in a database that a backup brought back."""
 
 
 def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetime) -> AttemptEvent | None:
@@ -51,6 +53,8 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.CREATED
     if fault(look.seen):
         return AttemptEvent.SETUP_FAILED
+    if look.absent and look.followed:
+        return AttemptEvent.GONE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
     if late and (look.store_ok or not complete):  # what stands there may work, and cannot tell
         return AttemptEvent.DEADLINE

@@ -86,6 +86,17 @@ async def test_it_waits_while_the_machine_of_such_an_attempt_stands(house: Build
     assert attempt.number == number + 1
 
 
+async def test_numbers_behind_one_that_was_never_sent_are_not_issued_again(house: Build) -> None:
+    """Though nothing but a spec is left of them."""
+    here = house(virtual=ENDLESS)
+    job = await lost(here, 2)
+    here.for_sale = None
+    async with here.running():
+        await here.completed(job)
+    (attempt,) = await here.attempts(job)
+    assert attempt.number == 3
+
+
 async def test_it_waits_while_a_cloud_does_not_say_what_stands(house: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     here = house(virtual=STANDS)
     job = await lost(here)

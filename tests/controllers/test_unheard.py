@@ -8,6 +8,7 @@ import pytest
 from broker.domain.errors import Rejected
 from broker.domain.instance import Observed
 from broker.domain.job import AttemptState, Handle, JobState
+from broker.ports import Lane
 from broker.store.memory import MemoryStore
 from providers.simulated import SimulatedProvider
 from tests.clouds.warp import LoopClock
@@ -76,6 +77,27 @@ def test_people_hear_why_an_attempt_does_not_end(change: Callable[[Strange], Non
             assert words in attempt.detail
             cloud.unlisted = cloud.deaf = False
             await house.state_of(job, JobState.CANCELLED)
+
+    told(story())
+
+
+def test_what_a_broker_cannot_end_another_one_may_at_once(tmp_path: Path) -> None:
+    """Each looks every few seconds: who always comes right after one that is cut off would come in vain for minutes."""
+
+    async def story() -> None:
+        house, cloud = strange(tmp_path, ENDLESS | {"beat_s": 5})
+        async with house.running():
+            job = await house.submit(cap_usd="1000")
+            await house.train([job])
+            cloud.unlisted = True
+            await house.stop(job)
+            await house.until(job, lambda found: found.stop_requested)
+            await house.clock.sleep(HOUR + 0.05)  # between its looks, which are in whole seconds
+            for _ in range(40):
+                await house.clock.sleep(0.3)
+                found = await house.store.claim_attempts(Lane.TERMINATION, owner="another", lease_s=1, limit=1)
+                assert [one.attempt.job_id for one in found] == [job]
+                await house.store.release([], [one.attempt for one in found], due_in_s=0.0)
 
     told(story())
 

@@ -75,6 +75,10 @@ class Body(VirtualBody):
     def running(self) -> list[InstanceName]:
         return [name for name in self.standing() if name not in self.stopped]
 
+    def working(self) -> set[InstanceName]:
+        """Those whose agents have been started, and beat."""
+        return {one for one in self.running() if one not in self.silent | self._unstarted}
+
     def training(self) -> list[_Instance]:
         """Machines whose agents work."""
         now = self._clock.monotonic()

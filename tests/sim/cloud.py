@@ -10,7 +10,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, Throttled
+from broker.domain.errors import Gone, NoCapacity, OutcomeUnknown, Rejected, Throttled
 from broker.domain.ids import AttemptId, InstanceName, attempt_of
 from broker.domain.instance import BootSpec, Caps, InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState, Handle
@@ -136,15 +136,15 @@ class Cloud(SimulatedProvider):
 
     def _priced(self, machine: Observed) -> Observed:
         """Where spot prices move, listings say what every machine costs; of the others some leave the disk out."""
-        row = self.world.state.attempts.get(attempt_of_machine(machine.handle.id))
-        if not self.world.prices.moves or row is None or machine.state is InstanceState.GONE:
+        attempt = self.world.backups.attempt(attempt_of_machine(machine.handle.id))
+        if not self.world.prices.moves or attempt is None or machine.state is InstanceState.GONE:
             return machine
-        offer = row.value.line.offer
+        offer = attempt.line.offer
         price = self.world.prices.at(offer, self.world.loop.time())
         if not offer.price_moves:
             return with_columns(machine, usd_per_hour=price * BARE)
         if price != offer.usd_per_hour:
-            self.world.strikes.note(KIND, row.value.job_id)
+            self.world.strikes.note(KIND, attempt.job_id)
         return with_columns(machine, usd_per_hour=price, price_moves=True)
 
     def _dated(self, machine: Observed) -> Observed:
@@ -187,6 +187,7 @@ class Launch:
     outlives: bool
     """It goes on when its client dies."""
     unwanted: bool = False
+    work: asyncio.Task[Sequence[Handle]] | None = None
 
 
 class CloudDoor:
@@ -247,10 +248,9 @@ class CloudDoor:
             self._world.spawn(self._world.people.stop(name), "stop")
         if weather.hits("kill.launching", job=job):
             self._world.spawn(self._world.happenings.die_launching(self.process), "kill")
-        task = self._world.spawn(self._launch(launch, offer, boot), f"launch {name}")
-        await asyncio.wait([task])
-        handles: Sequence[Handle] = task.result()
-        return handles
+        launch.work = self._world.spawn(self._launch(launch, offer, boot), f"launch {name}")
+        await asyncio.wait([launch.work])
+        return launch.work.result()
 
     async def _launch(self, launch: Launch, offer: Offer, boot: BootSpec) -> Sequence[Handle]:
         weather, world, job = self._world.weather, self._world, self._world.job_of(launch.name)
@@ -258,6 +258,8 @@ class CloudDoor:
             await world.pause(0.2, 40.0 if weather.draw("takes long") < 0.2 else 3.0)
             await self._connect("create")
             self._refuse("create")
+            if weather.hits("cloud.no_credit", job=job):
+                raise Rejected("insufficient balance: add credit")
             if weather.hits("cloud.no_capacity", job=job):
                 raise NoCapacity(f"{offer.id} is sold out")
             if weather.hits("cloud.slow_create", job=job):
@@ -307,7 +309,7 @@ class CloudDoor:
     async def destroy(self, handle: Handle) -> None:
         self._world.note(self.process.id, f"destroy {handle.id}")
         if SWEEPS.get():
-            self._world.watch.swept(handle.id)
+            self._world.watch.orphans.swept(handle.id)
         await self._ask("destroy", lambda: self._world.cloud.destroy(handle))
         if self._world.weather.hits("cloud.duplicate"):
             self._world.spawn(self._late(handle), "duplicate")
@@ -348,6 +350,8 @@ class CloudDoor:
         weather = self._world.weather
         if weather.hits("cloud.429"):
             raise Throttled(f"{call}: 429", after_s=1.0)
+        if weather.hits("cloud.refuses"):
+            raise Rejected(f"{call}: 401 unauthorized: the key has expired")
         if weather.hits("cloud.down") or weather.hits("cloud.5xx"):
             raise OutcomeUnknown(f"{call}: 503")
 

@@ -37,6 +37,8 @@ SHARES: Mapping[str, tuple[float, float]] = {
     "cloud.slow_create": (0.3, 1.0),
     "cloud.no_capacity": (0.3, 1.0),
     "cloud.down": (1.0, 1.0),
+    "cloud.refuses": (1.0, 1.0),
+    "cloud.no_credit": (1.0, 1.0),
     "cloud.cut": (1.0, 1.0),
     "cloud.wrong_machine": (0.4, 0.9),
     "cloud.list_omits": (0.2, 0.8),
@@ -65,9 +67,9 @@ WITH: Mapping[str, Sequence[tuple[str, float]]] = {
 }
 """What makes a kind strike that would else seldom meet what it breaks, and with which share."""
 RARE = (
-    "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.partial", "cloud.short_life",
-    "cloud.twice", "cloud.wrong_machine", "kill.launching", "launcher.unknown", "machine.torn_save", "store.down",
-    "store.error",
+    "cloud.cut", "cloud.deaf", "cloud.duplicate", "cloud.no_capacity", "cloud.no_credit", "cloud.partial",
+    "cloud.short_life", "cloud.twice", "cloud.wrong_machine", "kill.launching", "launcher.unknown",
+    "machine.torn_save", "store.down", "store.error",
 )  # fmt: skip
 """They strike a create, a save, a destroy or one broker's calls only, and so are drawn more often than the others."""
 AIMED = ("people.stop_launch", "people.stop_birth")
@@ -86,9 +88,9 @@ OF_JOBS = (
 JOBS = (1, 2, 4, 8, 12, 16)
 BENIGN = frozenset({
     "preempt", "preempt_with_notice", "lose_node", "silence", "zombie_trainer", "stop", "raise_cap", "cloud.prices",
-    "cloud.no_capacity", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life", "cloud.partial", "cloud.twice",
-    "machine.torn_save", "rot", "late_machine", "clock", "host_stops", "cloud.list_stopped",
-    "cloud.price_moves", "trainer_fails", "node_stops", *AIMED,
+    "cloud.no_capacity", "cloud.no_credit", "cloud.wrong_machine", "cloud.duplicate", "cloud.short_life",
+    "cloud.partial", "cloud.twice", "machine.torn_save", "rot", "late_machine", "clock", "host_stops",
+    "cloud.list_stopped", "cloud.price_moves", "trainer_fails", "node_stops", *AIMED,
 })  # fmt: skip
 """They excuse nothing: neither delay nor overspending."""
 OF_BROKERS = frozenset({
@@ -96,8 +98,11 @@ OF_BROKERS = frozenset({
 })  # fmt: skip
 AWAY_S = (450.0, 700.0, 1500.0, 3000.0, 4000.0)
 """For how long all brokers are away: trainers stop in the first of these, and in the last are known to have stopped."""
+LOST_S = (60.0, 200.0, 600.0)
+"""What is lost with the database when a backup is restored."""
 KINDS = (
-    *SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "trainer_fails", "node_stops",
+    *SHARES, "people.stop_launch", "people.init_from", *dict.fromkeys(INSTANTS), "away", "restored", "trainer_fails",
+    "node_stops",
 )  # fmt: skip
 """All that a seed draws; `people.init_from` with a job, not with the plan: it starts from another's checkpoint."""
 
@@ -108,8 +113,8 @@ def jobs_of(seed: int) -> int:
 
 
 def plan_of(seed: int) -> tuple[Fault, ...]:
-    """At least three faults of the house, and one for each job; in some all brokers are away for a while, trainers
-    fail, or one machine of several stops."""
+    """At least three faults of the house, and one for each job; in some all brokers are away for a while or a backup is
+    restored, trainers fail, or one machine of several stops."""
     draw = rng(seed, "plan")
     found = [_instant(draw, OF_JOBS, draw.uniform(0, CALM_S * 0.7)) for _ in range(jobs_of(seed))]
     for _ in range(draw.randint(3, 14)):
@@ -126,6 +131,9 @@ def plan_of(seed: int) -> tuple[Fault, ...]:
     if (draw := rng(seed, "away")).random() < 1 / 12:
         for_s = draw.choice(AWAY_S) * draw.uniform(0.9, 1.1)
         found.append(Fault(kind="away", at=draw.uniform(0, CALM_S / 2), for_s=for_s))
+    elif (draw := rng(seed, "restored")).random() < 1 / 12:
+        for_s = draw.choice(LOST_S) * draw.uniform(0.5, 1.0)
+        found.append(Fault(kind="restored", at=draw.uniform(60, CALM_S / 2), for_s=for_s))
     found += _sometimes(seed, "trainer_fails") + _sometimes(seed, "node_stops")
     return tuple(sorted(found, key=lambda fault: fault.at))
 
@@ -183,7 +191,7 @@ class Weather:
 
 def at_work(plan: Sequence[Fault], since: float, until: float) -> int:
     """How many faults of the house happened, or lasted, in a span; those of one job are counted where they strike."""
-    house = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock", "away"))
+    house = (one for one in plan if one.kind in SHARES or one.kind in ("kill", "freeze", "clock", "away", "restored"))
     return sum(one.at <= until and one.at + one.for_s >= since for one in house)
 
 

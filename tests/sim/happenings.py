@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,7 +28,8 @@ class Happenings:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.away: tuple[float, float] | None = None
-        """From when to when there is no broker."""
+        """From when to when no broker wrote what the next one knows."""
+        self._nobody = False
 
     async def happen(self, fault: Fault) -> None:
         world = self._world
@@ -45,6 +47,8 @@ class Happenings:
             await self._late_machine(fault)
         elif fault.kind == "away":
             await self._leave(fault)
+        elif fault.kind == "restored":
+            await world.backups.restore(fault)
         elif fault.kind == "kill":
             await self._crash(slot, fault)
         elif fault.kind == "freeze":
@@ -82,22 +86,27 @@ class Happenings:
     def _again(self, slot: "Slot", process: Process) -> None:
         if not process.dead:
             self._world.kill(process)
-        if slot.process is process and not self._is_away():
+        if slot.process is process and not self._nobody:
             self._world.start(slot)
 
     async def _leave(self, fault: Fault) -> None:
         """Every broker dies, and none starts again until they all do."""
-        world, now = self._world, self._world.loop.time()
-        world.strikes.note(fault.kind)
-        self.away = (now, now + fault.for_s)
-        for process in (slot.process for slot in world.slots if not slot.process.dead):
-            world.kill(process)
+        self._world.strikes.note(fault.kind)
+        self.all_leave(self._world.loop.time())
         await asyncio.sleep(fault.for_s)
-        for slot in world.slots:
-            world.start(slot)
+        self.all_return()
 
-    def _is_away(self) -> bool:
-        return self.away is not None and self.away[0] <= self._world.loop.time() < self.away[1]
+    def all_leave(self, since: float) -> None:
+        """`since`: when the last of them wrote what stays."""
+        self.away, self._nobody = (since, math.inf), True
+        for process in (slot.process for slot in self._world.slots if not slot.process.dead):
+            self._world.kill(process)
+
+    def all_return(self) -> None:
+        assert self.away is not None
+        self.away, self._nobody = (self.away[0], self._world.loop.time()), False
+        for slot in self._world.slots:
+            self._world.start(slot)
 
     async def _freeze(self, slot: "Slot", fault: Fault) -> None:
         world, process = self._world, slot.process

@@ -2,21 +2,22 @@
 
 The numbers are those of "Invariants" in docs/architecture.md.
 
-1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, active_has_attempt · 3 resume_furthest ·
+1 no_leak · 2 one_live_attempt, one_machine_set, intent_first, create_once, issued_once, active_has_attempt ·
+3 resume_furthest ·
 4 spend_within_cap, ledger_adds_up, charged_in_full, not_overbilled, reservation_settled, budget_holds · 5 no_job_lost,
 legal_step, success_is_real · 6 one_job_a_key · 7 ended_absent, launcher_at_rest · 8 live_state_ends, signal_is_heard,
 death_is_seen · 9 resume_is_exact · 10 manifest_last, torn_never_loaded, own_checkpoint, good_checkpoint_kept ·
 11 no_secret · 12 other_team_unseen · 13 one_lease_holder, fenced · 14 lease_needs_database, broker_gone_stops ·
 liveness: drains
 
-Beside them: foreign_untouched, orphan_grace, no_false_death, who_writes_what, no_internal_error.
+Beside them: foreign_untouched, spared_stands, orphan_grace, no_false_death, who_writes_what, no_internal_error.
 
 What is about how long a thing takes is looked at every ten virtual seconds: no_leak, live_state_ends, signal_is_heard,
 death_is_seen, broker_gone_stops, and other_team_unseen, whose answer changes with submissions only. `drains` is the
 end itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from broker.decide.lifecycle import ATTEMPT_RULES, JOB_RULES
@@ -31,6 +32,7 @@ from tests.sim.faults import disturbed_s
 from tests.sim.keeping import Keeping
 from tests.sim.loop import Process
 from tests.sim.measures import Measures, attempt_of_machine
+from tests.sim.orphans import Orphans
 from tests.sim.purse import Purse
 from tests.sim.rows import Before, Leases
 from trainer.contract import keys
@@ -46,7 +48,7 @@ INVARIANTS = frozenset({
     "live_state_ends", "signal_is_heard", "resume_is_exact", "manifest_last", "torn_never_loaded", "own_checkpoint",
     "good_checkpoint_kept", "no_secret", "other_team_unseen", "one_lease_holder", "fenced", "lease_needs_database",
     "broker_gone_stops", "drains", "foreign_untouched", "orphan_grace", "no_false_death", "who_writes_what",
-    "no_internal_error", "death_is_seen", "not_overbilled",
+    "no_internal_error", "death_is_seen", "not_overbilled", "issued_once", "spared_stands",
 })  # fmt: skip
 CANARY = "canary-of-a-secret"
 _NEXT = {(state, rule.next) for (state, _), rule in ATTEMPT_RULES.items()}
@@ -60,7 +62,6 @@ class Watch:
         self._leases = Leases()
         self._entered: dict[AttemptId, float] = {}
         self._furthest: dict[JobId, int] = {}
-        self._orphan_since: dict[str, float] = {}
         self._told_since: dict[AttemptId, float] = {}
         self._held: dict[AttemptId, float] = {}
         """Until when the machine of each was kept for people."""
@@ -68,7 +69,7 @@ class Watch:
         self.born_at: dict[str, float] = {}
         """Each machine, by its id: when it last came to stand."""
         self.measures = Measures()
-        self.keeping, self.budgets = Keeping(world), Purse(world)
+        self.keeping, self.budgets, self.orphans = Keeping(world), Purse(world), Orphans(world)
         self._acknowledged: dict[str, JobId] = {}
         """Jobs that were answered, by their key."""
 
@@ -96,6 +97,29 @@ class Watch:
         seen = await self._world.store.as_tenant(STRANGER).jobs(JobFilter())
         if seen:
             self._fail("other_team_unseen", f"{len(seen)} jobs of another team")
+
+    def restored(self, jobs: Set[JobId], unsent: Set[AttemptId], made_at: float) -> None:
+        """A backup of that moment; `jobs`: lost. `unsent`: no row tells any more that their creates were sent."""
+        self._acknowledged = {key: own for key, own in self._acknowledged.items() if own not in jobs}
+        self._leases, self._told_since, self._held = Leases(), {}, {}
+        self.orphans.restored()
+        standing = self._world.cloud.standing()
+        self.stands = [one for one in self.stands if one.attempt not in unsent or one.id in standing]
+        self.budgets.restored(made_at)
+        self.measures.forget()
+
+    def restored_at(self, now: float) -> None:
+        """Brokers start on it now: what they are to find out begins to count."""
+        world, standing = self._world, {*self._world.cloud.standing()}
+        for machine_id in standing:
+            row = world.state.attempts.get(attempt_of_machine(machine_id))
+            if row is not None and row.value.state in (AttemptState.TERMINATING, AttemptState.ENDED):
+                since = world.time_of(row.value.terminating_since or row.value.created_at)
+                self.measures.unwanted(row.value.id, [machine_id], max(now, since + self._kept_s(row.value)))
+        for one in world.live():
+            self._entered[one.id] = now
+            if world.backups.is_lost(one.id, standing):
+                self.measures.lost(one.id, now)
 
     # ------------------------------------------------------------------------------------------------------- the store
 
@@ -151,7 +175,7 @@ class Watch:
             self._leases.released([read])
             if to.state is not was.state:
                 if to.state is AttemptState.LAUNCHING:
-                    self.budgets.sent(to.id)
+                    self.budgets.sent(to)
                 self._stepped(process, was, to)
         if change.job is not None:
             was_job, to_job = before.jobs[change.job[0].id], change.job[1]
@@ -197,9 +221,9 @@ class Watch:
                 self._ended(process, to, standing)
 
     def _death(self, to: Attempt, standing: set[str]) -> None:
-        if to.reason is Reason.PREEMPTED and len(standing) >= to.line.nodes:
+        if to.reason is Reason.PREEMPTED and to.final is None and len(standing) >= to.line.nodes:
             self._fail("no_false_death", f"{to.name} stands, and was taken for dead: {to.detail}")
-        works = set(self._world.body.running()) - self._world.body.silent - self._returned()
+        works = self._world.body.working() - self._returned()
         whole = (
             len(self._world.body.mates(to.name)) >= to.line.nodes - 1
         )  # one too many in the place of another is idle
@@ -209,7 +233,7 @@ class Watch:
     def _returned(self) -> set[str]:
         """Machines that run again, though a look may have been made before."""
         look_s = self._world.cloud.caps.list_lag_s + 60.0
-        return {name for name, at in self._world.body.returned.items() if self._calm(at) < look_s}
+        return {name for name, at in self._world.body.returned.items() if self.calm_s(at) < look_s}
 
     def _ended(self, process: Process, to: Attempt, standing: set[str]) -> None:
         if standing:
@@ -224,6 +248,8 @@ class Watch:
     def _admitted(self, process: Process, new: Attempt) -> None:
         self._entered[new.id] = self._world.loop.time()
         self._world.note(process.id, f"attempt {new.id} intended, number {new.number}, {new.line.offer.id}")
+        if self._world.backups.issues_again(new):
+            self._fail("issued_once", f"{new.id} is number {new.number} a second time")
         if not all(self.keeping.may_start_from(new.job_id, key) for key in new.resume_from):
             self._fail("own_checkpoint", f"{new.id} resumes from {new.resume_from}")
         found = step_of(new.resume_from[0]) if new.resume_from else 0
@@ -252,7 +278,9 @@ class Watch:
             return
         attempt = row.value
         self.billed(machine.name)
-        others = [self._world.state.attempts[i].value.name for i in self._world.state.of_job[attempt.job_id]]
+        rows = [self._world.state.attempts[i].value for i in self._world.state.of_job[attempt.job_id]]
+        unknown = (one for one in self._world.backups.attempts.values() if one.job_id == attempt.job_id)
+        others = [one.name for one in (*rows, *unknown)]
         if machine.name in self._world.late:
             return
         both = [
@@ -266,22 +294,11 @@ class Watch:
     def billed(self, machine_id: str) -> None:
         """From here on, for one machine of an attempt."""
         own = attempt_of_machine(machine_id)
-        price = self._world.state.attempts[own].value.line.offer.usd_per_hour
+        attempt = self._world.backups.attempt(own)
+        assert attempt is not None
+        price = attempt.line.offer.usd_per_hour
         self.born_at[machine_id] = self._world.loop.time()
         self.stands.append(Stand(id=machine_id, attempt=own, usd_per_hour=price, born=self.born_at[machine_id]))
-
-    def swept(self, machine_id: str) -> None:
-        """The sweep destroys what has been an orphan for as long as listings may lag."""
-        if machine_id not in self._world.cloud.standing():
-            return
-        own = attempt_of_machine(machine_id)
-        row = self._world.state.attempts.get(own)
-        if row is None or row.value.live:
-            return self.measures.wanted(own, self._world.cloud.surplus - {machine_id})
-        born = max((one.born for one in self.stands if one.id == machine_id), default=0.0)
-        age_s = self._world.loop.time() - max(born, self._entered[own])
-        if age_s < self._world.cloud.caps.list_lag_s:
-            self._fail("orphan_grace", f"{machine_id} was swept, an orphan for {age_s:.1f} s")
 
     def stands_up(self, machine_id: str) -> None:
         own, now = attempt_of_machine(machine_id), self._world.loop.time()
@@ -310,7 +327,7 @@ class Watch:
         world, down = self._world, self._world.weather.lasts
         running = [s.number for s in world.slots if not (s.process.dead or s.process.frozen)]
         cut = (down("store.down", number) or down("cloud.cut", number) for number in running)
-        act = not down("cloud.down") and not all(cut)
+        act = not (down("cloud.down") or down("cloud.refuses") or all(cut))
         see = act and not down("blobs.down_for_all")
         self.measures.able(act=act and bool(running), see=see and bool(running), now=world.loop.time())
 
@@ -334,17 +351,9 @@ class Watch:
         """What takes too long, disturbances not counted."""
         world, now = self._world, self._world.loop.time()
         self.keeping.tick()
-        lag_s, sweep_s = world.cloud.caps.list_lag_s, world.rhythm.sweep_s
+        self.orphans.tick()
+        lag_s = world.cloud.caps.list_lag_s
         standing = world.cloud.standing()
-        self._orphan_since = {i: at for i, at in self._orphan_since.items() if i in standing}
-        for machine_id in standing:
-            row = world.state.attempts.get(attempt_of_machine(machine_id))
-            if row is not None and world.cloud.answered_for(machine_id, row.value):
-                self._orphan_since.pop(machine_id, None)
-                continue
-            since = self._orphan_since.setdefault(machine_id, now)
-            if self._calm(since) > 2 * lag_s + 3 * sweep_s + 30:  # one of them may leave it out
-                self._fail("no_leak", f"{machine_id} stands for {now - since:.0f} s, and nobody answers for it")
         limits = {
             AttemptState.INTENDED: 90.0, AttemptState.LAUNCHING: 400.0, AttemptState.BOOTING: 400.0,
             AttemptState.DRAINING: world.limits.drain_s + 90, AttemptState.TERMINATING: 3 * lag_s + 200,
@@ -352,18 +361,18 @@ class Watch:
         heard = {one.id: self._told_since.setdefault(one.id, now) for one in world.live() if self._is_told(one)}
         self._told_since = heard
         for own, since in heard.items():
-            if self._calm(since) > 90:
+            if self.calm_s(since) > 90:
                 self._fail("signal_is_heard", f"{own} was told to end, and goes on for {now - since:.0f} s")
         for own, at in self.measures.unseen().items():
             since, attempt = max(at, self._entered.get(own, at)), world.state.attempts[own].value
             if {handle.id for handle in attempt.handles} <= {*standing} - world.body.stopped.keys():
                 continue  # another one under its name died: what it has recorded stands, and is hung in time
-            if attempt.state is AttemptState.TRAINING and self._calm(since) > 3 * lag_s + 120:
+            if attempt.state is AttemptState.TRAINING and self.calm_s(since) > 3 * lag_s + 120:
                 self._fail("death_is_seen", f"{own} lost a machine {now - since:.0f} s ago, and trains on")
         for one in world.live():
             if kept_s := self._kept_s(one):
                 self._held[one.id] = min(now, self._entered[one.id] + kept_s)
-            calm = self._calm(max(self._entered[one.id], self._held.get(one.id, 0.0)))
+            calm = self.calm_s(max(self._entered[one.id], self._held.get(one.id, 0.0)))
             if calm > limits.get(one.state, 7200.0):
                 self._fail("live_state_ends", f"{one.id} is {one.state} for {calm:.0f} s: {one.detail}")
 
@@ -377,7 +386,12 @@ class Watch:
         told = one.signal is not None or self._world.state.jobs[one.job_id].value.stop_requested
         return told and one.state in (AttemptState.LAUNCHING, AttemptState.BOOTING, AttemptState.TRAINING)
 
-    def _calm(self, since: float) -> float:
+    def entered_at(self, own: AttemptId) -> float:
+        """When it came to the state that it is in."""
+        return self._entered[own]
+
+    def calm_s(self, since: float) -> float:
+        """From then on until now, what excuses a delay not counted."""
         now = self._world.loop.time()
         return now - since - disturbed_s(self._world.excuses, since, now)
 

@@ -70,14 +70,16 @@ class Keeping:
 
     def may_start_from(self, job: JobId, key: str) -> bool:
         """Its own, and those of the job that its spec names."""
-        origin = self._world.state.jobs[job].value.spec.origin
-        return key.startswith(tuple(keys.checkpoints(one) for one in (job, origin) if one is not None))
+        own = self._world.backups.job(job)
+        allowed = (job, None if own is None else own.spec.origin)
+        return key.startswith(tuple(keys.checkpoints(one) for one in allowed if one is not None))
 
     def before_delete(self, key: str, *, by_broker: bool) -> None:
         if not keys.is_manifest(key):
             return
         job_id = JobId(key.split("/")[1])
-        rests = self._world.state.jobs[job_id].value.state in RESTING_JOB_STATES
+        row = self._world.state.jobs.get(job_id)
+        rests = row is not None and row.value.state in RESTING_JOB_STATES
         needed = by_broker and not rests and not self._is_superseded(job_id, key)
         if needed or step_of(key) > self.saved(job_id, but=key):
             self._world.fail("good_checkpoint_kept", f"{key} was deleted")

@@ -77,6 +77,11 @@ class Measures:
             self.leak_ages_raw.append(raw)
             self.leak_ages.append(max(0.0, raw - self._idle.within(since, at)))
 
+    def forget(self) -> None:
+        """Nobody knows any more of what was wanted, or was lost."""
+        self._unwanted.clear()
+        self._lost.clear()
+
     def unseen(self) -> Mapping[AttemptId, float]:
         """Attempts that lost a machine, and since when nobody has noticed."""
         return self._lost

@@ -67,6 +67,11 @@ ROT_AND_DEATH = tuple(
     for kind, after_s in (("rot", 0.0), ("preempt", 1.0))
 )
 LONG_AWAY = (Fault(kind="away", at=300.0, for_s=6000.0),)
+BACK_TO_TRAINING = (*(Fault(kind="preempt", at=at, target=n) for n, at in enumerate((150.0, 180.0, 210.0, 240.0))),
+                    Fault(kind="restored", at=100.0, for_s=400.0))  # fmt: skip
+"""A backup of a moment after which machines were lost, and others bought."""
+BACK_TO_INTENT = (Fault(kind="restored", at=3.0, for_s=150.0),)
+BACK_TO_LAUNCH = (Fault(kind="preempt", at=15.0), Fault(kind="restored", at=5.5, for_s=200.0))
 C, D, S = "broker.controllers", "broker.decide", "broker.store"
 TERMINATION, LAUNCH, INVENTORY = f"{C}.termination.Termination", f"{C}.launch.Launch", f"{C}.inventory.Inventory"
 STORE, TENANT, ROW = f"{S}.memory.MemoryStore", f"{S}.memory_tenant.MemoryTenant", f"{S}.memory_state.Row"
@@ -285,6 +290,22 @@ MUTANTS = (
     _mutant(
         "heirs are not asked about", "good_checkpoint_kept",
         (f"{S}.memory_costs.HouseCosts.heir", wrong.nobody), aim=_now_and_then("preempt"),
+    ),
+    _mutant(
+        "numbers after a backup's are issued again", "issued_once",
+        (f"{C}.restored.Restored.issued", AsyncMock(return_value=())), aim=BACK_TO_TRAINING,
+    ),
+    _mutant(
+        "the sweep ends what a backup does not know", "spared_stands",
+        (f"{C}.sweep.spared", wrong.always(None)), aim=BACK_TO_TRAINING,
+    ),
+    _mutant(
+        "an intent of a backup was never sent", "one_machine_set no_leak",
+        (f"{C}.restored.Restored.was_sent", AsyncMock(return_value=False)), aim=BACK_TO_INTENT,
+    ),
+    _mutant(
+        "nothing follows a launch of a backup", "one_machine_set",
+        (f"{C}.restored.Restored.follows", AsyncMock(return_value=False)), aim=BACK_TO_LAUNCH,
     ),
     _mutant("one commit is enough", "good_checkpoint_kept", (f"{C}.retention.superseded", wrong.one_is_enough)),
     _mutant(

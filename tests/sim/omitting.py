@@ -64,5 +64,6 @@ class OmittingGate(Gate):
             return False
         own = attempt_of_machine(name)
         at = world.objects.modified.get(keys.beat(own, 0), float("-inf"))
-        trains = world.state.attempts[own].value.state is AttemptState.TRAINING
+        row = world.state.attempts.get(own)
+        trains = row is not None and row.value.state is AttemptState.TRAINING
         return trains and world.loop.time() - at <= world.limits.beat_s + LATE_S

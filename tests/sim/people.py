@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -41,25 +42,27 @@ class People:
         lost = any(one.kind == "lose_node" and one.target % world.expected == number for one in world.plan)
         spec = _spec(draw, number, several=lost)
         job = Job(
-            id=job_id(draw.randbytes(9)), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
-            created_at=EPOCH, cap_usd=spec.cap_usd,
+            id=JobId(""), owner="me", spec=spec, workload=Workload(shape=None, method="script"),
+            created_at=EPOCH + timedelta(seconds=world.loop.time()), cap_usd=spec.cap_usd,
         )  # fmt: skip
         keep_s = rng(world.seed, "keeps", number).choice((0, 0, 0, 0, 300, 2000))
         job = replace(job, spec=job.spec.model_copy(update={"keep_on_failure": keep_s}))
         if draw.random() < HEIRS and (origin := self._origin(draw)) is not None:
             job = replace(job, spec=job.spec.model_copy(update={"init_from": f"job/{origin}"}))
-            world.strikes.note("people.init_from", job.id)
         world.asked += 1
         door: Any = StoreDoor(world, Process("people"), 0, world.store.as_tenant(PEOPLE))
         again = True
         while again:
+            job = replace(job, id=job_id(draw.randbytes(9)))  # as every request does; keys tell of the same
             try:
                 kept, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
-                again = world.weather.draw("impatient") < 0.1
+                again = world.weather.draw("impatient") < 0.1 or kept.id not in world.state.jobs
             except StoreUnavailable:
                 await asyncio.sleep(5.0)
         if not world.watch.answered(f"key-{number}", kept.id):
             return
+        if kept.spec.init_from:
+            world.strikes.note("people.init_from", kept.id)
         world.jobs.append(kept.id)
         world.submitted[kept.id] = world.loop.time()
         asked = spec.resources

@@ -72,8 +72,9 @@ class Purse:
         stand = Counter(one.handle.name for one in shown if one.state is not InstanceState.GONE)
         for name in (name for name, machines in stand.items() if machines > 1):
             own = attempt_of(self._world.installation, name)
-            if own is not None and stand[name] > self._world.state.attempts[own].value.line.nodes:
-                self._beside.setdefault(own, {}).setdefault(process.id, self._world.loop.time())
+            attempt = None if own is None else self._world.backups.attempt(own)
+            if attempt is not None and stand[name] > attempt.line.nodes:
+                self._beside.setdefault(attempt.id, {}).setdefault(process.id, self._world.loop.time())
         prices: dict[InstanceName, list[Decimal]] = {}
         for told in shown:
             if told.usd_per_hour is not None:
@@ -112,8 +113,17 @@ class Purse:
         if charge is not None:
             self.charged(process, [charge], [True])
 
-    def sent(self, attempt: AttemptId) -> None:
-        self._sent.setdefault(attempt, self._world.loop.time())
+    def restored(self, made_at: float) -> None:
+        """A backup of that moment."""
+        self._asked.clear()
+        self._ledgers.clear()
+        for own, written in self._charges.items():
+            self._charges[own] = [one for one in written if one.asked <= made_at]
+
+    def sent(self, attempt: Attempt) -> None:
+        """`launched_by` none: nobody knows when."""
+        at = self._world.loop.time() if attempt.launched_by else self._world.time_of(attempt.created_at)
+        self._sent[attempt.id] = min(at, self._sent.get(attempt.id, at))
 
     def _unseen(self, process: Process, name: InstanceName, since: float) -> float:
         """When it had been given two listings in a row without the machine, and none with it any more; or when it could

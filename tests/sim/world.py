@@ -26,6 +26,7 @@ from providers.body import Machine
 from providers.seeded import rng
 from providers.sim_config import SimulatedConfig
 from tests.sim import people
+from tests.sim.backups import Backups
 from tests.sim.bodies import Body
 from tests.sim.cloud import SWEEPS, Cloud, CloudDoor, Launch
 from tests.sim.daemon import Errors, daemon
@@ -84,7 +85,7 @@ class World:
         self.prices = Prices(seed, plan)
         self.watch = Watch(self)
         self.people = people.People(self)
-        self.happenings = Happenings(self)
+        self.happenings, self.backups = Happenings(self), Backups(self)
         self.jobs: list[JobId] = []
         self.submitted: dict[JobId, float] = {}
         self.own: dict[JobId, int] = {}
@@ -187,13 +188,13 @@ class World:
         return any(one.name == name and by in (None, one.launched_by) for one in self.launches)
 
     def job_of(self, machine_id: str) -> JobId | None:
-        row = self.state.attempts.get(attempt_of_machine(machine_id))
-        return None if row is None else row.value.job_id
+        attempt = self.backups.attempt(attempt_of_machine(machine_id))
+        return None if attempt is None else attempt.job_id
 
     def lineage(self, job: str) -> str:
         """What its weights are of: the job that it begins with the checkpoint of, or that one's own beginning."""
-        row = self.state.jobs.get(JobId(job))
-        origin = None if row is None else row.value.spec.origin
+        kept = self.backups.job(JobId(job))
+        origin = None if kept is None else kept.spec.origin
         return job if origin is None else self.lineage(origin)
 
     def struck(self, kind: str, machine_id: str) -> None:

@@ -50,7 +50,7 @@ def always(value: Any) -> Callable[..., Any]:
 async def create_first(self: launch.Launch, leased: list[Any]) -> None:
     """No intent: the create is sent before the row says so."""
     for one in leased:
-        if self._never_sent(one) is None:
+        if self._intents.never_sent(one) is None:
             self._start(one, first=True)
     await _SEND(self, leased)
 
@@ -141,7 +141,7 @@ def left_out_once(self: inventory.Inventory, provider: str, name: Any, since: fl
     return listing is not None and not listing.shows(name)
 
 
-async def give_up(self: termination.Termination, one: Any, **seen: bool) -> Any:
+async def give_up(self: termination.Termination, one: Any, **seen: Any) -> Any:
     change = await _DESTROY(self, one, **seen)
     assert change.attempt is not None
     failed = change.attempt[1].destroy_failures > one.attempt.destroy_failures
@@ -151,7 +151,7 @@ async def give_up(self: termination.Termination, one: Any, **seen: bool) -> Any:
 _DESTROY = termination.Termination._destroy
 
 
-async def destroy_nothing(self: termination.Termination, one: Any, **seen: bool) -> Any:
+async def destroy_nothing(self: termination.Termination, one: Any, **seen: Any) -> Any:
     with patch.object(termination.Termination, "_handles", always(())):
         return await _DESTROY(self, one, **seen)
 

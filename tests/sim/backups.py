@@ -1,0 +1,109 @@
+"""A backup of the database is restored: what was written since is lost, and the world is ahead of its rows."""
+
+import asyncio
+import copy
+from collections.abc import Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+from broker.domain.ids import AttemptId, JobId
+from broker.domain.job import Attempt, AttemptState, Job
+from broker.store.memory_state import Row
+from tests.sim.faults import Fault
+from tests.sim.measures import attempt_of_machine
+from trainer.contract import keys
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+DOWN_S = 30.0
+"""From the end of the last broker to the start of the first on the restored copy, at least."""
+LOOK_S = 60.0
+"""Between two looks of people for machines that no row knows."""
+PATIENCE_S = 900.0
+"""After this they end such machines also where these still train."""
+OF_SERVER = frozenset({"clock", "hints"})
+"""What a backup does not hold."""
+
+
+class Backups:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.attempts: dict[AttemptId, Attempt] = {}
+        """Those that were admitted after the backup, as they were last."""
+        self.jobs: dict[JobId, Job] = {}
+        """Those that were submitted after it."""
+
+    def attempt(self, own: AttemptId) -> Attempt | None:
+        """As its row is, or was last."""
+        row = self._world.state.attempts.get(own)
+        return self.attempts.get(own) if row is None else row.value
+
+    def job(self, own: JobId) -> Job | None:
+        row = self._world.state.jobs.get(own)
+        return self.jobs.get(own) if row is None else row.value
+
+    async def restore(self, fault: Fault) -> None:
+        """The backup is made now. Every broker is stopped before it is restored, as docs/operations.md asks for, and so
+        are their launchers."""
+        world, made_at = self._world, self._world.loop.time()
+        kept = copied(vars(world.state))
+        await asyncio.sleep(max(0.0, fault.for_s - DOWN_S))
+        world.strikes.note(fault.kind)
+        world.happenings.all_leave(made_at)
+        for launch in world.launches:
+            assert launch.work is not None
+            launch.work.cancel()
+        self._put_back(kept, made_at)
+        await asyncio.sleep(DOWN_S)
+        world.watch.restored_at(world.loop.time())
+        world.happenings.all_return()
+        world.spawn(self._end_unknown(), "people end what no row knows")
+
+    def _put_back(self, kept: Mapping[str, Any], made_at: float) -> None:
+        world, state = self._world, self._world.state
+        before, jobs = dict(state.attempts), dict(state.jobs)
+        vars(state).update(copied(kept))
+        self.attempts |= _lost(before, state.attempts.keys())
+        self.jobs |= _lost(jobs, state.jobs.keys())
+        world.expected -= len(self.jobs.keys() & set(world.jobs))
+        world.jobs = [own for own in world.jobs if own not in self.jobs]
+        unsent = {i for i, row in state.attempts.items() if row.value.create_sent_at is None}
+        world.watch.restored(self.jobs.keys(), unsent, made_at)
+        lost = f"{len(self.attempts)} attempts and {len(self.jobs)} jobs"
+        world.note("fault", f"the backup of {made_at:.0f} is restored, without {lost}")
+
+    async def _end_unknown(self) -> None:
+        """As `gpubroker sweep --once --destroy --spared` does: first those that have ended, in the end all."""
+        world, since = self._world, self._world.loop.time()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            standing = {*world.cloud.standing()}
+            for machine in [one for one in await world.cloud.list() if one.handle.id in standing]:
+                own = attempt_of_machine(machine.handle.id)
+                if own not in self.attempts:
+                    continue
+                if keys.final(own) in world.objects.data or world.loop.time() - since > PATIENCE_S:
+                    world.note("people", f"destroy {machine.handle.id}, which no row knows")
+                    await world.cloud.destroy(machine.handle)
+
+    def issues_again(self, new: Attempt) -> bool:
+        """Whether a number that was issued before is, though its spec lies in the blob store."""
+        known = self.attempts.pop(new.id, None)
+        return known is not None and keys.spec(new.id) in self._world.objects.data
+
+    def is_lost(self, own: AttemptId, machines: Set[str]) -> bool:
+        """Whether a restored row has machines that are gone without a last word."""
+        attempt = self._world.state.attempts[own].value
+        if attempt.state not in (AttemptState.BOOTING, AttemptState.TRAINING):
+            return False
+        gone = {handle.id for handle in attempt.handles} - machines
+        return bool(gone) and keys.final(own) not in self._world.objects.data
+
+
+def copied(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What a backup of a memory store's `State` holds."""
+    return copy.deepcopy({name: value for name, value in columns.items() if name not in OF_SERVER})
+
+
+def _lost(before: Mapping[Any, Row[Any]], kept: Set[Any]) -> dict[Any, Any]:
+    return {own: row.value for own, row in before.items() if own not in kept}

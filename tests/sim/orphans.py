@@ -1,0 +1,51 @@
+"""Machines that nobody answers for: none stands for long, and the sweep leaves alone what it must."""
+
+from typing import TYPE_CHECKING
+
+from tests.sim.measures import attempt_of_machine
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Orphans:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._since: dict[str, float] = {}
+
+    def tick(self) -> None:
+        world, now = self._world, self._world.loop.time()
+        longest_s = 2 * world.cloud.caps.list_lag_s + 3 * world.rhythm.sweep_s + 30  # one of them may leave it out
+        orphans = [one for one in world.cloud.standing() if not self._has_an_owner(one)]
+        self._since = {one: self._since.get(one, now) for one in orphans}
+        for one, since in self._since.items():
+            if world.watch.calm_s(since) > longest_s:
+                world.fail("no_leak", f"{one} stands for {now - since:.0f} s, and nobody answers for it")
+
+    def _has_an_owner(self, machine_id: str) -> bool:
+        """What no row knows since a backup was restored, people end."""
+        own = attempt_of_machine(machine_id)
+        row = self._world.state.attempts.get(own)
+        if row is None:
+            return own in self._world.backups.attempts
+        return self._world.cloud.answered_for(machine_id, row.value)
+
+    def swept(self, machine_id: str) -> None:
+        """The sweep destroys what has been an orphan for as long as listings may lag."""
+        world, watch = self._world, self._world.watch
+        if machine_id not in world.cloud.standing():
+            return
+        own = attempt_of_machine(machine_id)
+        row = world.state.attempts.get(own)
+        if row is None and own in world.backups.attempts:
+            return world.fail("spared_stands", f"{machine_id} was swept, which was bought after the backup")
+        if row is None or row.value.live:
+            return watch.measures.wanted(own, world.cloud.surplus - {machine_id})
+        born = max((one.born for one in watch.stands if one.id == machine_id), default=0.0)
+        age_s = world.loop.time() - max(born, watch.entered_at(own))
+        if age_s < world.cloud.caps.list_lag_s:
+            world.fail("orphan_grace", f"{machine_id} was swept, an orphan for {age_s:.1f} s")
+
+    def restored(self) -> None:
+        """Brokers begin to look now."""
+        self._since = {}
