@@ -11,12 +11,12 @@ import typer
 from rich.table import Table
 
 from broker.cli.exits import BadInput, JobFailed, Refused, ServerProblem
+from broker.cli.home import installation_of, store_of
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, interruptible
 from broker.config import DaemonConfig
 from broker.domain.errors import BlobsUnavailable, GpubrokerError, InvalidInput
-from broker.domain.ids import INSTALLATION_LENGTH, Installation
-from broker.store.embedded import EmbeddedPostgres, StateFolderLocked
+from broker.domain.ids import Installation
 
 if TYPE_CHECKING:
     from broker.outside import Found, Survey
@@ -158,19 +158,12 @@ async def looking(settings: DaemonConfig, named: str | None, *, watch_s: float) 
     from broker import outside
     from broker.blobs import ObstoreBlobs
     from broker.clock import SystemClock
-    from broker.store.postgres import PostgresStore
     from providers.registry import build
 
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        name = _installation(settings, named)
-        dsn, daemon = await _database(settings, stack)
-        store = None
-        if dsn is not None:
-            store = await PostgresStore.connect(dsn)
-            stack.push_async_callback(store.close)
-            if (theirs := await store.installation(name)) != name:
-                raise BadInput(f"the database belongs to installation {theirs}, not {name}; correct one of the two")
+        name = installation_of(settings, named)
+        store, daemon = await store_of(settings, name, stack)
         blobs = ObstoreBlobs.open(settings.blobs_url, name, options=settings.blob_options)
         providers = build(
             settings.providers, installation=name, state=settings.home / "providers", clock=clock, blobs=blobs
@@ -179,30 +172,6 @@ async def looking(settings: DaemonConfig, named: str | None, *, watch_s: float) 
             stack.push_async_callback(provider.close)
         found = await outside.survey(name, providers, clock, store=store, blobs=blobs, watch_s=watch_s)
         yield Look(installation=name, found=found, providers=providers, clock=clock, blobs=blobs, daemon=daemon)
-
-
-def _installation(settings: DaemonConfig, named: str | None) -> Installation:
-    """Raises BadInput when none is known: no other's machines are ever touched by a guess."""
-    file = settings.home / "installation"
-    known = named or (file.read_text().strip() if file.exists() else "")
-    if len(known) != INSTALLATION_LENGTH:
-        where = f"on the daemon's host it is in {file}"
-        raise BadInput(f"whose machines? give --installation, {INSTALLATION_LENGTH} characters; {where}")
-    return Installation(known)
-
-
-async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> tuple[str | None, bool]:
-    """(the configured server, or the home's own; whether a daemon keeps that one)"""
-    if settings.database_url is not None:
-        return settings.database_url, False
-    folder = settings.home / "postgres"
-    if not folder.exists():
-        return None, False
-    try:
-        server = await stack.enter_async_context(await EmbeddedPostgres.start(folder))
-    except StateFolderLocked:
-        return EmbeddedPostgres.dsn_of(folder), True
-    return server.dsn, False
 
 
 def _confirm(out: Output, count: int, *, yes: bool) -> None:

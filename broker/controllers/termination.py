@@ -149,7 +149,8 @@ class Termination:
         if not launcher_dead:
             return (
                 f"launcher {attempt.launched_by!r} of {name} at {provider} cannot be proven dead, so the machine may "
-                "still come; end that launcher's process, or bring back its state folder"
+                "still come; end that launcher's process, or bring back its state folder; "
+                f"if it is lost for good say so: gpubroker launcher lost {attempt.id}"
             )
         if trouble := self._inventory.trouble(provider):
             return f"{name} cannot be proven gone, and is charged: {provider} cannot be listed: {trouble}"

@@ -32,6 +32,7 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "attempt.hung": ("🧊", "Hung"),
     "attempt.oom": ("💥", "Out of memory"),
     "attempt.unheard": ("🔇", "Nothing is heard of a machine"),
+    "attempt.launcher_lost": ("🪦", "A launcher is lost"),
     "attempt.kept": ("🔧", "Machine kept: it bills"),
     "attempt.destroy_failed": ("🚨", "A machine cannot be destroyed"),
     "attempt.grant_failing": ("🚨", "Credentials cannot be renewed"),

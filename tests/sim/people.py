@@ -56,7 +56,7 @@ class People:
             job = replace(job, id=job_id(draw.randbytes(9)))  # as every request does; keys tell of the same
             try:
                 kept, _ = await door.submit(job, key=f"key-{number}", body_sha256="", events=())
-                again = world.weather.draw("impatient") < 0.1 or kept.id not in world.state.jobs
+                again = world.weather.draw("impatient") < 0.1 or kept.id in world.backups.jobs
             except StoreUnavailable:
                 await asyncio.sleep(5.0)
         if not world.watch.answered(f"key-{number}", kept.id):

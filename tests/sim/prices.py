@@ -1,6 +1,7 @@
 """What the market asks for spot machines while they stand, and what of it an attempt's charges can hold: it moves at
 any time, and brokers hear of it by listings."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ CLOCK_S = 2.0
 @dataclass(frozen=True, kw_only=True)
 class Charged:
     """A charge that was written, up to `to`. `asked`: when its broker decided it. `begun`, `price`: of the listing that
-    it had then, if that was young enough and showed the price of every machine."""
+    it had then, if that was young enough and showed the price of every machine.
+    `partly`: of the last one that did, where that one showed some."""
 
     to: float
     asked: float
     begun: float | None = None
     price: Decimal = ZERO
+    partly: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +80,10 @@ class Prices:
         slack, begins = CLOCK_S + offer.billing_quantum_s, sent
         for number, one in enumerate((*charges, Charged(to=until, asked=until))):
             ends = min(max(one.to, begins), until)
-            known = [c.begun for c in charges[:number] if c.begun is not None and c.asked <= begins + CLOCK_S]
+            earlier = [c for c in charges[:number] if c.asked <= begins + CLOCK_S]
+            known = [c.begun for c in earlier if c.begun is not None]
             bought = [] if known else [offer.usd_per_hour]
-            since = (known[-1] if known else sent) - slack
+            since = (min(known[-1], _stale(earlier)) if known else sent) - slack
             could = self._within(offer, since, max(ends, one.asked) + slack) + bought
             if ends > begins:
                 yield Span(begins=begins, ends=ends, low=min(could), high=max(could))
@@ -96,6 +100,12 @@ class Prices:
                     yield Span(begins=begins, ends=ends, low=one.price, high=one.price)
                 seen = one.asked
             before = max(before, one.to)
+
+
+def _stale(charges: Sequence[Charged]) -> float:
+    """From when on it is known what some of several machines cost, since the last charge that knew of all."""
+    last = max(place for place, one in enumerate(charges) if one.begun is not None)
+    return min((one.partly for one in charges[last:] if one.partly is not None), default=math.inf)
 
 
 def _priced(offer: Offer, factor: Decimal) -> Decimal:

@@ -95,6 +95,9 @@ class Purse:
             charged = Charged(to=world.time_of(one.to), asked=now)
             if latest and len(told) >= attempt.line.nodes:
                 charged = replace(charged, begun=latest.begun, price=max(told))
+            elif latest and told:
+                whole = (one.begun for one in listed if len(one.prices.get(attempt.name, ())) >= attempt.line.nodes)
+                charged = replace(charged, partly=max(whole, default=latest.begun))
             self._asked[process.id, one.attempt_id] = charged
 
     def charged(self, process: Process, charges: Sequence[Charge], held: Sequence[bool]) -> None:

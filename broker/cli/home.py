@@ -1,0 +1,53 @@
+"""What lies on a daemon's own computer, for commands that need no daemon: its id, and its database."""
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from broker.cli.exits import BadInput
+from broker.config import DaemonConfig
+from broker.domain.ids import INSTALLATION_LENGTH, Installation
+from broker.store.embedded import EmbeddedPostgres, StateFolderLocked
+
+if TYPE_CHECKING:
+    from broker.ports import Store
+
+
+def installation_of(settings: DaemonConfig, named: str | None) -> Installation:
+    """Raises BadInput when none is known: no other's machines are ever touched by a guess."""
+    file = settings.home / "installation"
+    known = named or (file.read_text().strip() if file.exists() else "")
+    if len(known) != INSTALLATION_LENGTH:
+        where = f"on the daemon's host it is in {file}"
+        raise BadInput(f"whose machines? give --installation, {INSTALLATION_LENGTH} characters; {where}")
+    return Installation(known)
+
+
+async def store_of(settings: DaemonConfig, name: Installation, stack: AsyncExitStack) -> "tuple[Store | None, bool]":
+    """(the database, None where there is none; whether a daemon keeps it on this home), until the stack is left.
+
+    Raises BadInput where it is another installation's, GpubrokerError.
+    """
+    from broker.store.postgres import PostgresStore
+
+    dsn, daemon = await _database(settings, stack)
+    if dsn is None:
+        return None, daemon
+    store = await PostgresStore.connect(dsn)
+    stack.push_async_callback(store.close)
+    if (theirs := await store.installation(name)) != name:
+        raise BadInput(f"the database belongs to installation {theirs}, not {name}; correct one of the two")
+    return store, daemon
+
+
+async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> tuple[str | None, bool]:
+    """(the configured server, or the home's own; whether a daemon keeps that one)"""
+    if settings.database_url is not None:
+        return settings.database_url, False
+    folder = settings.home / "postgres"
+    if not folder.exists():
+        return None, False
+    try:
+        server = await stack.enter_async_context(await EmbeddedPostgres.start(folder))
+    except StateFolderLocked:
+        return EmbeddedPostgres.dsn_of(folder), True
+    return server.dsn, False

@@ -1,0 +1,133 @@
+"""`gpubroker launcher`: what creates machines, and may be lost with its computer."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from broker.cli.exits import BadInput, NotFound, Refused, ServerProblem
+from broker.cli.home import installation_of, store_of
+from broker.cli.output import Output
+from broker.cli.shell import Json, command, interruptible
+from broker.config import DaemonConfig
+from broker.domain.errors import GpubrokerError, InvalidInput
+from broker.domain.ids import AttemptId, Installation
+from broker.domain.job import Attempt
+from broker.domain.words import duration
+
+if TYPE_CHECKING:
+    from broker.ports import Provider, Store
+
+Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
+Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
+
+
+@command
+async def ls(home: Home = None, config: Config = None, as_json: Json = False) -> None:
+    """List attempts on their way out whose launcher is not known to be through. Needs no daemon."""
+    out = Output(as_json=as_json)
+    async with _opened(home, config) as (_, _, store):
+        found = await store.unproven_launches()
+    out.document({"attempts": [_document(one) for one in found]})
+    out.say(_table(found) if found else "no attempt waits for its launcher")
+
+
+@command
+async def lost(
+    attempt: Annotated[str, typer.Argument(metavar="ATTEMPT", help="As `gpubroker launcher ls` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    home: Home = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Vouch that a launcher can create nothing any more, since its process or computer is lost for good: its attempt
+    ends once the cloud shows no machine, and the job goes on. Needs no daemon."""
+    from broker.launchers_lost import StillLives, vouch
+
+    out = Output(as_json=as_json)
+    async with AsyncExitStack() as stack:
+        settings, name, store = await stack.enter_async_context(_opened(home, config))
+        one = next((found for found in await store.unproven_launches() if found.id == attempt), None)
+        if one is None:
+            raise NotFound(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
+        _confirm(out, one, yes=yes)
+        provider = await _provider(settings, name, one, stack)
+        try:
+            done = await vouch(store, one, provider)
+        except StillLives as e:
+            raise BadInput(str(e)) from None
+    if not done:
+        raise NotFound(f"attempt {attempt} has gone on meanwhile; nothing was changed")
+    out.document(_document(one) | {"lost": True})
+    out.say(
+        f"{one.name} at {one.line.offer.provider} will not come any more; its attempt ends once the cloud shows none"
+    )
+
+
+@asynccontextmanager
+async def _opened(home: Path | None, config: Path | None) -> "AsyncIterator[tuple[DaemonConfig, Installation, Store]]":
+    try:
+        settings = DaemonConfig.load(config, home=home)
+        async with AsyncExitStack() as stack:
+            name = installation_of(settings, None)
+            store, _ = await store_of(settings, name, stack)
+            if store is None:
+                raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
+            yield settings, name, store
+    except InvalidInput as e:
+        raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
+    except GpubrokerError as e:
+        raise ServerProblem(str(e)) from None
+
+
+async def _provider(
+    settings: DaemonConfig, name: Installation, one: Attempt, stack: AsyncExitStack
+) -> "Provider | None":
+    """Where it launches; None where that is not configured here."""
+    from broker.blobs import ObstoreBlobs
+    from broker.clock import SystemClock
+    from providers.registry import build
+
+    blobs = ObstoreBlobs.open(settings.blobs_url, name, options=settings.blob_options)
+    state = settings.home / "providers"
+    providers = build(settings.providers, installation=name, state=state, clock=SystemClock(), blobs=blobs)
+    for provider in providers.values():
+        stack.push_async_callback(provider.close)
+    return providers.get(one.line.offer.provider)
+
+
+def _confirm(out: Output, one: Attempt, *, yes: bool) -> None:
+    if yes:
+        return
+    if not out.asks:
+        raise BadInput("there is nobody to ask for confirmation; add -y to vouch without a question")
+    with interruptible():
+        asked = f"Is {one.launched_by!r}, which was to create {one.name} at {one.line.offer.provider}, lost for good?"
+        if not typer.confirm(asked, default=False):
+            raise Refused("nothing was changed")
+
+
+def _table(found: Sequence[Attempt]) -> Table:
+    table = Table()
+    for column in ("attempt", "job", "machine", "cloud", "launcher", "leaving for"):
+        table.add_column(column)
+    for one in found:
+        since = one.terminating_since or one.created_at
+        left = duration((datetime.now(UTC) - since).total_seconds())
+        table.add_row(one.id, one.job_id, one.name, one.line.offer.provider, one.launched_by, left)
+    return table
+
+
+def _document(one: Attempt) -> dict[str, str]:
+    return {
+        "id": AttemptId(one.id),
+        "job": one.job_id,
+        "machine": one.name,
+        "provider": one.line.offer.provider,
+        "launcher": one.launched_by,
+        "since": (one.terminating_since or one.created_at).isoformat(),
+    }

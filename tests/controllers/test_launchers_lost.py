@@ -1,0 +1,110 @@
+"""A launcher that is lost with its computer: whoever knows that says so, and the attempt ends."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli.main import app
+from broker.domain.errors import OutcomeUnknown
+from broker.domain.ids import JobId
+from broker.domain.instance import Liveness
+from broker.domain.job import Attempt, AttemptState, JobState
+from broker.launchers_lost import StillLives, vouch
+from tests.controllers.house import ENDLESS, INSTALLATION, House
+
+Build = Callable[..., House]
+
+
+@pytest.fixture
+def unproven(house: Build, monkeypatch: pytest.MonkeyPatch) -> House:
+    """Creates whose answers are lost, by a launcher of which nothing is known."""
+    here = house(virtual=ENDLESS)
+    create = here.provider.create
+
+    async def mute(*asked: Any) -> Any:
+        await create(*asked)
+        raise OutcomeUnknown("the answer was lost")
+
+    monkeypatch.setattr(here.provider, "launcher", _says(Liveness.UNKNOWN))
+    monkeypatch.setattr(here.provider, "create", mute)
+    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    monkeypatch.setattr("broker.controllers.termination.STUCK_S", 0.1)
+    return here
+
+
+def _says(liveness: Liveness) -> Callable[..., Any]:
+    async def launcher(launched_by: str, name: str) -> Liveness:
+        return liveness
+
+    return launcher
+
+
+async def stuck(here: House) -> tuple[JobId, Attempt]:
+    """A job that was stopped, and whose attempt waits for nothing but its launcher."""
+    job = await here.submit()
+
+    async def trains() -> bool:
+        return any(attempt.state is AttemptState.TRAINING for attempt in await here.attempts(job))
+
+    await here.eventually(trains)
+    await here.stop(job)
+
+    async def told() -> bool:
+        return any("cannot be proven dead" in attempt.detail for attempt in await here.attempts(job))
+
+    await here.eventually(told)
+    assert await here.machines() == []
+    (attempt,) = await here.attempts(job)
+    return job, attempt
+
+
+async def test_its_attempt_ends_once_somebody_vouches_for_that(unproven: House) -> None:
+    async with unproven.running():
+        job, attempt = await stuck(unproven)
+        assert f"gpubroker launcher lost {attempt.id}" in attempt.detail
+        assert await vouch(unproven.store, attempt, unproven.provider)
+        await unproven.state_of(job, JobState.CANCELLED)
+        assert not await vouch(unproven.store, attempt, unproven.provider), "it has ended"
+    (said,) = [one.message for one in await unproven.events(job) if one.kind == "attempt.launcher_lost"]
+    assert repr(attempt.launched_by) in said
+
+
+async def test_nobody_can_vouch_for_one_that_lives(unproven: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with unproven.running():
+        job, attempt = await stuck(unproven)
+        monkeypatch.setattr(unproven.provider, "launcher", _says(Liveness.ALIVE))
+        with pytest.raises(StillLives, match="end its process"):
+            await vouch(unproven.store, attempt, unproven.provider)
+        (still,) = await unproven.attempts(job)
+        assert (still.state, still.launched_by) == (AttemptState.TERMINATING, attempt.launched_by)
+
+
+@pytest.mark.parametrize("store", ["postgres"], indirect=True)
+async def test_the_command_shows_it_and_ends_it(unproven: House, postgres_dsn: str, tmp_path: Path) -> None:
+    await unproven.store.installation(INSTALLATION)
+    (tmp_path / "installation").write_text(INSTALLATION)
+    providers = "providers: {local: null, simulated: {body: virtual}}"
+    (tmp_path / "gpubroker.yaml").write_text(f"database_url: {postgres_dsn}\n{providers}\n")
+
+    async def command(*words: str) -> tuple[int, str]:
+        asked = ["launcher", *words, "--home", str(tmp_path)]
+        done = await asyncio.to_thread(CliRunner().invoke, app, asked, catch_exceptions=False)
+        return done.exit_code, " ".join((done.stdout + done.stderr).split())
+
+    async with unproven.running():
+        assert (await command("ls"))[1] == "no attempt waits for its launcher"
+        job, attempt = await stuck(unproven)
+        code, said = await command("ls")
+        assert code == 0
+        assert attempt.id in said
+        code, said = await command("lost", "none", "-y")
+        assert (code, "no attempt none waits for its launcher" in said) == (3, True), said
+        code, said = await command("lost", attempt.id)
+        assert (code, "add -y" in said) == (2, True), said
+        code, said = await command("lost", attempt.id, "-y")
+        assert (code, "will not come any more" in said) == (0, True), said
+        await unproven.state_of(job, JobState.CANCELLED)
