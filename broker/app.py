@@ -43,7 +43,7 @@ from broker.domain.job import Handle
 from broker.domain.spec import Retention
 from broker.doors import Addresses, listening
 from broker.gate import gated
-from broker.homes import installation_of, mark_new, only_report
+from broker.homes import installation_of, mark_new, only_report, refuse_other_blobs
 from broker.market.market import Market, MarketRhythm
 from broker.neighbours import refuse_others, seat_of
 from broker.notify.log import LogNotifier
@@ -204,6 +204,7 @@ async def _context(stack: AsyncExitStack, config: DaemonConfig) -> tuple[Context
     report_only = only_report(config.home)
     grants = replace(grants_of(config), now=clock.now)
     blobs = ObstoreBlobs.open(config.blobs_url, installation, options=config.blob_options, grants=grants)
+    await refuse_other_blobs(store, blobs)
     providers = build(
         config.providers, installation=installation, state=config.home / "providers", clock=clock, blobs=blobs,
         launches=True,

@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from broker.config import CONFIG_FILE
-from broker.domain.errors import GpubrokerError
+from broker.domain.errors import AlreadyExists, BlobsUnavailable, GpubrokerError
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
-from broker.ports import Store
+from broker.ports import Blobs, Store
 from providers.private import write_private
+from trainer.contract import keys
 
 log = logging.getLogger("gpubroker")
 
 INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
 FIRST_MIGRATION = "0001_first.sql"
+MARK_LENGTH = 16
 
 
 class OtherInstallation(GpubrokerError):
     """The home's machines are of another installation than the database."""
+
+
+class OtherBlobs(GpubrokerError):
+    """The blob store is not the one that the database's jobs lie in."""
 
 
 async def installation_of(store: Store, home: Path) -> Installation:
@@ -38,6 +44,34 @@ async def installation_of(store: Store, home: Path) -> Installation:
     if not known:
         write_private(file, f"{installation}\n".encode(), durable=True)
     return installation
+
+
+async def mark_of(blobs: Blobs) -> str:
+    """Which blob store this is; one without a mark gets one. Raises BlobsUnavailable."""
+    new = base32(os.urandom(10), MARK_LENGTH)
+    try:
+        if await blobs.get(keys.BLOB_STORE) is None:
+            await blobs.put(keys.BLOB_STORE, new.encode(), if_absent=True)
+    except AlreadyExists:
+        pass  # another broker's
+    return (await blobs.get(keys.BLOB_STORE) or b"").decode()
+
+
+async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
+    """Of two brokers with a blob store each, one hears no beat of what the other buys, and ends it.
+
+    Raises OtherBlobs. A blob store that is away tells nothing, and keeps nobody.
+    """
+    try:
+        mark = await mark_of(blobs)
+    except BlobsUnavailable as e:
+        log.warning("whether this is the blob store of the database's jobs cannot be told: %s", e)
+        return
+    if await store.blob_store(mark) != mark:
+        raise OtherBlobs(
+            "the blob store is not the one that this database's jobs lie in: correct `blobs`, which all brokers "
+            f"share; after a move copy all, also {keys.BLOB_STORE}; if the old one is lost: gpubroker blobs adopt"
+        )
 
 
 def mark_new(home: Path, migrations: Sequence[str]) -> None:

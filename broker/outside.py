@@ -88,7 +88,7 @@ async def _judge(
         return {}, "nobody: neither a database nor a shared blob store is at hand, so nothing is known"
     try:
         if await blobs.get(keys.BROKER_LEASE) is None:
-            return {}, "nobody: no broker has ever touched a lease in this blob store; is blobs.url that of the daemon?"
+            return {}, "nobody: no broker has ever touched a lease in this blob store; is `blobs` that of the daemon?"
         lives = await lease_moves(blobs, clock, watch_s)
     except BlobsUnavailable as e:
         return {}, f"nobody: the blob store cannot be read, so nothing is known ({e})"

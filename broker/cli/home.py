@@ -1,15 +1,40 @@
 """What lies on a daemon's own computer, for commands that need no daemon: its id, and its database."""
 
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from broker.cli.exits import BadInput
+import typer
+
+from broker.cli.exits import BadInput, ServerProblem
 from broker.config import DaemonConfig
+from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.domain.ids import INSTALLATION_LENGTH, Installation
 from broker.store.embedded import EmbeddedPostgres, StateFolderLocked
 
 if TYPE_CHECKING:
     from broker.ports import Store
+
+Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
+Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
+
+
+@asynccontextmanager
+async def opened(home: Path | None, config: Path | None) -> "AsyncIterator[tuple[DaemonConfig, Installation, Store]]":
+    """A daemon's configuration, whose machines it buys, and its database. Raises BadInput, ServerProblem."""
+    try:
+        settings = DaemonConfig.load(config, home=home)
+        async with AsyncExitStack() as stack:
+            name = installation_of(settings, None)
+            store, _ = await store_of(settings, name, stack)
+            if store is None:
+                raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
+            yield settings, name, store
+    except InvalidInput as e:
+        raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
+    except GpubrokerError as e:
+        raise ServerProblem(str(e)) from None
 
 
 def installation_of(settings: DaemonConfig, named: str | None) -> Installation:

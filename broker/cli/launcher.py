@@ -1,36 +1,31 @@
 """`gpubroker launcher`: what creates machines, and may be lost with its computer."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from broker.cli.exits import BadInput, NotFound, Refused, ServerProblem
-from broker.cli.home import installation_of, store_of
+from broker.cli.exits import BadInput, NotFound, Refused
+from broker.cli.home import Config, Home, opened
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, interruptible
 from broker.config import DaemonConfig
-from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt
 from broker.domain.words import duration
 
 if TYPE_CHECKING:
-    from broker.ports import Provider, Store
-
-Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
-Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
+    from broker.ports import Provider
 
 
 @command
 async def ls(home: Home = None, config: Config = None, as_json: Json = False) -> None:
     """List attempts on their way out whose launcher is not known to be through. Needs no daemon."""
     out = Output(as_json=as_json)
-    async with _opened(home, config) as (_, _, store):
+    async with opened(home, config) as (_, _, store):
         found = await store.unproven_launches()
     out.document({"attempts": [_document(one) for one in found]})
     out.say(_table(found) if found else "no attempt waits for its launcher")
@@ -50,7 +45,7 @@ async def lost(
 
     out = Output(as_json=as_json)
     async with AsyncExitStack() as stack:
-        settings, name, store = await stack.enter_async_context(_opened(home, config))
+        settings, name, store = await stack.enter_async_context(opened(home, config))
         one = next((found for found in await store.unproven_launches() if found.id == attempt), None)
         if one is None:
             raise NotFound(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
@@ -66,22 +61,6 @@ async def lost(
     out.say(
         f"{one.name} at {one.line.offer.provider} will not come any more; its attempt ends once the cloud shows none"
     )
-
-
-@asynccontextmanager
-async def _opened(home: Path | None, config: Path | None) -> "AsyncIterator[tuple[DaemonConfig, Installation, Store]]":
-    try:
-        settings = DaemonConfig.load(config, home=home)
-        async with AsyncExitStack() as stack:
-            name = installation_of(settings, None)
-            store, _ = await store_of(settings, name, stack)
-            if store is None:
-                raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
-            yield settings, name, store
-    except InvalidInput as e:
-        raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
-    except GpubrokerError as e:
-        raise ServerProblem(str(e)) from None
 
 
 async def _provider(

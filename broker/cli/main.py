@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from broker.cli import admin, channel, daemon, jobs, launcher, policy, remote, slack, spend, submit, tenancy
+from broker.cli import blobs as blob_store
 from broker.cli.estimate import estimate
 from broker.cli.exits import MEANINGS
 from broker.cli.known import gpus, models
@@ -103,6 +104,7 @@ policies.command("history")(policy.history)
 policies.command("delete")(policy.delete)
 policies.command("dry-run")(policy.dry_run)
 blobs.command("init")(daemon.blobs_init)
+blobs.command("adopt")(blob_store.adopt)
 launchers.command("ls")(launcher.ls)
 launchers.command("lost")(launcher.lost)
 slacks.command("link")(slack.link)

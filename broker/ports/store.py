@@ -116,6 +116,15 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """The one that this database belongs to; `proposed` becomes it on a new database."""
         ...
 
+    async def blob_store(self, proposed: str) -> str:
+        """The mark of the blob store that its jobs lie in, of an installation that is known; `proposed` becomes it
+        where there is none."""
+        ...
+
+    async def adopt_blob_store(self, mark: str) -> None:
+        """From now on they lie in this one."""
+        ...
+
     async def counts(self) -> Mapping[str, Mapping[str, int]]:
         """{"jobs": {state: n}, "attempts": {state: n}} for metrics."""
         ...

@@ -279,6 +279,13 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
         self._state.installation = self._state.installation or proposed
         return self._state.installation
 
+    async def blob_store(self, proposed: str) -> str:
+        self._state.blob_store = self._state.blob_store or proposed
+        return self._state.blob_store
+
+    async def adopt_blob_store(self, mark: str) -> None:
+        self._state.blob_store = mark
+
     async def token(self, secret_sha256: str) -> Token | None:
         return self._state.tokens.get(secret_sha256)
 

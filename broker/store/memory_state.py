@@ -86,6 +86,7 @@ class State:
         self.slack_users: dict[tuple[str, str, str], SlackUser] = {}
         self.audit: list[AuditEntry] = []
         self.installation: Installation | None = None
+        self.blob_store: str | None = None
 
     def put_job(self, row: Row[Job], to: Job) -> None:
         """Writes the controllers' columns."""

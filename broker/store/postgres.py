@@ -136,6 +136,13 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         found = found or await self._pool.read("installation", proposed)
         return Installation(found[0]["id"])
 
+    async def blob_store(self, proposed: str) -> str:
+        (row,) = await self._pool.fetch("blob_store", proposed)
+        return str(row["blob_store"])
+
+    async def adopt_blob_store(self, mark: str) -> None:
+        await self._pool.fetch("adopt_blob_store", mark)
+
     async def database(self) -> str:
         """Which one this is: what is restored from a dump is another. Empty where the server does not tell."""
         try:

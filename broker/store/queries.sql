@@ -296,6 +296,12 @@ SELECT 'attempts', state, count(*) FROM attempts GROUP BY state;
 WITH proposed AS (INSERT INTO installation (id) VALUES ($1) ON CONFLICT DO NOTHING RETURNING id)
 SELECT id FROM proposed UNION ALL SELECT id FROM installation LIMIT 1;
 
+-- name: blob_store
+UPDATE installation SET blob_store = coalesce(blob_store, $1) RETURNING blob_store;
+
+-- name: adopt_blob_store
+UPDATE installation SET blob_store = $1 RETURNING blob_store;
+
 -- name: database
 SELECT control.system_identifier::text || '/' || own.oid::text AS id
 FROM pg_control_system() AS control, pg_database AS own WHERE own.datname = current_database();

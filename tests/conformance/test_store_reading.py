@@ -165,6 +165,14 @@ async def test_a_database_belongs_to_one_installation(store: Store) -> None:
     assert await store.installation(Installation("dddd")) == answers[0]
 
 
+async def test_its_jobs_lie_in_one_blob_store_until_another_is_adopted(store: Store) -> None:
+    await store.installation(Installation("aaaa"))
+    answers = await asyncio.gather(*(store.blob_store(mark) for mark in ("one", "two", "three")))
+    assert len(set(answers)) == 1
+    await store.adopt_blob_store("four")
+    assert await store.blob_store("five") == "four"
+
+
 async def test_a_ping_tells_the_time_by_which_rows_are_written(store: Store) -> None:
     """Also before the database belongs to anybody."""
     before = await store.ping()

@@ -6,8 +6,9 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.domain.ids import Installation
-from broker.homes import OtherInstallation, installation_of
+from broker.homes import OtherBlobs, OtherInstallation, installation_of, mark_of, refuse_other_blobs
 from broker.store.memory import MemoryStore
+from tests.api.harness import memory_blobs
 
 OURS, THEIRS = Installation("aaaa"), Installation("bbbb")
 
@@ -29,6 +30,28 @@ async def test_another_installation_s_database_is_refused_and_the_home_keeps_its
 async def test_a_new_home_takes_the_database_s(tmp_path: Path) -> None:
     assert await installation_of(await of(THEIRS), tmp_path) == THEIRS
     assert (tmp_path / "installation").read_text() == "bbbb\n"
+
+
+async def test_a_broker_with_a_blob_store_of_its_own_is_refused_until_it_is_adopted() -> None:
+    """It would hear no beat of what the others buy, and end it."""
+    store = await of(OURS)
+    shared, own = memory_blobs(), memory_blobs()
+    await refuse_other_blobs(store, shared)
+    await refuse_other_blobs(store, shared)
+    with pytest.raises(OtherBlobs, match="correct `blobs`"):
+        await refuse_other_blobs(store, own)
+    await store.adopt_blob_store(await mark_of(own))
+    await refuse_other_blobs(store, own)
+    with pytest.raises(OtherBlobs):
+        await refuse_other_blobs(store, shared)
+
+
+async def test_a_blob_store_that_was_moved_with_its_objects_is_the_same() -> None:
+    store, old, new = await of(OURS), memory_blobs(), memory_blobs()
+    await refuse_other_blobs(store, old)
+    for blob in await old.list(""):
+        await new.put(blob.key, await old.get(blob.key) or b"")
+    await refuse_other_blobs(store, new)
 
 
 async def test_a_new_database_takes_the_home_s(tmp_path: Path) -> None:

@@ -130,3 +130,5 @@ def rows_identity(manifest: str) -> str:
 
 
 BROKER_LEASE = "broker/lease"
+BLOB_STORE = "broker/store"
+"""Which blob store this is; brokers alone read it."""

@@ -1,0 +1,45 @@
+"""`gpubroker blobs adopt`: another blob store in the place of one that is lost."""
+
+from typing import Annotated
+
+import typer
+
+from broker.cli.exits import BadInput, Refused
+from broker.cli.home import Config, Home, opened
+from broker.cli.output import Output
+from broker.cli.shell import Json, command, interruptible
+
+
+@command
+async def adopt(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    home: Home = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Let the configured blob store take the place of the one that this database's jobs lie in, which is lost with
+    their checkpoints. Stop every daemon first."""
+    from broker.blobs import ObstoreBlobs
+    from broker.homes import mark_of
+
+    out = Output(as_json=as_json)
+    async with opened(home, config) as (settings, name, store):
+        blobs = ObstoreBlobs.open(settings.blobs_url, name, options=settings.blob_options)
+        mark = await mark_of(blobs)
+        adopted = await store.blob_store(mark) != mark
+        if adopted:
+            _confirm(out, yes=yes)
+            await store.adopt_blob_store(mark)
+    out.document({"url": settings.blobs_url, "adopted": adopted})
+    now = "from now on" if adopted else "already"
+    out.say(f"{settings.blobs_url} is {now} the blob store of this database's jobs")
+
+
+def _confirm(out: Output, *, yes: bool) -> None:
+    if yes:
+        return
+    if not out.asks:
+        raise BadInput("there is nobody to ask for confirmation; add -y to adopt it without a question")
+    with interruptible():
+        if not typer.confirm("Is the old blob store lost, and every daemon stopped?", default=False):
+            raise Refused("nothing was changed")

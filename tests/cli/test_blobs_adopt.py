@@ -1,0 +1,52 @@
+"""`gpubroker blobs adopt`: after the loss of a blob store."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.blobs import ObstoreBlobs
+from broker.cli.main import app
+from broker.domain.ids import Installation
+from broker.homes import OtherBlobs, refuse_other_blobs
+from broker.store.postgres import PostgresStore
+from tests.cli.conftest import Ran
+
+HERE = Installation("abcd")
+
+
+def adopt(home: Path, *words: str) -> Ran:
+    result = CliRunner().invoke(app, ["blobs", "adopt", "--home", str(home), *words], catch_exceptions=False)
+    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+@pytest.fixture
+def home(tmp_path: Path, postgres_dsn: str) -> Path:
+    """Whose blob store is in a folder of its own."""
+    (tmp_path / "installation").write_text(HERE)
+    (tmp_path / "gpubroker.yaml").write_text(f"database_url: {postgres_dsn}\nblobs: file://{tmp_path}/new\n")
+    return tmp_path
+
+
+def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postgres_dsn: str) -> None:
+    async def starts(blobs: str) -> None:
+        """As the daemon does."""
+        store = await PostgresStore.connect(postgres_dsn)
+        try:
+            await store.installation(HERE)
+            await refuse_other_blobs(store, ObstoreBlobs.open(f"file://{home}/{blobs}", HERE))
+        finally:
+            await store.close()
+
+    asyncio.run(starts("old"))
+    with pytest.raises(OtherBlobs):
+        asyncio.run(starts("new"))
+    refused = adopt(home)
+    assert (refused.code, "add -y" in refused.err) == (2, True), refused.err
+    with pytest.raises(OtherBlobs):
+        asyncio.run(starts("new"))
+    done = adopt(home, "-y", "--json")
+    assert (done.code, done.document["adopted"]) == (0, True), done.err
+    asyncio.run(starts("new"))
+    assert adopt(home, "-y", "--json").document["adopted"] is False
