@@ -59,7 +59,8 @@ def rsync(folder: Path) -> str:
 def launcher(state: Path, clouds: Clouds | None = None, **settings: Any) -> SkyLauncher:
     """As the registry makes it; `clouds`: their addresses instead of the real ones."""
     state.mkdir(parents=True, exist_ok=True)
-    env = {"PATH": rsync(state), **settings.pop("env", {})}
+    own = settings.pop("env", {})
+    env = own if "PATH" in own else {"PATH": rsync(state), **own}
     if clouds is not None:
         env |= {**clouds.environment, "GPUBROKER_LAMBDA_ENDPOINT": clouds.url}
     config = SkyConfig(env=env, **settings)
