@@ -44,6 +44,10 @@ class OmittingGate(Gate):
         self._world.watch.budgets.listed(self._process, begun, left)
         return left
 
+    def another(self, machine_id: str) -> None:
+        """A machine that comes late has another id at a cloud, for which no destroy was taken yet; here the same."""
+        self._destroyed.discard(machine_id)
+
     def _blink(self, shown: Sequence[Observed]) -> Sequence[Observed]:
         """Some of those whose agents beat are called stopped. Of what has not beaten one such word is believed."""
         if not self._world.weather.lasts("cloud.list_stopped"):

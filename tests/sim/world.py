@@ -58,6 +58,7 @@ class Slot:
     skew_s: float
     clock: SimClock
     process: Process
+    gate: OmittingGate | None = None
     starts: int = 0
 
 
@@ -156,6 +157,8 @@ class World:
     def born(self, machine: Machine) -> None:
         self.note("cloud", f"created {machine.name}")
         self.watch.born(machine)
+        for gate in (slot.gate for slot in self.slots if slot.gate is not None):
+            gate.another(machine.name)
         if self.weather.hits("people.stop_birth", job=self.job_of(machine.name)):
             self.spawn(self.people.stop(machine.name), "stop")
 
@@ -242,7 +245,7 @@ class World:
         slot.clock = SimClock(self.loop, skew_s=slot.skew_s, zero_s=1000.0 * slot.starts)
         store = cast(Store, StoreDoor(self, process, slot.number, self.store))
         clock = HouseClock(store, slot.clock)
-        provider = OmittingGate(self, CloudDoor(self, process, clock, slot.number), clock)
+        provider = slot.gate = OmittingGate(self, CloudDoor(self, process, clock, slot.number), clock)
         context = Context(
             installation=self.installation, owner=process.id, providers={"simulated": provider}, clock=clock,
             store=store, blobs=cast(Blobs, BlobDoor(self, slot.number)), rhythm=self.rhythm, limits=self.limits,
