@@ -164,6 +164,8 @@ class Cloud(SimulatedProvider):
             self.world.note("cloud", f"destroyed {handle.id}")
             self.world.watch.died(handle.id, self.world.loop.time())
             return
+        if handle.id != handle.name:
+            raise Gone(f"{handle.id} is not there")
         await super().destroy(handle)
 
     def answered_for(self, machine_id: str, own: Attempt) -> bool:

@@ -58,8 +58,11 @@ class OmittingGate(Gate):
         self._blinked = {name for name in may if self._world.sometimes(0.5)}
         for name in self._blinked:
             self._world.strikes.note("cloud.list_stopped", self._world.job_of(name))
-        stopped = InstanceState.STOPPED
-        return [replace(one, state=stopped) if one.handle.name in self._blinked else one for one in shown]
+        stopped, runs = InstanceState.STOPPED, InstanceState.RUNNING
+        return [
+            replace(one, state=stopped) if one.handle.name in self._blinked and one.state is runs else one
+            for one in shown
+        ]
 
     def _beats(self, name: InstanceName) -> bool:
         """It trains for the broker, and has beaten when it last had to."""
