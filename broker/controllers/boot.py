@@ -48,7 +48,6 @@ class Boot:
         cannot be written."""
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
-        await self._put_spec(attempt, job)
         granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
         access = granted.access
         secret_env = {"GPUBROKER_ATTEMPT_KEY": self.box.attempt_key(attempt.id).decode()}
@@ -72,6 +71,7 @@ class Boot:
             env |= {"GPUBROKER_NOTICES": caps.notices}
             if job.spec.train is not None and (extras := _extras(job.spec.train)):
                 env |= {"GPUBROKER_EXTRAS": extras}
+        await self._put_spec(attempt, job)  # last: what has one may have been asked of a cloud
         return replace(bought_for(job), env=env, secret_env=secret_env, trainer=trainer)
 
     async def _secrets(self, job: Job) -> dict[str, str]:

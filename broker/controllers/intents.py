@@ -25,22 +25,26 @@ class Intents:
         self._restored = restored
         self._for_sale = ForSale(offers)
 
-    async def change(self, one: Leased) -> Change:
-        """Its create may be sent once this is committed, where it names who sends it. One that was sent already, as the
-        blob store tells of a row that a backup brought back, is looked up instead, and sent by nobody."""
+    async def change(self, one: Leased) -> tuple[Change, bool]:
+        """What becomes of it, and whether its create is to be sent once that is committed. One that was sent already,
+        as the blob store tells of a row that a backup brought back, is looked up instead."""
         attempt = one.attempt
         try:
             was_sent = await self._restored.was_sent(attempt)
+            followed = not was_sent and await self._restored.follows(one.job, attempt)
         except BlobsUnavailable as e:
             unknown = replace(attempt, detail=f"the blob store, which tells whether it was sent, cannot be read: {e}")
-            return Change(attempt=(attempt, unknown), due_in_s=CREATE_LOOK_S)
-        if not was_sent and (why := self.never_sent(one)) is not None:
-            return self._never_mind(one, *why)
+            return Change(attempt=(attempt, unknown), due_in_s=CREATE_LOOK_S), False
+        why = None if was_sent else self.never_sent(one)
+        if why is None and followed:
+            why = AttemptEvent.QUOTE_EXPIRED, "another attempt was bought after the backup that the database comes from"
+        if why is not None:
+            return self._never_mind(one, *why), False
         # When it was sent no row tells: not before this one was made, so from then on it is charged.
         at = attempt.created_at if was_sent else self._context.clock.now()
         sent = step(attempt, AttemptEvent.LEASE_TAKEN, at).attempt
-        launcher = "" if was_sent else self._context.provider_of(attempt).launcher_id()
-        return Change(attempt=(attempt, replace(sent, launched_by=launcher, detail="")), due_in_s=CREATE_LOOK_S)
+        sent = replace(sent, launched_by=self._context.provider_of(attempt).launcher_id(), detail="")
+        return Change(attempt=(attempt, sent), due_in_s=CREATE_LOOK_S), not was_sent
 
     def never_sent(self, one: Leased) -> tuple[AttemptEvent, str] | None:
         """Why an intended attempt is not created after all, also in words."""

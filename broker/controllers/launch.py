@@ -66,6 +66,7 @@ class Launch:
 
     async def step(self) -> bool:
         context = self._context
+        self._restored.begin()
         free = context.rhythm.creates - self._launchers.in_flight
         full = free <= 0
         if full and await self._creates.one_done(self.every_s):
@@ -97,18 +98,18 @@ class Launch:
     async def _send(self, leased: list[Leased]) -> None:
         """Commits `create_sent_at` first: from here on the name may exist, and is charged for."""
         intents = await each(self._context, self.name, leased, self._intents.change)
-        for one, change in intents:
-            if _sends(change):
+        for one, (_, sends) in intents:
+            if sends:
                 self._launchers.begin(one.attempt)
         held: list[bool] = [False] * len(intents)
         try:
-            held = list(await self._context.store.apply([change for _, change in intents]))
+            held = list(await self._context.store.apply([change for _, (change, _) in intents]))
         finally:
-            for (one, change), ok in zip(intents, held, strict=True):
-                if _sends(change) and not ok:
+            for (one, (_, sends)), ok in zip(intents, held, strict=True):
+                if sends and not ok:
                     self._launchers.end(one.attempt.name)
-        for (one, change), ok in zip(intents, held, strict=True):
-            if ok and change.attempt and _sends(change):
+        for (one, (change, sends)), ok in zip(intents, held, strict=True):
+            if ok and change.attempt and sends:
                 self._start(Leased(attempt=change.attempt[1], job=one.job), first=True)
 
     def _start(self, one: Leased, *, first: bool) -> None:
@@ -357,11 +358,6 @@ def _shown(offer: Offer, why: AttemptEvent, seen: tuple[Observed, ...]) -> str |
     if why is AttemptEvent.MISMATCH:
         return mismatch(offer, seen)
     return fault(seen) if why is AttemptEvent.SETUP_FAILED else None
-
-
-def _sends(change: Change) -> bool:
-    to = change.attempt[1] if change.attempt else None
-    return to is not None and to.state is AttemptState.LAUNCHING and bool(to.launched_by)
 
 
 def _handles(attempt: Attempt, seen: Sequence[Observed]) -> tuple[Handle, ...]:

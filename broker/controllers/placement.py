@@ -73,6 +73,7 @@ class Placement:
 
     async def step(self) -> bool:
         context = self._context
+        self._restored.begin()
         if not self._started:
             self._started = True
             await self._restored.start()

@@ -63,9 +63,12 @@ class Restored:
         specs = await asyncio.gather(*(blobs.get(keys.spec(one)) for one in ahead(job)))
         return any(spec is not None for spec in specs)
 
-    def _may_be_older(self, created_at: datetime) -> bool:
+    def begin(self) -> None:
+        """This process works from now on; again and again."""
         self._began = self._began or self._context.clock.now()
-        return created_at < self._began
+
+    def _may_be_older(self, created_at: datetime) -> bool:
+        return self._began is None or created_at < self._began
 
     async def stands(self, job: Job, numbers: Sequence[int]) -> str | None:
         """Why it must wait for machines of these attempts; None: they are proven to be absent, at every cloud."""

@@ -101,6 +101,27 @@ def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Bui
     told(story())
 
 
+def test_an_intent_that_was_never_sent_and_that_another_has_followed_is_not_sent(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        house, store, created = build(AttemptState.INTENDED)
+        with monkeypatch.context() as sold_out:
+            answers = iter(["it has been sold out since"])
+            sold_out.setattr("broker.controllers.intents.outdated", lambda *_: next(answers, None))
+            async with house.running():
+                job = await house.submit(**WORTH)
+                await house.eventually(lambda: trains(house, job, 2))
+        second = (await house.attempts(job))[1]
+        begin_again(house, store)
+        async with house.running():
+            await house.until(job, lambda found: found.state is JobState.QUEUED and "stands" in found.reason)
+        assert created == await house.machines() == [second.name]
+        assert [one.reason for one in await house.attempts(job)] == [Reason.QUOTE_EXPIRED]
+
+    told(story())
+
+
 def begin_again(house: Virtual, store: Saved) -> None:
     """The backup is restored, and a new process begins on it."""
     store.restore()

@@ -11,6 +11,7 @@ from broker.domain.instance import Liveness
 from broker.domain.job import JobState, Reason
 from broker.domain.money import ZERO
 from tests.controllers.house import House
+from trainer.contract import keys
 
 
 async def test_what_was_never_sent_is_created_although_its_launcher_lives(
@@ -80,3 +81,31 @@ async def test_what_was_never_sent_costs_neither_money_nor_a_retry(
         assert {(one.charged_usd, one.create_sent_at) for one in unsent} == {(ZERO, None)}
         assert "create was not sent: s3: 403" in unsent[0].detail
         assert last.reason is Reason.COMPLETED
+
+
+async def test_what_no_grant_could_be_made_for_costs_no_money_either(
+    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its spec is written last, so that one which lies there tells of a cloud that may have been asked."""
+    monkeypatch.setattr("broker.controllers.launch.CREATE_LOOK_S", 0.02)
+    broker = house()
+
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise BlobsUnavailable("STS: AccessDenied")
+
+    monkeypatch.setattr(broker.blobs, "grant", refused)
+    async with broker.running():
+        job = await broker.submit(retry={"max": 0})
+
+        async def told() -> bool:
+            return any("AccessDenied" in attempt.detail for attempt in await broker.attempts(job))
+
+        await broker.eventually(told)
+        (first,) = await broker.attempts(job)
+        assert await broker.blobs.get(keys.spec(first.id)) is None, (
+            "another process takes it for a create that was sent"
+        )
+        broker.clock.forward(broker.rhythm.quote_ttl_s)
+        await broker.until(job, lambda found: found.attempts == 2)
+        first, *_ = await broker.attempts(job)
+    assert (first.reason, first.charged_usd, first.create_sent_at) == (Reason.QUOTE_EXPIRED, ZERO, None)

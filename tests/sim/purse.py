@@ -124,8 +124,9 @@ class Purse:
             self._charges[own] = [one for one in written if one.asked <= made_at]
 
     def sent(self, attempt: Attempt) -> None:
-        """`launched_by` none: nobody knows when."""
-        at = self._world.loop.time() if attempt.launched_by else self._world.time_of(attempt.created_at)
+        """As it says itself: after a restored backup nobody knows when."""
+        assert attempt.create_sent_at is not None
+        at = min(self._world.loop.time(), self._world.time_of(attempt.create_sent_at))
         self._sent[attempt.id] = min(at, self._sent.get(attempt.id, at))
 
     def _unseen(self, process: Process, name: InstanceName, since: float) -> float:
