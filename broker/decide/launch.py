@@ -56,7 +56,8 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
     if look.absent and look.followed:
         return AttemptEvent.GONE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
-    if late and (look.store_ok or not complete):  # what stands there may work, and cannot tell
+    # What stands there may work, and cannot tell; and what a first listing leaves out may stand.
+    if late and (look.store_ok or not complete) and not _may_be_left_out(look):
         return AttemptEvent.DEADLINE
     if look.dead_s is None:
         return None
@@ -65,6 +66,13 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.GONE if attempt.handles else AttemptEvent.ABSENT
     waited = look.store_ok and look.dead_s > (caps.agent_start_s or 0.0)
     return AttemptEvent.SETUP_FAILED if look.seen and waited else None
+
+
+def _may_be_left_out(look: LaunchLook) -> bool:
+    """What is launched is over, and whether it left a machine is not proven yet: a row may be much older than the
+    process that reads it (a backup's), and the machine trains since."""
+    unproven = look.dead_s is not None and not look.absent and not look.seen
+    return look.omits or unproven
 
 
 def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, price_rise: Decimal) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import InstanceName, JobId
-from broker.domain.instance import BootSpec
+from broker.domain.instance import BootSpec, Observed
 from broker.domain.job import AttemptState, Handle, JobState, Reason
 from broker.domain.offer import Offer
 from broker.market.market import Market, MarketRhythm
@@ -77,6 +77,26 @@ def test_the_machine_of_an_intent_that_was_sent_is_taken_up(build: Build, later_
     told(story())
 
 
+@pytest.mark.parametrize("at", [AttemptState.INTENDED, AttemptState.LAUNCHING])
+def test_a_machine_that_the_first_listing_leaves_out_is_not_ended_by_the_deadline_of_an_old_row(
+    build: Build, at: AttemptState
+) -> None:
+    async def story() -> None:
+        house, store, created = build(at)
+        async with house.running():
+            job = await house.submit(**WORTH)
+            (attempt,) = await house.train([job])
+        await house.clock.sleep(house.provider.caps.boot_deadline_s)
+        begin_again(house, store)
+        _leave_out_once(house)
+        async with house.running():
+            await house.eventually(lambda: trains(house, job, 1))
+            assert await house.machines() == [attempt.name]
+        assert created == [attempt.name]
+
+    told(story())
+
+
 def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Build) -> None:
     async def story() -> None:
         house, store, created = build(AttemptState.LAUNCHING)
@@ -129,6 +149,17 @@ def begin_again(house: Virtual, store: Saved) -> None:
         house.config, house.body, installation=INSTALLATION, state=house.state / "simulated", clock=house.clock
     )
     house.market = Market({"simulated": house.provider}, house.clock, MarketRhythm())
+
+
+def _leave_out_once(house: Virtual) -> None:
+    """The next listing shows nothing of what stands."""
+    listing = house.provider.list
+
+    async def blank() -> Sequence[Observed]:
+        house.provider.list = listing  # type: ignore[method-assign]
+        return []
+
+    house.provider.list = blank  # type: ignore[method-assign]
 
 
 async def trains(house: Virtual, job: JobId, number: int) -> bool:
