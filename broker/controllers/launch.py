@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from broker.controllers.beats import Beats
+from broker.controllers.beats import Beats, read_final
 from broker.controllers.boot import Boot, bought_for
 from broker.controllers.charges import priced, surplus, up_to
 from broker.controllers.claims import Claims
@@ -16,7 +16,7 @@ from broker.controllers.forsale import Offers
 from broker.controllers.intents import CREATE_LOOK_S, Intents
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
-from broker.controllers.restored import Restored
+from broker.controllers.restored import Restored, told_to_drain
 from broker.controllers.tasks import Tasks
 from broker.decide.billing import nothing_stands
 from broker.decide.launch import LaunchLook, judge_launching
@@ -25,7 +25,7 @@ from broker.decide.liveness import fault, mismatch
 from broker.decide.prices import Stood, surplus_changes
 from broker.decide.refusals import AccountRefusal, block_s, of_account
 from broker.decide.signals import SIGNALS, signalled
-from broker.decide.step import setup_reason, step
+from broker.decide.step import reason_of, setup_reason, step
 from broker.domain.errors import (
     BlobError,
     BlobsUnavailable,
@@ -39,6 +39,7 @@ from broker.domain.instance import Observed
 from broker.domain.job import Attempt, AttemptState, Handle, Reason
 from broker.domain.offer import Offer
 from broker.ports import Change, Lane, Leased
+from trainer.contract.rendezvous import Final
 
 
 class Launch:
@@ -262,7 +263,7 @@ class Launch:
         one = replace(one, attempt=replace(attempt, running_at=self._inventory.running_at(attempt)))
         try:
             look = await self._look(one, store_ok)
-        except BlobsUnavailable:  # whether another attempt follows is not known
+        except BlobsUnavailable:  # how it ended, or whether another attempt follows, is not known
             await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
             return
         told = judge_launching(attempt, look, provider.caps, context.clock.now())
@@ -273,7 +274,7 @@ class Launch:
         elif told is AttemptEvent.ABSENT:
             await self._again(one)
         else:
-            await self._break_off(one, told, look.seen)
+            await self._break_off(one, told, look.seen, look.final)
 
     async def _adopt(self, one: Leased, seen: Sequence[Observed]) -> None:
         """Nobody has heard what create would have said of these machines, so that is asked for first."""
@@ -299,6 +300,7 @@ class Launch:
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,
             absent=absent,
+            final=await read_final(self._context, attempt.id) if absent else None,
             followed=absent and await self._restored.follows(one.job, attempt),
         )
 
@@ -332,15 +334,19 @@ class Launch:
         else:
             self._launchers.end(attempt.name)
 
-    async def _break_off(self, one: Leased, why: AttemptEvent, seen: Sequence[Observed]) -> None:
+    async def _break_off(
+        self, one: Leased, why: AttemptEvent, seen: Sequence[Observed], final: Final | None = None
+    ) -> None:
         """Waits for the launch no longer: what stands there is destroyed, and its launcher is told to stop."""
         offer = one.attempt.line.offer
         reason = setup_reason(tuple(seen)) if why is AttemptEvent.SETUP_FAILED else None
+        if final is not None:
+            reason = reason_of(final, await told_to_drain(self._context, one.attempt.id, final))
         decision = step(one.attempt, why, self._context.clock.now(), reason=reason)
         # What create said before it was given up on tells people more than that it was.
         cause = f"{why.value} ({one.attempt.detail})" if one.attempt.detail else why.value
-        detail = _shown(offer, why, tuple(seen)) or cause
-        ended = replace(decision.attempt, detail=detail, handles=_handles(one.attempt, seen))
+        detail = final.message if final else _shown(offer, why, tuple(seen)) or cause
+        ended = replace(decision.attempt, final=final, detail=detail, handles=_handles(one.attempt, seen))
         told = () if why in _SIGNALS else (moved(one.job, ended),)
         charge = surplus(self._context, self._inventory, one.attempt)
         (held,) = await self._context.store.apply([Change(attempt=(one.attempt, ended), charge=charge, events=told)])

@@ -10,6 +10,7 @@ from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt
 from broker.domain.money import show
 from broker.domain.offer import Offer
+from trainer.contract.rendezvous import Final
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class LaunchLook:
     """Seconds since this process first knew the launcher dead; None: it may live."""
     absent: bool = False
     """Proven, since the launcher's death."""
+    final: Final | None = None
+    """Its agent's last word; asked for once it is absent."""
     followed: bool = False
     """A later attempt of the job was bought, so this one's end is missing in a database that a backup brought back."""
 
@@ -53,6 +56,8 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.CREATED
     if fault(look.seen):
         return AttemptEvent.SETUP_FAILED
+    if look.absent and look.final:  # all of it went by while no broker ran, or after the backup
+        return AttemptEvent.FINAL
     if look.absent and look.followed:
         return AttemptEvent.GONE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s

@@ -97,6 +97,25 @@ def test_a_machine_that_the_first_listing_leaves_out_is_not_ended_by_the_deadlin
     told(story())
 
 
+@pytest.mark.parametrize("at", [AttemptState.INTENDED, AttemptState.LAUNCHING])
+def test_what_has_finished_since_is_not_bought_again(build: Build, at: AttemptState) -> None:
+    async def story() -> None:
+        house, store, created = build(at)
+        async with house.running():
+            job = await house.submit(**WORTH)
+            (attempt,) = await house.train([job])
+            await house.completed(job)
+        begin_again(house, store)
+        async with house.running():
+            ended = await house.until(job, lambda found: found.state is JobState.SUCCEEDED)
+        (known,) = await house.attempts(job)
+        assert (known.reason, known.charged_to) == (Reason.COMPLETED, known.absent_at)
+        assert ended.spent_usd > 0, "it stood from when its create may have been sent"
+        assert created == [attempt.name]
+
+    told(story())
+
+
 def test_a_launch_that_another_attempt_has_followed_is_not_made_again(build: Build) -> None:
     async def story() -> None:
         house, store, created = build(AttemptState.LAUNCHING)

@@ -13,11 +13,13 @@ from broker.decide.lifecycle import AttemptEvent, Rule, attempt_rule
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Handle
 from tests.unit.decide import build
+from trainer.contract.rendezvous import Final, Outcome
 
 SET_UP = Caps(spot=True, boot_deadline_s=600, agent_start_s=30)
 BY_ITSELF = Caps(spot=True, boot_deadline_s=600)
 HANDLE = Handle(provider="simulated", id="i-1", name=build.attempt().name)
 
+DONE = Final(attempt=HANDLE.name, outcome=Outcome.COMPLETED)
 RISE = Decimal("0.02")
 
 
@@ -63,6 +65,9 @@ def verdict(
         ({"dead_s": 99.0}, None),
         ({"dead_s": 0.0, "absent": True}, AttemptEvent.ABSENT),
         ({"dead_s": 0.0, "absent": True, "handles": (HANDLE,)}, AttemptEvent.GONE),
+        ({"dead_s": 0.0, "absent": True, "final": DONE}, AttemptEvent.FINAL),
+        ({"dead_s": 0.0, "absent": True, "final": DONE, "handles": (HANDLE,)}, AttemptEvent.FINAL),
+        ({"dead_s": 0.0, "absent": True, "final": DONE, "at": 601, "followed": True}, AttemptEvent.FINAL),
         ({"seen": (machine(),), "caps": BY_ITSELF}, AttemptEvent.CREATED),
         ({"seen": (machine(), SECOND), "caps": BY_ITSELF}, AttemptEvent.MISMATCH),
         ({"seen": (replace(SECOND, state=InstanceState.GONE), machine()), "caps": BY_ITSELF}, AttemptEvent.CREATED),
