@@ -58,6 +58,8 @@ class Purse:
         """Of each attempt, which process was shown more machines at once than were bought, and when first."""
         self._sent: dict[AttemptId, float] = {}
         """When the row of each said that its create may be sent."""
+        self._lost_since: dict[str, float] = {}
+        """Of processes that ended before a backup was restored: from when on it holds nothing of what they wrote."""
         self._asked: dict[tuple[str, AttemptId], Charged] = {}
         """What each broker's process decides to charge just now."""
         self._charges: dict[AttemptId, list[Charged]] = {}
@@ -118,6 +120,7 @@ class Purse:
 
     def restored(self, made_at: float) -> None:
         """A backup of that moment."""
+        self._lost_since |= {one.id: made_at for one in self._world.brokers() if one.id not in self._lost_since}
         self._asked.clear()
         self._ledgers.clear()
         for own, written in self._charges.items():
@@ -265,11 +268,12 @@ class Purse:
         return replace(one, ended=max(one.born, until))
 
     def _told_of_more(self, attempt: Attempt, settler: Process) -> bool:
-        """By whoever settles it, or by who had the time to write of it: ran, and had a database."""
+        """By whoever settles it, or by who had the time to write of it: ran, and had a database, of which a backup that
+        was restored since may hold what it wrote."""
         shown, now = self._beside.get(attempt.id, {}), self._world.loop.time()
 
         def could(one: Process, first: float) -> bool:
-            ends = min(one.died_at, now)
+            ends = min(one.died_at, now, self._lost_since.get(one.id, now))
             if one is settler:
                 return first + CLOCK_S < now
             return ends - first - self._world.idle_s(one, first, ends) > TOLD_S
