@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from broker.cli.exits import BadInput, Refused
-from broker.cli.home import Config, Home, opened
+from broker.cli.home import Config, Home, Named, opened
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, interruptible
 
@@ -13,6 +13,7 @@ from broker.cli.shell import Json, command, interruptible
 @command
 async def adopt(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    installation: Named = None,
     home: Home = None,
     config: Config = None,
     as_json: Json = False,
@@ -23,16 +24,19 @@ async def adopt(
     from broker.homes import mark_of
 
     out = Output(as_json=as_json)
-    async with opened(home, config) as (settings, name, store):
-        blobs = ObstoreBlobs.open(settings.blobs_url, name, options=settings.blob_options)
+    async with opened(home, config, installation) as it:
+        url = it.settings.blobs_url
+        blobs = ObstoreBlobs.open(url, it.installation, options=it.settings.blob_options)
         mark = await mark_of(blobs)
-        adopted = await store.blob_store(mark) != mark
+        adopted = await it.store.blob_store(mark) != mark
         if adopted:
+            if it.lives:
+                raise BadInput(f"a daemon runs on {it.settings.home}, with another blob store; stop it first")
             _confirm(out, yes=yes)
-            await store.adopt_blob_store(mark)
-    out.document({"url": settings.blobs_url, "adopted": adopted})
+            await it.store.adopt_blob_store(mark)
+    out.document({"url": url, "adopted": adopted})
     now = "from now on" if adopted else "already"
-    out.say(f"{settings.blobs_url} is {now} the blob store of this database's jobs")
+    out.say(f"{url} is {now} the blob store of this database's jobs")
 
 
 def _confirm(out: Output, *, yes: bool) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -18,19 +18,29 @@ if TYPE_CHECKING:
 
 Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
 Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
+Named = Annotated[str | None, typer.Option("--installation", metavar="ID", help="Whose; default: the home's.")]
+
+
+class Opened(NamedTuple):
+    """`installation`: whose machines it buys. `lives`: it runs on this home."""
+
+    settings: DaemonConfig
+    installation: Installation
+    store: "Store"
+    lives: bool
 
 
 @asynccontextmanager
-async def opened(home: Path | None, config: Path | None) -> "AsyncIterator[tuple[DaemonConfig, Installation, Store]]":
-    """A daemon's configuration, whose machines it buys, and its database. Raises BadInput, ServerProblem."""
+async def opened(home: Path | None, config: Path | None, named: str | None) -> "AsyncIterator[Opened]":
+    """A daemon's configuration and database, until it is left. Raises BadInput, ServerProblem."""
     try:
         settings = DaemonConfig.load(config, home=home)
         async with AsyncExitStack() as stack:
-            name = installation_of(settings, None)
-            store, _ = await store_of(settings, name, stack)
+            name = installation_of(settings, named)
+            store, lives = await store_of(settings, name, stack)
             if store is None:
                 raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
-            yield settings, name, store
+            yield Opened(settings, name, store, lives)
     except InvalidInput as e:
         raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
     except GpubrokerError as e:
@@ -52,11 +62,13 @@ async def store_of(settings: DaemonConfig, name: Installation, stack: AsyncExitS
 
     Raises BadInput where it is another installation's, GpubrokerError.
     """
+    from broker.store.migrate import require_current
     from broker.store.postgres import PostgresStore
 
     dsn, daemon = await _database(settings, stack)
     if dsn is None:
         return None, daemon
+    await require_current(dsn)
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
     if (theirs := await store.installation(name)) != name:

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from broker.cli.exits import BadInput, NotFound, Refused
-from broker.cli.home import Config, Home, opened
+from broker.cli.home import Config, Home, Named, opened
 from broker.cli.output import Output
 from broker.cli.shell import Json, command, interruptible
 from broker.config import DaemonConfig
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 
 @command
-async def ls(home: Home = None, config: Config = None, as_json: Json = False) -> None:
+async def ls(installation: Named = None, home: Home = None, config: Config = None, as_json: Json = False) -> None:
     """List attempts on their way out whose launcher is not known to be through. Needs no daemon."""
     out = Output(as_json=as_json)
-    async with opened(home, config) as (_, _, store):
-        found = await store.unproven_launches()
+    async with opened(home, config, installation) as it:
+        found, now = await it.store.unproven_launches(), await it.store.ping()
     out.document({"attempts": [_document(one) for one in found]})
-    out.say(_table(found) if found else "no attempt waits for its launcher")
+    out.say(_table(found, now) if found else "no attempt waits for its launcher")
 
 
 @command
 async def lost(
     attempt: Annotated[str, typer.Argument(metavar="ATTEMPT", help="As `gpubroker launcher ls` shows it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    installation: Named = None,
     home: Home = None,
     config: Config = None,
     as_json: Json = False,
@@ -45,14 +46,14 @@ async def lost(
 
     out = Output(as_json=as_json)
     async with AsyncExitStack() as stack:
-        settings, name, store = await stack.enter_async_context(opened(home, config))
-        one = next((found for found in await store.unproven_launches() if found.id == attempt), None)
+        it = await stack.enter_async_context(opened(home, config, installation))
+        one = next((found for found in await it.store.unproven_launches() if found.id == attempt), None)
         if one is None:
             raise NotFound(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
         _confirm(out, one, yes=yes)
-        provider = await _provider(settings, name, one, stack)
+        provider = await _provider(it.settings, it.installation, one, stack)
         try:
-            done = await vouch(store, one, provider)
+            done = await vouch(it.store, one, provider)
         except StillLives as e:
             raise BadInput(str(e)) from None
     if not done:
@@ -90,13 +91,13 @@ def _confirm(out: Output, one: Attempt, *, yes: bool) -> None:
             raise Refused("nothing was changed")
 
 
-def _table(found: Sequence[Attempt]) -> Table:
+def _table(found: Sequence[Attempt], now: datetime) -> Table:
     table = Table()
     for column in ("attempt", "job", "machine", "cloud", "launcher", "leaving for"):
         table.add_column(column)
     for one in found:
         since = one.terminating_since or one.created_at
-        left = duration((datetime.now(UTC) - since).total_seconds())
+        left = duration((now - since).total_seconds())
         table.add_row(one.id, one.job_id, one.name, one.line.offer.provider, one.launched_by, left)
     return table
 

@@ -95,6 +95,23 @@ def newer(applied: str, own: Migration) -> SchemaNewer:
     )
 
 
+async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
+    """For whoever works on a database without bringing it up to date.
+
+    Raises MigrationError where something is left to apply, SchemaNewer, StoreUnavailable.
+    """
+    files = load(folder)
+    connection = await _connect(dsn)
+    try:
+        known = await connection.fetchval("SELECT to_regclass('schema_migrations') IS NOT NULL")
+        rows = await connection.fetch("SELECT version, name, sha256 FROM schema_migrations") if known else []
+    finally:
+        await connection.close()
+    if left := pending(files, {row["version"]: (row["name"], row["sha256"]) for row in rows}):
+        older = "has no schema of gpubroker's" if not rows else f"lacks {left[0].name}"
+        raise MigrationError(f"the database {older}: correct database_url, or start the daemon once, which makes it")
+
+
 async def _apply(connection: asyncpg.Connection[asyncpg.Record], migration: Migration) -> None:
     """Run one file and record it, in one transaction. Raises MigrationError."""
     try:

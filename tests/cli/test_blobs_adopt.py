@@ -10,6 +10,8 @@ from broker.blobs import ObstoreBlobs
 from broker.cli.main import app
 from broker.domain.ids import Installation
 from broker.homes import OtherBlobs, refuse_other_blobs
+from broker.store.embedded import EmbeddedPostgres
+from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
 from tests.cli.conftest import Ran
 
@@ -50,3 +52,23 @@ def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postg
     assert (done.code, done.document["adopted"]) == (0, True), done.err
     asyncio.run(starts("new"))
     assert adopt(home, "-y", "--json").document["adopted"] is False
+
+
+def test_it_is_refused_while_a_daemon_runs_on_the_home(tmp_path: Path) -> None:
+    (tmp_path / "gpubroker.yaml").write_text(f"blobs: file://{tmp_path}/new\n")
+
+    async def beside_a_daemon() -> Ran:
+        async with await EmbeddedPostgres.start(tmp_path / "postgres", durable=False) as server:
+            await migrate(server.dsn)
+            store = await PostgresStore.connect(server.dsn)
+            await store.installation(HERE)
+            await store.blob_store("another")
+            await store.close()
+            return await asyncio.to_thread(adopt, tmp_path, "-y", "--installation", HERE)
+
+    ran = asyncio.run(beside_a_daemon())
+    assert (ran.code, "a daemon runs" in ran.err, "stop it first" in ran.err) == (2, True, True), ran.err
+    ran = adopt(tmp_path, "-y")
+    assert (ran.code, "give --installation" in ran.err) == (2, True), ran.err
+    ran = adopt(tmp_path, "-y", "--json", "--installation", HERE)
+    assert (ran.code, ran.document["adopted"]) == (0, True), ran.err

@@ -9,7 +9,7 @@ import pytest
 
 from broker.domain.errors import SchemaNewer, StoreUnavailable
 from broker.store.embedded import EmbeddedPostgres
-from broker.store.migrate import LOCK_KEY, MigrationError, migrate
+from broker.store.migrate import LOCK_KEY, MigrationError, migrate, require_current
 
 FIRST = "CREATE TABLE a (id integer); CREATE TABLE b (id integer);"
 SECOND = "ALTER TABLE a ADD COLUMN name text;"
@@ -48,6 +48,17 @@ async def test_a_database_that_cannot_be_reached_is_one_line(wrong: str) -> None
 async def test_a_database_that_does_not_exist_is_one_line(server: EmbeddedPostgres) -> None:
     with pytest.raises(StoreUnavailable, match='database "absent" does not exist'):
         await migrate(server.dsn.replace("/gpubroker?", "/absent?"))
+
+
+async def test_who_does_not_migrate_is_told_what_is_missing(dsn: str, folder: Path) -> None:
+    with pytest.raises(MigrationError, match="has no schema of gpubroker's: correct database_url, or start the daemon"):
+        await require_current(dsn, folder)
+    await migrate(dsn, folder)
+    await require_current(dsn, folder)
+    (folder / "0003_third.sql").write_text("DROP TABLE b")
+    with pytest.raises(MigrationError, match=r"lacks 0003_third\.sql: "):
+        await require_current(dsn, folder)
+    assert await fetch(dsn, "SELECT name FROM schema_migrations") == ["0001_first.sql", "0002_second.sql"]
 
 
 async def fetch(dsn: str, query: str) -> list[object]:
