@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ INSTALLATION_FILE = "installation"
 REPORT_ONLY = "sweep-report-only"
 FIRST_MIGRATION = "0001_first.sql"
 MARK_LENGTH = 16
+MARK = re.compile(f"[a-z2-7]{{{MARK_LENGTH}}}")
 
 
 class OtherInstallation(GpubrokerError):
@@ -47,14 +49,20 @@ async def installation_of(store: Store, home: Path) -> Installation:
 
 
 async def mark_of(blobs: Blobs) -> str:
-    """Which blob store this is; one without a mark gets one. Raises BlobsUnavailable."""
+    """Which blob store this is; one without a mark gets one. Raises BlobsUnavailable, OtherBlobs."""
     new = base32(os.urandom(10), MARK_LENGTH)
     try:
         if await blobs.get(keys.BLOB_STORE) is None:
             await blobs.put(keys.BLOB_STORE, new.encode(), if_absent=True)
     except AlreadyExists:
         pass  # another broker's
-    return (await blobs.get(keys.BLOB_STORE) or b"").decode()
+    mark = (await blobs.get(keys.BLOB_STORE) or b"").decode(errors="replace").strip()
+    if not MARK.fullmatch(mark):
+        raise OtherBlobs(
+            f"{keys.BLOB_STORE} in the blob store is damaged, so whose it is cannot be told: remove that object, and "
+            "if this is the store of the database's jobs: gpubroker blobs adopt"
+        )
+    return mark
 
 
 async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
@@ -70,7 +78,8 @@ async def refuse_other_blobs(store: Store, blobs: Blobs) -> None:
     if await store.blob_store(mark) != mark:
         raise OtherBlobs(
             "the blob store is not the one that this database's jobs lie in: correct `blobs`, which all brokers "
-            f"share; after a move copy all, also {keys.BLOB_STORE}; if the old one is lost: gpubroker blobs adopt"
+            f"share; after a move copy all, {keys.BLOB_STORE} over the one that is there by now; if this is the right "
+            "one, and its mark was lost, or the old one is lost: gpubroker blobs adopt"
         )
 
 

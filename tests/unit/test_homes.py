@@ -9,6 +9,7 @@ from broker.domain.ids import Installation
 from broker.homes import OtherBlobs, OtherInstallation, installation_of, mark_of, refuse_other_blobs
 from broker.store.memory import MemoryStore
 from tests.api.harness import memory_blobs
+from trainer.contract import keys
 
 OURS, THEIRS = Installation("aaaa"), Installation("bbbb")
 
@@ -52,6 +53,18 @@ async def test_a_blob_store_that_was_moved_with_its_objects_is_the_same() -> Non
     for blob in await old.list(""):
         await new.put(blob.key, await old.get(blob.key) or b"")
     await refuse_other_blobs(store, new)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\xfe", b"aaaa"])
+async def test_a_blob_store_whose_mark_is_damaged_is_refused_with_the_fix(damaged: bytes) -> None:
+    store, blobs = await of(OURS), memory_blobs()
+    await refuse_other_blobs(store, blobs)
+    mark = await blobs.get(keys.BLOB_STORE) or b""
+    await blobs.put(keys.BLOB_STORE, damaged)
+    with pytest.raises(OtherBlobs, match=r"broker/store in the blob store is damaged, .*: remove that object"):
+        await refuse_other_blobs(store, blobs)
+    await blobs.put(keys.BLOB_STORE, mark + b"\n")
+    await refuse_other_blobs(store, blobs)
 
 
 async def test_a_new_database_takes_the_home_s(tmp_path: Path) -> None:
