@@ -100,6 +100,21 @@ def holding(home: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def is_held(home: Path) -> bool:
+    """Whether a daemon works in this home."""
+    try:
+        lock = os.open(home / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def check_blobs(folder: Path | None, home: Path) -> None:
     """Of a blob store that is a folder outside of the home; it is made with mode 0700 where it is missing.
 

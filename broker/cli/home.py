@@ -11,10 +11,11 @@ from broker.cli.exits import BadInput, ServerProblem
 from broker.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput
 from broker.domain.ids import INSTALLATION_LENGTH, Installation
+from broker.private import is_held
 from broker.store.embedded import EmbeddedPostgres, StateFolderLocked
 
 if TYPE_CHECKING:
-    from broker.ports import Store
+    from broker.store.postgres import PostgresStore
 
 Home = Annotated[Path | None, typer.Option(help="The daemon's state folder; default $GPUBROKER_HOME.")]
 Config = Annotated[Path | None, typer.Option(help="Configuration; default gpubroker.yaml in the home.")]
@@ -26,7 +27,7 @@ class Opened(NamedTuple):
 
     settings: DaemonConfig
     installation: Installation
-    store: "Store"
+    store: "PostgresStore"
     lives: bool
 
 
@@ -40,7 +41,9 @@ async def opened(home: Path | None, config: Path | None, named: str | None) -> "
             store, lives = await store_of(settings, name, stack)
             if store is None:
                 raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
-            yield Opened(settings, name, store, lives)
+            if await store.known_installation() is None:
+                raise BadInput("the database belongs to no installation yet; start the daemon once")
+            yield Opened(settings, name, store, lives or is_held(settings.home))
     except InvalidInput as e:
         raise BadInput("\n".join(f"{p.field}: {p.message}" for p in e.problems)) from None
     except GpubrokerError as e:
@@ -57,10 +60,12 @@ def installation_of(settings: DaemonConfig, named: str | None) -> Installation:
     return Installation(known)
 
 
-async def store_of(settings: DaemonConfig, name: Installation, stack: AsyncExitStack) -> "tuple[Store | None, bool]":
+async def store_of(
+    settings: DaemonConfig, name: Installation, stack: AsyncExitStack
+) -> "tuple[PostgresStore | None, bool]":
     """(the database, None where there is none; whether a daemon keeps it on this home), until the stack is left.
 
-    Raises BadInput where it is another installation's, GpubrokerError.
+    Raises BadInput where it is another installation's, GpubrokerError. One that is nobody's yet stays so.
     """
     from broker.store.migrate import require_current
     from broker.store.postgres import PostgresStore
@@ -71,7 +76,7 @@ async def store_of(settings: DaemonConfig, name: Installation, stack: AsyncExitS
     await require_current(dsn)
     store = await PostgresStore.connect(dsn)
     stack.push_async_callback(store.close)
-    if (theirs := await store.installation(name)) != name:
+    if (theirs := await store.known_installation()) not in (None, name):
         raise BadInput(f"the database belongs to installation {theirs}, not {name}; correct one of the two")
     return store, daemon
 

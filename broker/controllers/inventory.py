@@ -304,12 +304,12 @@ class Inventory:
             without = [] if listing.begun <= first or listing.shows(name) else [*without, listing]
         return len(without) >= 2 and without[-1].begun - without[0].begun >= LEFT_OUT_S
 
-    def omits(self, provider: str, handles: Sequence[Handle]) -> bool:
-        """The latest listing leaves one of these out that the one before it shows."""
+    def omits(self, provider: str, name: InstanceName, nodes: int) -> bool:
+        """The latest listing leaves a machine out that the one before it shows; the first of all, one of `nodes`."""
         before, last = ([None, None, *self._listings[provider]])[-2:]
-        if before is None or last is None:
-            return False
-        return any(before.shows_one(handle) and last.one(handle) is None for handle in handles)
+        if before is None:
+            return last is not None and len(last.by_name.get(name, ())) < nodes
+        return last is not None and any(last.one(one.handle) is None for one in before.standing(name))
 
     def lost(self, provider: str, handles: Sequence[Handle], since: float) -> Set[str]:
         """The same proof for each of these machines: the ids of those that are absent."""

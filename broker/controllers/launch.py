@@ -16,7 +16,7 @@ from broker.controllers.forsale import Offers
 from broker.controllers.intents import CREATE_LOOK_S, Intents
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
-from broker.controllers.restored import Restored, told_to_drain
+from broker.controllers.restored import Restored
 from broker.controllers.tasks import Tasks
 from broker.decide.billing import nothing_stands
 from broker.decide.launch import LaunchLook, judge_launching
@@ -261,11 +261,7 @@ class Launch:
             await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
             return
         one = replace(one, attempt=replace(attempt, running_at=self._inventory.running_at(attempt)))
-        try:
-            look = await self._look(one, store_ok)
-        except BlobsUnavailable:  # how it ended, or whether another attempt follows, is not known
-            await context.store.release([], [attempt], due_in_s=CREATE_LOOK_S)
-            return
+        look = await self._look(one, store_ok)
         told = judge_launching(attempt, look, provider.caps, context.clock.now())
         if told is None:
             await self._wait_on(one, look.seen, attempt)
@@ -292,17 +288,23 @@ class Launch:
     async def _look(self, one: Leased, store_ok: bool) -> LaunchLook:
         attempt, provider = one.attempt, one.attempt.line.offer.provider
         dead = await self._launchers.dead_since(attempt)
-        absent = dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None
-        return LaunchLook(
+        look = LaunchLook(
             seen=self._inventory.seen(provider, attempt.name),
-            omits=self._inventory.omits(provider, attempt.handles),
+            omits=self._inventory.omits(provider, attempt.name, attempt.line.nodes),
             beating=self._beats.shown(attempt.id, attempt.line.nodes) and not self._launchers.carries(attempt.name),
             store_ok=store_ok,
             dead_s=None if dead is None else self._context.clock.monotonic() - dead,
-            absent=absent,
-            final=await read_final(self._context, attempt.id) if absent else None,
-            followed=absent and await self._restored.follows(one.job, attempt),
         )
+        absent = dead is not None and self._inventory.absent_since(provider, attempt.name, dead) is not None
+        return await self._after_it(one, replace(look, absent=True)) if absent else look
+
+    async def _after_it(self, one: Leased, look: LaunchLook) -> LaunchLook:
+        """Once nothing stands: how it ended, and whether another attempt follows."""
+        try:
+            final = await read_final(self._context, one.attempt.id)
+            return replace(look, final=final, followed=await self._restored.follows(one.job, one.attempt))
+        except BlobsUnavailable:
+            return replace(look, unread=True)
 
     async def _wait_on(self, one: Leased, seen: Sequence[Observed], read: Attempt) -> None:
         """What stands there already is recorded: whoever ends this attempt destroys it, shown by then or not.
@@ -341,7 +343,7 @@ class Launch:
         offer = one.attempt.line.offer
         reason = setup_reason(tuple(seen)) if why is AttemptEvent.SETUP_FAILED else None
         if final is not None:
-            reason = reason_of(final, await told_to_drain(self._context, one.attempt.id, final))
+            reason = reason_of(final, None)  # what it was drained for is asked for when it is settled
         decision = step(one.attempt, why, self._context.clock.now(), reason=reason)
         # What create said before it was given up on tells people more than that it was.
         cause = f"{why.value} ({one.attempt.detail})" if one.attempt.detail else why.value

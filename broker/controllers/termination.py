@@ -13,6 +13,7 @@ from broker.controllers.each import each
 from broker.controllers.events import event, is_told
 from broker.controllers.inventory import Inventory
 from broker.controllers.launchers import Launchers
+from broker.controllers.restored import told_to_drain
 from broker.controllers.tasks import together
 from broker.decide.billing import refused
 from broker.decide.experience import observed
@@ -95,10 +96,12 @@ class Termination:
         absent = replace(attempt, absent_at=absent_at)
         try:
             final = attempt.final or await read_final(self._context, attempt.id)
+            told = await told_to_drain(self._context, attempt.id, final) if final else None
         except BlobsUnavailable:
             # The job goes on once its last word can be read; the money stops here.
             return Change(attempt=(attempt, absent), due_in_s=self._context.rhythm.look_s)
-        change = self._settle(one, replace(absent, final=final), image_refused=await self._image_refused(attempt))
+        absent = replace(absent, final=final, reason=told or attempt.reason)
+        change = self._settle(one, absent, image_refused=await self._image_refused(attempt))
         if change.attempt is not None:
             await self._judge_host(change.attempt[1])
         return change

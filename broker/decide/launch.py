@@ -19,7 +19,7 @@ class LaunchLook:
 
     seen: tuple[Observed, ...] = ()
     omits: bool = False
-    """A recorded machine is left out by the last listing alone: it may stand beside those that are shown."""
+    """A machine is left out by the last listing alone: it may stand beside those that are shown."""
     beating: bool = False
     """The agents of all machines have beaten, however long ago, and no answer of create is on its way to this
     process."""
@@ -31,6 +31,8 @@ class LaunchLook:
     """Proven, since the launcher's death."""
     final: Final | None = None
     """Its agent's last word; asked for once it is absent."""
+    unread: bool = False
+    """It is absent, and the blob store tells neither that nor what follows."""
     followed: bool = False
     """A later attempt of the job was bought, so this one's end is missing in a database that a backup brought back."""
 
@@ -56,28 +58,32 @@ def judge_launching(attempt: Attempt, look: LaunchLook, caps: Caps, now: datetim
         return AttemptEvent.CREATED
     if fault(look.seen):
         return AttemptEvent.SETUP_FAILED
-    if look.absent and look.final:  # all of it went by while no broker ran, or after the backup
-        return AttemptEvent.FINAL
-    if look.absent and look.followed:
-        return AttemptEvent.GONE
     late = (now - (attempt.create_sent_at or now)).total_seconds() > caps.boot_deadline_s
+    if look.absent and look.dead_s is not None:
+        return _judge_absent(attempt, look, late=late)
     # What stands there may work, and cannot tell; and what a first listing leaves out may stand.
-    if late and (look.store_ok or not complete) and not _may_be_left_out(look):
+    if late and (look.store_ok or not complete) and not _may_be_left_out(look, caps):
         return AttemptEvent.DEADLINE
-    if look.dead_s is None:
-        return None
-    if look.absent:
-        # A machine that was there and is not any more was taken away.
-        return AttemptEvent.GONE if attempt.handles else AttemptEvent.ABSENT
-    waited = look.store_ok and look.dead_s > (caps.agent_start_s or 0.0)
+    waited = look.store_ok and look.dead_s is not None and look.dead_s > (caps.agent_start_s or 0.0)
     return AttemptEvent.SETUP_FAILED if look.seen and waited else None
 
 
-def _may_be_left_out(look: LaunchLook) -> bool:
-    """What is launched is over, and whether it left a machine is not proven yet: a row may be much older than the
-    process that reads it (a backup's), and the machine trains since."""
-    unproven = look.dead_s is not None and not look.absent and not look.seen
-    return look.omits or unproven
+def _judge_absent(attempt: Attempt, look: LaunchLook, *, late: bool) -> AttemptEvent | None:
+    if look.final is not None:  # all of it went by while no broker ran, or after the backup
+        return AttemptEvent.FINAL
+    if attempt.handles or look.followed:
+        return AttemptEvent.GONE  # what was there and is not any more was taken away
+    if late:
+        return AttemptEvent.DEADLINE
+    return None if look.unread else AttemptEvent.ABSENT
+
+
+def _may_be_left_out(look: LaunchLook, caps: Caps) -> bool:
+    """What trains since may be what a listing leaves out: a row may be much older than the process that reads it (a
+    backup's). Where a launcher starts the agents, what has not beaten by the deadline does not train."""
+    unproven = look.dead_s is not None and not look.seen
+    trains = look.beating or not look.store_ok or caps.agent_start_s is None
+    return unproven or (look.omits and trains)
 
 
 def outdated(bought: Offer, latest: Offer | None, seen_at: datetime | None, price_rise: Decimal) -> str | None:

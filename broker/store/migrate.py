@@ -105,6 +105,11 @@ async def require_current(dsn: str, folder: Path = MIGRATIONS) -> None:
     try:
         known = await connection.fetchval("SELECT to_regclass('schema_migrations') IS NOT NULL")
         rows = await connection.fetch("SELECT version, name, sha256 FROM schema_migrations") if known else []
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise StoreUnavailable(
+            f"what schema the database has cannot be told: {reason}; correct database_url"
+        ) from error
     finally:
         await connection.close()
     if left := pending(files, {row["version"]: (row["name"], row["sha256"]) for row in rows}):

@@ -136,6 +136,11 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
         found = found or await self._pool.read("installation", proposed)
         return Installation(found[0]["id"])
 
+    async def known_installation(self) -> Installation | None:
+        """None: no daemon has taken it yet."""
+        found = await self._pool.read("known_installation")
+        return Installation(found[0]["id"]) if found else None
+
     async def blob_store(self, proposed: str) -> str:
         (row,) = await self._pool.fetch("blob_store", proposed)
         return str(row["blob_store"])

@@ -296,6 +296,9 @@ SELECT 'attempts', state, count(*) FROM attempts GROUP BY state;
 WITH proposed AS (INSERT INTO installation (id) VALUES ($1) ON CONFLICT DO NOTHING RETURNING id)
 SELECT id FROM proposed UNION ALL SELECT id FROM installation LIMIT 1;
 
+-- name: known_installation
+SELECT id FROM installation;
+
 -- name: blob_store
 UPDATE installation SET blob_store = coalesce(blob_store, $1) RETURNING blob_store;
 

@@ -10,6 +10,7 @@ from broker.blobs import ObstoreBlobs
 from broker.cli.main import app
 from broker.domain.ids import Installation
 from broker.homes import OtherBlobs, refuse_other_blobs
+from broker.private import holding
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
@@ -52,6 +53,22 @@ def test_it_lets_the_configured_store_take_the_lost_ones_place(home: Path, postg
     assert (done.code, done.document["adopted"]) == (0, True), done.err
     asyncio.run(starts("new"))
     assert adopt(home, "-y", "--json").document["adopted"] is False
+
+
+def test_it_is_refused_while_a_daemon_with_a_server_of_its_own_lives(home: Path, postgres_dsn: str) -> None:
+    async def belongs() -> None:
+        store = await PostgresStore.connect(postgres_dsn)
+        await store.installation(HERE)
+        await store.blob_store("another")
+        await store.close()
+
+    ran = adopt(home, "-y")
+    assert (ran.code, "start the daemon once" in ran.err) == (2, True), ran.err
+    asyncio.run(belongs())
+    with holding(home):
+        ran = adopt(home, "-y")
+        assert (ran.code, "stop it first" in ran.err) == (2, True), ran.err
+    assert adopt(home, "-y").code == 0
 
 
 def test_it_is_refused_while_a_daemon_runs_on_the_home(tmp_path: Path) -> None:

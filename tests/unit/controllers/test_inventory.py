@@ -250,14 +250,14 @@ async def test_of_what_no_listing_has_shown_nothing_has_stood() -> None:
 
 
 async def test_of_what_one_listing_leaves_out_it_is_known_that_it_may_stand() -> None:
-    one = THERE[0].handle
     for looks, omitted in (
         ([(1, THERE)], False), ([(1, THERE), (1, ())], True), ([(1, THERE), (1, ()), (1, ())], False),
-        ([(1, THERE), (1, GONE)], False), ([(1, ()), (1, THERE)], False),
+        ([(1, THERE), (1, GONE)], False), ([(1, ()), (1, THERE)], False), ([(1, ())], True), ([], False),
     ):  # fmt: skip
         seen, _ = await listed(looks)
-        assert seen.omits("scripted", (one,)) == omitted
-        assert not seen.omits("scripted", ())
+        assert seen.omits("scripted", OWN.name, 1) == omitted
+    first, _ = await listed([(1, THERE)])
+    assert first.omits("scripted", OWN.name, 2), "of the process's first listing nobody knows what it leaves out"
 
 
 async def test_what_is_shown_again_stands_again() -> None:
