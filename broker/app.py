@@ -52,7 +52,7 @@ from broker.notify.webhook import WebhookNotifier
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.models import HubClient
 from broker.private import SPOOL, check_blobs, holding, make_home, with_room
-from broker.secrets import SecretBox, master_key
+from broker.secrets import MASTER_KEY_FILE, SecretBox, sealing
 from broker.slacks import Slacks
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
@@ -164,7 +164,7 @@ async def building(config: DaemonConfig) -> AsyncIterator[House]:
         context, clock, report_only = await _context(stack, config)
         if (folder := folder_of(config.blobs_url)) is not None:
             sweep_halves(folder / context.installation / "uploads")
-        box = SecretBox(master_key(config.home / "master.key", os.environ))
+        box = await sealing(context.store, config.home / MASTER_KEY_FILE, os.environ)
         market = await _market(context, config)
         slacks = Slacks(box, context.clock, api_url=config.slack.api_url)
         agent, insecure = f"gpubroker/{version('gpubroker')}", config.notify.insecure_hosts

@@ -15,10 +15,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from broker.domain.errors import GpubrokerError
+from broker.ports import Store
 from trainer.contract.rendezvous import Sealed
 
 MASTER_KEY_VARIABLE = "GPUBROKER_MASTER_KEY"
+MASTER_KEY_FILE = "master.key"
+"""In the home."""
 KEY_BYTES = 32
+MARK_LENGTH = 16
 
 
 class SecretsError(GpubrokerError):
@@ -41,6 +45,11 @@ class SecretBox:
     def _derive(self, info: bytes) -> bytes:
         raw = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(self._master)
         return base64.urlsafe_b64encode(raw)
+
+    @property
+    def mark(self) -> str:
+        """Which master key this is; it tells nothing of the key."""
+        return self._derive(b"gpubroker mark of the master key").decode()[:MARK_LENGTH]
 
     def seal(self, value: str) -> bytes:
         """What the database stores."""
@@ -70,6 +79,24 @@ class SecretBox:
     def seal_for(self, attempt_id: str, content: Sealed) -> str:
         """`Grant.sealed`: opens with the attempt's key only."""
         return Fernet(self.attempt_key(attempt_id)).encrypt(content.model_dump_json().encode()).decode()
+
+
+async def sealing(store: Store, path: Path, environ: Mapping[str, str]) -> SecretBox:
+    """Of the database's secrets, by the master key as `master_key` has it, which is made for a new database alone.
+
+    Raises SecretsError where it is not the one that they are sealed by.
+    """
+    known = await store.master_key(None)
+    if known and not environ.get(MASTER_KEY_VARIABLE) and not path.exists():
+        raise SecretsError(f"the master key is missing, by which this database's secrets are sealed: {_fix(path)}")
+    box = SecretBox(master_key(path, environ))
+    if await store.master_key(box.mark) != box.mark:
+        raise SecretsError(f"the master key is not the one that this database's secrets are sealed by: {_fix(path)}")
+    return box
+
+
+def _fix(path: Path) -> str:
+    return f"restore {path} or {MASTER_KEY_VARIABLE}, the same for all brokers; if it is lost: gpubroker key adopt"
 
 
 def master_key(path: Path, environ: Mapping[str, str]) -> bytes:

@@ -4,10 +4,11 @@ from typing import Annotated
 
 import typer
 
-from broker.cli.exits import BadInput, Refused
+from broker.cli.asking import agree
+from broker.cli.exits import BadInput
 from broker.cli.home import Config, Home, Named, opened
 from broker.cli.output import Output
-from broker.cli.shell import Json, command, interruptible
+from broker.cli.shell import Json, command
 
 
 @command
@@ -32,18 +33,9 @@ async def adopt(
         if adopted:
             if it.lives:
                 raise BadInput(f"a daemon runs on {it.settings.home}, with another blob store; stop it first")
-            _confirm(out, yes=yes)
+            asked = "Is the old blob store lost, and every daemon stopped?"
+            agree(out, asked, yes=yes, to="adopt it", else_="nothing was changed")
             await it.store.adopt_blob_store(mark)
     out.document({"url": url, "adopted": adopted})
     now = "from now on" if adopted else "already"
     out.say(f"{url} is {now} the blob store of this database's jobs")
-
-
-def _confirm(out: Output, *, yes: bool) -> None:
-    if yes:
-        return
-    if not out.asks:
-        raise BadInput("there is nobody to ask for confirmation; add -y to adopt it without a question")
-    with interruptible():
-        if not typer.confirm("Is the old blob store lost, and every daemon stopped?", default=False):
-            raise Refused("nothing was changed")

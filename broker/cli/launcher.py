@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from broker.cli.exits import BadInput, NotFound, Refused
+from broker.cli.asking import agree
+from broker.cli.exits import BadInput, NotFound
 from broker.cli.home import Config, Home, Named, opened
 from broker.cli.output import Output
-from broker.cli.shell import Json, command, interruptible
+from broker.cli.shell import Json, command
 from broker.config import DaemonConfig
 from broker.domain.ids import AttemptId, Installation
 from broker.domain.job import Attempt
@@ -50,7 +51,8 @@ async def lost(
         one = next((found for found in await it.store.unproven_launches() if found.id == attempt), None)
         if one is None:
             raise NotFound(f"no attempt {attempt} waits for its launcher; see `gpubroker launcher ls`")
-        _confirm(out, one, yes=yes)
+        asked = f"Is {one.launched_by!r}, which was to create {one.name} at {one.line.offer.provider}, lost for good?"
+        agree(out, asked, yes=yes, to="vouch", else_="nothing was changed")
         provider = await _provider(it.settings, it.installation, one, stack)
         try:
             done = await vouch(it.store, one, provider)
@@ -78,17 +80,6 @@ async def _provider(
     for provider in providers.values():
         stack.push_async_callback(provider.close)
     return providers.get(one.line.offer.provider)
-
-
-def _confirm(out: Output, one: Attempt, *, yes: bool) -> None:
-    if yes:
-        return
-    if not out.asks:
-        raise BadInput("there is nobody to ask for confirmation; add -y to vouch without a question")
-    with interruptible():
-        asked = f"Is {one.launched_by!r}, which was to create {one.name} at {one.line.offer.provider}, lost for good?"
-        if not typer.confirm(asked, default=False):
-            raise Refused("nothing was changed")
 
 
 def _table(found: Sequence[Attempt], now: datetime) -> Table:

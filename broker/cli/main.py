@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from broker.cli import admin, channel, daemon, jobs, launcher, policy, remote, slack, spend, submit, tenancy
+from broker.cli import admin, channel, daemon, jobs, key, launcher, policy, remote, slack, spend, submit, tenancy
 from broker.cli import blobs as blob_store
 from broker.cli.estimate import estimate
 from broker.cli.exits import MEANINGS
@@ -30,6 +30,7 @@ channels = typer.Typer(help="Where people and programs are told.", no_args_is_he
 notify = typer.Typer(help="Telling people.", no_args_is_help=True)
 policies = typer.Typer(help="What teams, users and the installation may spend.", no_args_is_help=True)
 blobs = typer.Typer(help="The blob store.", no_args_is_help=True)
+keys = typer.Typer(help="The master key, which seals secrets.", no_args_is_help=True)
 launchers = typer.Typer(help="What creates machines, and may be lost with its computer.", no_args_is_help=True)
 
 
@@ -105,6 +106,7 @@ policies.command("delete")(policy.delete)
 policies.command("dry-run")(policy.dry_run)
 blobs.command("init")(daemon.blobs_init)
 blobs.command("adopt")(blob_store.adopt)
+keys.command("adopt")(key.adopt)
 launchers.command("ls")(launcher.ls)
 launchers.command("lost")(launcher.lost)
 slacks.command("link")(slack.link)
@@ -118,4 +120,5 @@ app.add_typer(channels, name="channel")
 app.add_typer(notify, name="notify")
 app.add_typer(policies, name="policy")
 app.add_typer(blobs, name="blobs")
+app.add_typer(keys, name="key")
 app.add_typer(launchers, name="launcher")

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from broker.api.models import JobDetail
 from broker.api.models_costs import StorageView, StoredKindView
 from broker.cli import words
-from broker.cli.exits import BadInput, Refused
+from broker.cli.asking import agree
+from broker.cli.exits import BadInput
 from broker.cli.find import job_id
 from broker.cli.output import Output
-from broker.cli.shell import JobArgument, Json, client, command, interruptible
+from broker.cli.shell import JobArgument, Json, client, command
 
 
 class Kind(StrEnum):
@@ -39,7 +39,8 @@ async def rm(
     async with client() as c:
         detail = await c.job(await job_id(c, job))
         out.say(f"{detail.name} ({detail.id}) {kept(detail.storage)}")
-        _confirm(out, detail, kinds, yes=yes)
+        asked = f"Delete its {', '.join(kinds)}? They cannot be brought back"
+        agree(out, asked, yes=yes or as_json, to="delete", else_="nothing was deleted")
         after = await c.delete_data(detail.id, kinds)
     out.document(after)
     out.say(f"deleted: {', '.join(kinds)}; the objects follow within minutes")
@@ -53,15 +54,3 @@ def kept(storage: StorageView | None) -> str:
     text += f", {words.money(storage.usd)} so far"
     gone = ", ".join(f"{one.what} on {one.at:%Y-%m-%d}" for one in storage.deleted)
     return text + (f"; deleted already: {gone}" if gone else "")
-
-
-def _confirm(out: Output, detail: JobDetail, kinds: tuple[StoredKindView, ...], *, yes: bool) -> None:
-    """Raises Refused when the person says no, BadInput when there is nobody to ask."""
-    if yes or out.as_json:
-        return
-    if not out.asks:
-        raise BadInput("there is nobody to ask for confirmation; add -y to delete without a question")
-    with interruptible():
-        agreed = typer.confirm(f"Delete its {', '.join(kinds)}? They cannot be brought back", default=False)
-    if not agreed:
-        raise Refused("nothing was deleted")

@@ -15,7 +15,8 @@ import typer
 
 from broker.api.models import JobView, QuoteView, UploadView
 from broker.cli import pack, quoteview, words
-from broker.cli.exits import BadInput, Refused
+from broker.cli.asking import agree
+from broker.cli.exits import BadInput
 from broker.cli.output import Output
 from broker.cli.shell import interruptible, of_client
 from broker.cli.specfile import UPLOAD, SpecFile
@@ -91,15 +92,9 @@ def with_cap(out: Output, prepared: Prepared, *, yes: bool) -> Prepared:
 
 def confirm(out: Output, prepared: Prepared, *, yes: bool) -> None:
     """Raises Refused when the person says no, BadInput when there is nobody to ask."""
-    if yes or out.as_json:
-        return
     cap = words.money(Decimal(str(prepared.body["cap_usd"])))
-    if not out.asks:
-        raise BadInput("there is nobody to ask for confirmation; add -y to submit without a question")
-    with interruptible():
-        agreed = typer.confirm(f"Submit {prepared.file.spec.name}? It never spends more than {cap}", default=False)
-    if not agreed:
-        raise Refused("nothing was submitted")
+    asked = f"Submit {prepared.file.spec.name}? It never spends more than {cap}"
+    agree(out, asked, yes=yes or out.as_json, to="submit", else_="nothing was submitted")
 
 
 async def send(client: AsyncClient, prepared: Prepared, *, key: str | None) -> JobView:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from broker.cli.exits import BadInput, JobFailed, Refused, ServerProblem
+from broker.cli.asking import agree
+from broker.cli.exits import BadInput, JobFailed, ServerProblem
 from broker.cli.home import installation_of, store_of
 from broker.cli.output import Output
-from broker.cli.shell import Json, command, interruptible
+from broker.cli.shell import Json, command
 from broker.config import DaemonConfig
 from broker.domain.errors import BlobsUnavailable, GpubrokerError, InvalidInput
 from broker.domain.ids import Installation
@@ -142,7 +143,7 @@ async def _end(out: Output, look: Look, doomed: "Sequence[Found]", *, yes: bool)
     """Why some could not be destroyed, by name."""
     from broker import outside
 
-    _confirm(out, len(doomed), yes=yes)
+    agree(out, f"Destroy {len(doomed)} machines?", yes=yes, to="destroy", else_="nothing was destroyed")
     failed: dict[str, str] = {}
     ends = [outside.destroy(one, look.providers[one.provider], look.clock) for one in doomed]
     for one, why in zip(doomed, await asyncio.gather(*ends), strict=True):
@@ -172,16 +173,6 @@ async def looking(settings: DaemonConfig, named: str | None, *, watch_s: float) 
             stack.push_async_callback(provider.close)
         found = await outside.survey(name, providers, clock, store=store, blobs=blobs, watch_s=watch_s)
         yield Look(installation=name, found=found, providers=providers, clock=clock, blobs=blobs, daemon=daemon)
-
-
-def _confirm(out: Output, count: int, *, yes: bool) -> None:
-    if yes:
-        return
-    if not out.asks:
-        raise BadInput("there is nobody to ask for confirmation; add -y to destroy without a question")
-    with interruptible():
-        if not typer.confirm(f"Destroy {count} machines?", default=False):
-            raise Refused("nothing was destroyed")
 
 
 def _show(out: Output, found: Any, name: Installation) -> None:

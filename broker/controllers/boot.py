@@ -12,7 +12,7 @@ from broker.decide.fit import probed
 from broker.decide.hazard import losses_per_hour
 from broker.decide.recovery import as_planned
 from broker.decide.world import world
-from broker.domain.errors import AlreadyExists, Rejected
+from broker.domain.errors import AlreadyExists, GpubrokerError
 from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO
@@ -29,6 +29,11 @@ UPLOAD = "upload:"
 SELF_STOP_S = 1800.0
 """How long a machine whose attempt is over waits for the broker to destroy it, before it shuts itself down."""
 
+
+class Unusable(GpubrokerError):
+    """The job names what no machine can be given: nobody is asked for one."""
+
+
 TrainerOf = Callable[[], Awaitable[TrainerImage | TrainerBundle]]
 
 
@@ -44,8 +49,8 @@ class Boot:
     """What own runs have shown."""
 
     async def prepare(self, one: Leased) -> BootSpec:
-        """Raises Rejected when a secret is gone or the trainer cannot be handed out, BlobsUnavailable when the store
-        cannot be written."""
+        """Raises Unusable when a secret is gone, Rejected when the trainer cannot be handed out, BlobsUnavailable when
+        the store cannot be written."""
         attempt, job = one.attempt, one.job
         secrets = await self._secrets(job)
         granted = await Granting(context=self.context, box=self.box).issue(job, attempt, secrets)
@@ -80,11 +85,14 @@ class Boot:
         stored = await self._as_owner(job).secrets(job.owner, job.spec.secrets)
         missing = [name for name in job.spec.secrets if name not in stored]
         if missing:
-            raise Rejected(f"secret {missing[0]} is no longer set; run `gpubroker secret set {missing[0]}` and retry")
+            raise Unusable(f"secret {missing[0]} is no longer set; run `gpubroker secret set {missing[0]}` and retry")
+        return {name: self._opened(name, sealed) for name, sealed in stored.items()}
+
+    def _opened(self, name: str, sealed: bytes) -> str:
         try:
-            return {name: self.box.open(value) for name, value in stored.items()}
+            return self.box.open(sealed)
         except SecretsError as e:
-            raise Rejected(str(e)) from e
+            raise Unusable(f"secret {name}: {e}") from e
 
     def _as_owner(self, job: Job) -> TenantStore:
         return self.context.store.as_tenant(Tenant(team=job.team, owner=job.owner))

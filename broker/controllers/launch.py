@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from broker.controllers.beats import Beats, read_final
-from broker.controllers.boot import Boot, bought_for
+from broker.controllers.boot import Boot, Unusable, bought_for
 from broker.controllers.charges import priced, surplus, up_to
 from broker.controllers.claims import Claims
 from broker.controllers.context import Context
@@ -130,6 +130,8 @@ class Launch:
         except Rejected as e:
             found = of_account(attempt.line.offer, str(e)) if boot else None
             await self._refused(one, AttemptEvent.REJECTED, str(e), account=found)
+        except Unusable as e:
+            await self._answer(one, partial(self._unusable, why=str(e)))
         except BlobError as e:
             await self._answer(one, partial(self._unsent, first=first and boot is None, why=str(e)))
         except ProviderError as e:
@@ -176,6 +178,13 @@ class Launch:
             return Change(attempt=(one.attempt, unsent), due_in_s=self.every_s)
         unsent = step(unsent, AttemptEvent.UNSENT, self._context.clock.now()).attempt
         return Change(attempt=(one.attempt, unsent), due_in_s=CREATE_LOOK_S)
+
+    def _unusable(self, one: Leased, why: str) -> Change:
+        """No cloud was asked, and the same would come of another offer: the job fails, and its offer stands."""
+        now = self._context.clock.now()
+        ended = step(one.attempt, AttemptEvent.REJECTED, now, reason=Reason.USER_ERROR).attempt
+        told = event(one.job, "attempt.refused", why, attempt=ended)
+        return Change(attempt=(one.attempt, replace(ended, detail=why)), events=(told,))
 
     async def _refused(
         self,

@@ -48,8 +48,9 @@ def nothing_stands(attempt: Attempt) -> bool:
 
 
 def refused(attempt: Attempt) -> bool:
-    """Its cloud has answered that nothing was created, and no listing says otherwise."""
-    return attempt.reason in REFUSALS and nothing_stands(attempt)
+    """Its cloud has answered that nothing was created, or was not asked, and no listing says otherwise."""
+    not_asked = attempt.reason is Reason.USER_ERROR and attempt.final is None
+    return (attempt.reason in REFUSALS or not_asked) and nothing_stands(attempt)
 
 
 def _stood_until(attempt: Attempt, until: datetime) -> datetime:

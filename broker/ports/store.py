@@ -125,6 +125,15 @@ class Store(TenantStore, ChannelStore, HousePolicies, HouseCosts, Protocol):
         """From now on they lie in this one."""
         ...
 
+    async def master_key(self, proposed: str | None) -> str | None:
+        """The mark of the key that its secrets are sealed by, of an installation that is known; `proposed` becomes it
+        where there is none."""
+        ...
+
+    async def adopt_master_key(self, mark: str) -> None:
+        """From now on they are sealed by this one."""
+        ...
+
     async def counts(self) -> Mapping[str, Mapping[str, int]]:
         """{"jobs": {state: n}, "attempts": {state: n}} for metrics."""
         ...

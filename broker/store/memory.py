@@ -286,6 +286,13 @@ class MemoryStore(MemoryTenant, Channels, HousePolicies, HouseCosts):
     async def adopt_blob_store(self, mark: str) -> None:
         self._state.blob_store = mark
 
+    async def master_key(self, proposed: str | None) -> str | None:
+        self._state.master_key = self._state.master_key or proposed
+        return self._state.master_key
+
+    async def adopt_master_key(self, mark: str) -> None:
+        self._state.master_key = mark
+
     async def token(self, secret_sha256: str) -> Token | None:
         return self._state.tokens.get(secret_sha256)
 

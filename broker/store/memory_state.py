@@ -87,6 +87,7 @@ class State:
         self.audit: list[AuditEntry] = []
         self.installation: Installation | None = None
         self.blob_store: str | None = None
+        self.master_key: str | None = None
 
     def put_job(self, row: Row[Job], to: Job) -> None:
         """Writes the controllers' columns."""

@@ -148,6 +148,14 @@ class PostgresStore(PostgresTenant, Channels, HousePolicies, HouseCosts):
     async def adopt_blob_store(self, mark: str) -> None:
         await self._pool.fetch("adopt_blob_store", mark)
 
+    async def master_key(self, proposed: str | None) -> str | None:
+        (row,) = await self._pool.fetch("master_key", proposed)
+        found: str | None = row["master_key"]
+        return found
+
+    async def adopt_master_key(self, mark: str) -> None:
+        await self._pool.fetch("adopt_master_key", mark)
+
     async def database(self) -> str:
         """Which one this is: what is restored from a dump is another. Empty where the server does not tell."""
         try:

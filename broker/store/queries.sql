@@ -305,6 +305,12 @@ UPDATE installation SET blob_store = coalesce(blob_store, $1) RETURNING blob_sto
 -- name: adopt_blob_store
 UPDATE installation SET blob_store = $1 RETURNING blob_store;
 
+-- name: master_key
+UPDATE installation SET master_key = coalesce(master_key, $1) RETURNING master_key;
+
+-- name: adopt_master_key
+UPDATE installation SET master_key = $1 RETURNING master_key;
+
 -- name: database
 SELECT control.system_identifier::text || '/' || own.oid::text AS id
 FROM pg_control_system() AS control, pg_database AS own WHERE own.datname = current_database();

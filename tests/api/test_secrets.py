@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet, InvalidToken
 
-from broker.secrets import MASTER_KEY_VARIABLE, SecretBox, SecretsError, master_key
+from broker.clock import SystemClock
+from broker.domain.ids import Installation
+from broker.secrets import MASTER_KEY_VARIABLE, SecretBox, SecretsError, master_key, sealing
+from broker.store.memory import MemoryStore
 from trainer.contract.rendezvous import Sealed
 
 BOX = SecretBox(bytes(range(32)))
@@ -59,3 +62,38 @@ def test_the_environment_wins_and_is_checked(tmp_path: Path) -> None:
         with pytest.raises(SecretsError, match=MASTER_KEY_VARIABLE):
             master_key(tmp_path / "no", {MASTER_KEY_VARIABLE: wrong})
     assert not (tmp_path / "no").exists()
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    store = MemoryStore(SystemClock())
+    await store.installation(Installation("aaaa"))
+    return store
+
+
+async def test_the_key_is_made_for_a_new_database_and_its_mark_gives_nothing_away(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    box = await sealing(store, tmp_path / "master.key", {})
+    assert (await sealing(store, tmp_path / "master.key", {})).open(box.seal("hf_verysecret")) == "hf_verysecret"
+    key = (tmp_path / "master.key").read_text().strip()
+    assert await store.master_key(None) == box.mark
+    assert box.mark not in (key, box.attempt_key("a").decode())
+
+
+async def test_a_lost_key_is_not_replaced_in_silence(store: MemoryStore, tmp_path: Path) -> None:
+    path = tmp_path / "master.key"
+    await sealing(store, path, {})
+    path.unlink()
+    with pytest.raises(SecretsError, match=f"is missing, .*: restore {path} or {MASTER_KEY_VARIABLE}, .* key adopt"):
+        await sealing(store, path, {})
+    assert not path.exists()
+
+
+async def test_another_key_than_the_database_s_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    """One of two brokers could open nothing that the other one sealed."""
+    await sealing(store, tmp_path / "master.key", {})
+    with pytest.raises(SecretsError, match="is not the one that this database's secrets are sealed by"):
+        await sealing(
+            store, tmp_path / "another.key", {MASTER_KEY_VARIABLE: base64.urlsafe_b64encode(b"k" * 32).decode()}
+        )

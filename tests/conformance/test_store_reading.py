@@ -165,6 +165,15 @@ async def test_a_database_belongs_to_one_installation(store: Store) -> None:
     assert await store.installation(Installation("dddd")) == answers[0]
 
 
+async def test_its_secrets_are_sealed_by_one_key_until_another_is_adopted(store: Store) -> None:
+    await store.installation(Installation("aaaa"))
+    assert await store.master_key(None) is None
+    answers = await asyncio.gather(*(store.master_key(mark) for mark in ("one", "two", "three")))
+    assert len({*answers, await store.master_key(None)}) == 1
+    await store.adopt_master_key("four")
+    assert await store.master_key("five") == "four"
+
+
 async def test_its_jobs_lie_in_one_blob_store_until_another_is_adopted(store: Store) -> None:
     await store.installation(Installation("aaaa"))
     answers = await asyncio.gather(*(store.blob_store(mark) for mark in ("one", "two", "three")))

@@ -1,6 +1,7 @@
 """Whole lives of jobs through the real controllers."""
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -15,6 +16,7 @@ from broker.domain.ids import JobId, attempt_id, instance_name, job_id
 from broker.domain.instance import BootSpec, Caps, InstanceState, Observed
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason
 from broker.domain.money import usd
+from broker.domain.tenancy import DEFAULT_TEAM, Tenant
 from providers.seeded import unit
 from providers.simulated import SimulatedProvider
 from tests.controllers.house import BOX, ENDLESS, INSTALLATION, SAVE_RARELY, SILENT, House, spent
@@ -244,12 +246,22 @@ async def test_the_sweep_destroys_what_nobody_answers_for(house: Build) -> None:
         await broker.eventually(lambda: _none_left(broker))
 
 
-async def test_a_secret_that_was_deleted_meanwhile_fails_before_anything_is_bought(house: Build) -> None:
+@pytest.mark.parametrize(
+    ("sealed", "fix"),
+    [(None, "gpubroker secret set HF_TOKEN"), (b"by another key", "secret HF_TOKEN: .* restore the key file")],
+)
+async def test_a_secret_that_cannot_be_given_fails_its_job_at_once_and_nothing_else(
+    house: Build, sealed: bytes | None, fix: str
+) -> None:
+    """Nothing is bought, no other cloud is tried, and what was to be bought is still for sale to others."""
     async with house().running() as broker:
-        job = await broker.submit(secrets=["HF_TOKEN"], retry={"max": 0})
+        if sealed is not None:
+            await broker.store.as_tenant(Tenant(team=DEFAULT_TEAM, owner="me")).put_secret("me", "HF_TOKEN", sealed)
+        job = await broker.submit(secrets=["HF_TOKEN"])
         done = await broker.state_of(job, JobState.FAILED)
-        assert "gpubroker secret set HF_TOKEN" in done.reason
-        assert done.reason.count("\n") == 0
+        assert re.search(fix, done.reason), done.reason
+        assert (done.reason.count("\n"), done.attempts, done.spent_usd) == (0, 1, Decimal(0))
+        assert not await broker.store.blocked_offers()
 
 
 async def _training(broker: House, job: JobId) -> None:

@@ -1,0 +1,53 @@
+"""`gpubroker key adopt`: after the loss of a master key."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli.main import app
+from broker.domain.ids import Installation
+from broker.private import holding
+from broker.secrets import MASTER_KEY_FILE, SecretsError, sealing
+from broker.store.postgres import PostgresStore
+from tests.cli.conftest import Ran
+
+HERE = Installation("abcd")
+
+
+def adopt(home: Path, *words: str) -> Ran:
+    result = CliRunner().invoke(app, ["key", "adopt", "--home", str(home), *words], catch_exceptions=False)
+    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
+@pytest.fixture
+def home(tmp_path: Path, postgres_dsn: str) -> Path:
+    (tmp_path / "installation").write_text(HERE)
+    (tmp_path / "gpubroker.yaml").write_text(f"database_url: {postgres_dsn}\n")
+    return tmp_path
+
+
+def test_it_lets_a_new_key_take_the_lost_one_s_place(home: Path, postgres_dsn: str) -> None:
+    async def starts() -> None:
+        """As the daemon does."""
+        store = await PostgresStore.connect(postgres_dsn)
+        try:
+            await store.installation(HERE)
+            await sealing(store, home / MASTER_KEY_FILE, {})
+        finally:
+            await store.close()
+
+    asyncio.run(starts())
+    (home / MASTER_KEY_FILE).unlink()
+    with pytest.raises(SecretsError, match="gpubroker key adopt"):
+        asyncio.run(starts())
+    with holding(home):
+        ran = adopt(home, "-y")
+        assert (ran.code, "stop it first" in ran.err) == (2, True), ran.err
+    refused = adopt(home)
+    assert (refused.code, "add -y" in refused.err) == (2, True), refused.err
+    done = adopt(home, "-y", "--json")
+    assert (done.code, done.document["adopted"]) == (0, True), done.err
+    asyncio.run(starts())
+    assert adopt(home, "-y", "--json").document["adopted"] is False
