@@ -7,6 +7,8 @@ from broker.client.client import AsyncClient
 
 FULL = re.compile(r"[a-z2-7]{13}")
 LOOKED_AT = 500
+LEAST_START = 4
+"""Characters of an id's start: with fewer, a slip of a key means some job or other."""
 
 
 async def job_id(client: AsyncClient, said: str) -> str:
@@ -19,10 +21,14 @@ async def job_id(client: AsyncClient, said: str) -> str:
         if not newest:
             raise NotFound("you have no job yet; `gpubroker submit SPEC.yaml` makes one")
         return newest[0].id
+    if not said:
+        raise BadInput("JOB is empty; give an id, the start of one, a name, or last")
     jobs = (await client.jobs(limit=LOOKED_AT)).items
-    found = [j.id for j in jobs if j.id.startswith(said)] or [j.id for j in jobs if j.name == said]
+    started = [j.id for j in jobs if j.id.startswith(said)] if len(said) >= LEAST_START else []
+    found = started or [j.id for j in jobs if j.name == said]
     if not found:
-        raise NotFound(f"no job {said!r} among the newest {LOOKED_AT}; `gpubroker ls` shows what there is")
+        short = f" (the start of an id takes {LEAST_START} characters)" if len(said) < LEAST_START else ""
+        raise NotFound(f"no job {said!r} among the newest {LOOKED_AT}{short}; `gpubroker ls` shows what there is")
     if len(found) > 1:
         raise BadInput(f"{said!r} means {len(found)} jobs ({', '.join(found[:5])}); give the id")
     return found[0]

@@ -28,8 +28,8 @@ Written from the code by `python -m broker.cli.reference docs`; a test says when
 3. the login that `gpubroker login URL` stored in `~/.config/gpubroker/login.json` (0600);
 4. `client.json` of the default home, `~/.local/state/gpubroker`.
 
-`GPUBROKER_TOKEN` alone replaces the token of whatever was found. `JOB` is an id, the start of one, a job's name
-where only one has it, or `last`, the newest of your own.
+`GPUBROKER_TOKEN` alone replaces the token of whatever was found. `JOB` is an id, the start of one (4 characters
+or more), a job's name where only one has it, or `last`, the newest of your own.
 
 With `--json` a command writes one JSON document to stdout, in case of an error `{"error": {"kind", "exit", "message",
 "problems": [{"field", "message"}]}}`, and everything for people to stderr; it never asks. `events --follow` and

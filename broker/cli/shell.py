@@ -18,7 +18,10 @@ from broker.client.client import AsyncClient
 
 Parameters = ParamSpec("Parameters")
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else on stderr.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or the start of it.")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="An id, the start of one (4 characters or more), a name, or `last`."),
+]
 START = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
 
 

@@ -60,6 +60,18 @@ async def test_a_job_is_found_by_id_start_name_and_last(shell: Shell) -> None:
     assert again in ran.err
 
 
+async def test_nothing_and_a_letter_mean_no_job(shell: Shell) -> None:
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "cancel", "")
+    assert ran.code == Exit.BAD_INPUT
+    assert "JOB is empty; give an id, the start of one, a name, or last" in ran.err
+    ran = await to_thread(shell.run, "cancel", job[:3])
+    assert ran.code == Exit.NOT_FOUND
+    assert "the start of an id takes 4 characters" in ran.err
+    ran = await to_thread(shell.run, "get", job[:4], "--json")
+    assert ran.document["stop_requested"] is False
+
+
 @pytest.mark.parametrize("command", ["get", "cancel", "events", "logs", "artifacts", "watch", "retry"])
 async def test_unknown_job_is_exit_3(shell: Shell, command: str) -> None:
     for said in ("a" * 13, "nobody"):
