@@ -40,9 +40,13 @@ async def _look(client: AsyncClient, job: str, shown: Display) -> None:
 
 
 def verdict(job: JobDetail) -> None:
-    """Raises what the job's end means for the exit code; nothing for a success or a job that still runs."""
+    """Raises what the job's end means for the exit code; nothing for a success or a job that still runs.
+
+    The summary was the command's document, so that these are told already.
+    """
     match job.state:
         case JobState.FAILED | JobState.CANCELLED:
-            raise JobFailed(f"job {job.id} {job.state}: {job.reason or 'see gpubroker events'}")
+            raise JobFailed(f"job {job.id} {job.state}: {job.reason or 'see gpubroker events'}", told=True)
         case JobState.CAPPED:
-            raise Capped(f"job {job.id} reached its cap: {job.reason}; `gpubroker cap {job.id} USD` raises it")
+            fix = f"`gpubroker cap {job.id} USD` raises it"
+            raise Capped(f"job {job.id} reached its cap: {job.reason}; {fix}", told=True)

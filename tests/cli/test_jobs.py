@@ -125,6 +125,20 @@ async def test_watch_json_is_one_summary(shell: Shell) -> None:
     assert "job.succeeded" in ran.err
 
 
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED, JobState.CAPPED])
+@pytest.mark.parametrize("words", [("watch",), ("get", "--watch")])
+async def test_a_job_that_did_not_succeed_is_one_document(
+    shell: Shell, words: tuple[str, ...], state: JobState
+) -> None:
+    job = await submitted(shell)
+    await end(shell, job, state)
+    ran = await to_thread(shell.run, *words, job, "--json")
+    assert ran.code == (Exit.CAPPED if state is JobState.CAPPED else Exit.JOB_FAILED)
+    assert ran.document["state"] == state.value
+    assert f"error: job {job} " in ran.err
+    assert "because of a test" in ran.err
+
+
 async def test_events_and_logs(shell: Shell) -> None:
     job = await submitted(shell)
     ran = await to_thread(shell.run, "events", job, "--json")
