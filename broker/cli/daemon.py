@@ -86,14 +86,13 @@ async def login(
 
 
 def _given(out: Output, url: str, token: str | None) -> connection.Connection:
-    if not url.startswith(("http://", "https://")):
-        raise BadInput(f"{url!r} is no address; write http://host:port or https://host")
+    url = connection.address(url, "URL")
     if token is None and not out.asks:
         raise BadInput("give the token with --token or GPUBROKER_TOKEN")
     if token is None:
         with interruptible():
             token = str(typer.prompt("Token", hide_input=True))
-    return connection.Connection(url=url.rstrip("/"), token=token.strip(), source=str(connection.login_file()))
+    return connection.Connection(url=url, token=token.strip(), source=str(connection.login_file()))
 
 
 @command

@@ -11,7 +11,7 @@ from broker.blobs.init import check_bucket, check_grants
 from broker.cli import words
 from broker.client import connection
 from broker.client.client import AsyncClient
-from broker.client.errors import ApiError, ClientError
+from broker.client.errors import ApiError, ClientError, Misconfigured
 from broker.config import CONFIG_FILE, DaemonConfig
 from broker.domain.errors import BlobError, InvalidInput
 
@@ -46,7 +46,10 @@ def line(check: Check) -> str:
 
 async def run() -> list[Check]:
     """Everything, whatever else is wrong. What concerns this machine's daemon is left out for a remote one."""
-    found = connection.find()
+    try:
+        found = connection.find()
+    except Misconfigured as e:  # which daemon is meant is not known, nor whether it is this machine's
+        return [Check(name="daemon", ok=False, detail=str(e))]
     checks = await _daemon(found)
     if found is None or found.source == str(connection.local_file()):
         checks += await _machine()

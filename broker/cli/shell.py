@@ -63,13 +63,14 @@ def interruptible() -> Iterator[None]:
 
 
 def client(*, patience_s: float = 0.0) -> AsyncClient:
-    """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to."""
+    """A client of the daemon that was found. Raises Unreachable when none was ever started or logged in to, and
+    Misconfigured."""
     return AsyncClient.found(patience_s=patience_s)
 
 
 def of_client(error: errors.ClientError) -> CliError:
     """A client's error as a line and an exit code."""
-    if isinstance(error, errors.NotSaved):
+    if isinstance(error, errors.NotSaved | errors.Misconfigured):
         return BadInput(str(error))
     if isinstance(error, errors.BrokenOff | errors.Damaged):
         return ServerProblem(str(error))

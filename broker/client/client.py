@@ -44,7 +44,7 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
 
     `patience_s`: for so long a call is repeated when nothing answers, or with 429, 502, 503, 504. Everything that is
     repeated is safe to repeat. `locate` is asked for the address again before every retry. `certificate`: file of the
-    one that is trusted, of a daemon on this machine.
+    one that is trusted, of a daemon on this machine. An address or a token that is none raises Misconfigured.
     """
 
     def __init__(
@@ -56,11 +56,17 @@ class AsyncClient(ChannelCalls, PolicyCalls, SlackCalls, SpendingCalls, TenancyC
         locate: Callable[[], Connection | None] = lambda: None,
         certificate: str = "",
     ) -> None:
-        self._http = Transport(Connection(url=url, token=token, certificate=certificate), patience_s, locate)
+        at = Connection(
+            url=connection.address(url, "url"), token=connection.bearer(token, "token"), certificate=certificate
+        )
+        self._http = Transport(at, patience_s, locate)
 
     @classmethod
     def found(cls, url: str | None = None, token: str | None = None, *, patience_s: float = 0.0) -> Self:
-        """Of the daemon at `url`, by default of the one that the command line would find. Raises Unreachable."""
+        """Of the daemon at `url`, by default of the one that the command line would find.
+
+        Raises Unreachable when there is none, Misconfigured.
+        """
         if url is not None:
             return cls(url, token or "", patience_s=patience_s)
         found = connection.find()

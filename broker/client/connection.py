@@ -8,7 +8,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from broker.client.errors import Misconfigured
 from broker.config import CLIENT_FILE, default_home
 
 
@@ -34,14 +36,33 @@ def local_file() -> Path:
 
 
 def find() -> Connection | None:
-    """The daemon that commands talk to; None when none was ever started or logged in to."""
-    url, token = os.environ.get("GPUBROKER_URL"), os.environ.get("GPUBROKER_TOKEN")
+    """The daemon that commands talk to; None when none was ever started or logged in to. Raises Misconfigured."""
+    url, token = os.environ.get("GPUBROKER_URL"), bearer(os.environ.get("GPUBROKER_TOKEN", ""), "GPUBROKER_TOKEN")
     if url:
-        return Connection(url=url.rstrip("/"), token=token or "", source="GPUBROKER_URL")
+        return Connection(url=address(url, "GPUBROKER_URL"), token=token, source="GPUBROKER_URL")
     chosen = "GPUBROKER_HOME" in os.environ
     places = (local_file(), login_file()) if chosen else (login_file(), local_file())
     found = next((c for c in map(_read, places) if c is not None), None)
     return replace(found, token=token) if found and token else found
+
+
+def address(said: str, where: str) -> str:
+    """Without a slash at its end. Raises Misconfigured, which names `where` it was given."""
+    try:
+        parts = urlsplit(said)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and said.isprintable()
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        usable = False
+    if not usable:
+        raise Misconfigured(f"{where}: {said!r} is no address; write http://host:port or https://host")
+    return said.rstrip("/")
+
+
+def bearer(said: str, where: str) -> str:
+    """As it is. Raises Misconfigured, which names `where` it was given, for what no header can carry."""
+    if not said.isprintable():
+        raise Misconfigured(f"{where}: the token has a line break or the like in it; give the token alone")
+    return said
 
 
 def write(path: Path, connection: Connection) -> None:
@@ -56,13 +77,19 @@ def write(path: Path, connection: Connection) -> None:
 
 
 def _read(path: Path) -> Connection | None:
+    """None where it is absent. Raises Misconfigured where it is there: another daemon is not what was meant."""
+    fix = "run `gpubroker login URL` again" if path == login_file() else "start the daemon again, which writes it"
     try:
         data = json.loads(path.read_text())
         return Connection(
-            url=str(data["url"]).rstrip("/"),
-            token=str(data.get("token", "")),
+            url=address(str(data["url"]), str(path)),
+            token=bearer(str(data.get("token", "")), str(path)),
             source=str(path),
             certificate=str(data.get("certificate") or ""),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as e:
+        raise Misconfigured(f"{path} cannot be read ({e.strerror}); {fix}") from None
+    except (ValueError, KeyError, TypeError, Misconfigured):
+        raise Misconfigured(f"{path} is damaged; {fix}") from None

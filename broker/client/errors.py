@@ -6,6 +6,7 @@ ClientError
 ├── BrokenOff     a file did not come to its end
 ├── Damaged       a file came with other bytes than its manifest says
 ├── NotSaved      a file cannot be kept on this machine
+├── Misconfigured an address, a token or a file that holds them is unusable; nothing was asked
 └── NotFinished   a job that was waited for ended without its result
 """
 
@@ -48,6 +49,10 @@ class Damaged(ClientError):
 
 class NotSaved(ClientError):
     """A file cannot be kept: where, why and the fix."""
+
+
+class Misconfigured(ClientError):
+    """An address, a token or a file that holds them: where, what and the fix."""
 
 
 class NotFinished(ClientError):

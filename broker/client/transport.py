@@ -16,7 +16,7 @@ from broker.client.errors import ApiError, BrokenOff, Unreachable
 from broker.client.trust import trusting
 
 TRY_AGAIN = frozenset({429, 502, 503, 504})
-BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+BROKEN = (aiohttp.ClientError, TimeoutError)
 
 
 class Transport:
@@ -69,9 +69,7 @@ class Transport:
                     raise ApiError(await _problem(response))
                 yield response
         except BROKEN as e:
-            raise Unreachable(self.url, str(e) or type(e).__name__) from None
-        except aiohttp.InvalidURL:
-            raise Unreachable(self.url, "not an http:// or https:// address") from None
+            raise Unreachable(self.url, _why(e)) from None
 
     @asynccontextmanager
     async def socket(self, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
@@ -87,7 +85,7 @@ class Transport:
             async with self.once("GET", path, **request):
                 raise Unreachable(self.url, f"{e.status}: a WebSocket was refused, perhaps by a proxy") from None
         except BROKEN as e:
-            raise Unreachable(self.url, str(e) or type(e).__name__) from None
+            raise Unreachable(self.url, _why(e)) from None
 
     async def read(self, method: str, path: str, **request: Any) -> bytes:
         """The answer's body. Everything sent this way is safe to repeat. Raises ApiError, Unreachable."""
@@ -116,6 +114,12 @@ class Transport:
 def passing(error: BaseException) -> bool:
     """True when the same request may succeed later: nothing answers, or the daemon cannot work just now."""
     return isinstance(error, Unreachable | BrokenOff) or (isinstance(error, ApiError) and error.status in TRY_AGAIN)
+
+
+def _why(error: Exception) -> str:
+    if type(error) is aiohttp.ClientResponseError:  # not its kinds, which have words of their own
+        return "what answers there speaks no HTTP; is it the port of gRPC?"
+    return str(error) or type(error).__name__
 
 
 async def _problem(response: aiohttp.ClientResponse) -> Problem:

@@ -114,6 +114,20 @@ async def test_a_call_waits_for_its_patience_and_no_longer(daemon: Daemon) -> No
             await asked
 
 
+async def test_a_port_that_speaks_no_http_is_told_so() -> None:
+    async def frames(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00")  # as gRPC's server greets
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(frames, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncClient(url) as client:
+            with pytest.raises(Unreachable, match="speaks no HTTP; is it the port of gRPC") as told:
+                await client.job(JOB)
+    assert of_client(told.value).code == Exit.UNREACHABLE
+
+
 async def test_sse_parsing() -> None:
     async def lines() -> AsyncIterator[bytes]:
         for line in (b": alive\n", b"\n", b"id: 7\r\n", b"data: a\n", b"data:b\n", b"\n", b"data: cut off\n"):

@@ -18,8 +18,9 @@ from broker.cli import pack, template
 from broker.cli.exits import CliError, Exit
 from broker.cli.main import app
 from broker.client import connection
+from broker.client.client import AsyncClient
 from broker.client.connection import Connection
-from broker.client.errors import NotSaved
+from broker.client.errors import Misconfigured, NotSaved
 from broker.client.placing import placed
 from trainer.contract import yamlfile
 
@@ -89,6 +90,56 @@ def test_login_wants_an_address_and_a_token(own_home: Path) -> None:
     assert run("login", "http://127.0.0.1:9")[0] == Exit.BAD_INPUT
     assert run("login", "http://127.0.0.1:9", "--token", "x")[0] == Exit.UNREACHABLE
     assert not connection.login_file().exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("GPUBROKER_URL", "127.0.0.1:7170", "GPUBROKER_URL: '127.0.0.1:7170' is no address; write http://host:port"),
+        ("GPUBROKER_URL", "http://host:99999", "GPUBROKER_URL: 'http://host:99999' is no address; write http"),
+        ("GPUBROKER_URL", "https://", "GPUBROKER_URL: 'https://' is no address; write http"),
+        ("GPUBROKER_TOKEN", "one\nand another", "GPUBROKER_TOKEN: the token has a line break"),
+    ],
+)
+def test_a_wrong_address_or_token_is_one_line(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv("GPUBROKER_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value)
+    code, out, err = run("ls", "--json")
+    assert code == Exit.BAD_INPUT
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+    assert json.loads(out)["error"]["kind"] == "bad_input"
+    assert said in run("doctor")[1]
+
+
+def test_programs_are_told_of_a_wrong_address_as_well() -> None:
+    with pytest.raises(Misconfigured, match="'localhost:7070' is no address"):
+        AsyncClient("localhost:7070")
+
+
+@pytest.mark.parametrize(
+    ("of", "fix"), [("login_file", "run `gpubroker login URL` again"), ("local_file", "start the daemon again")]
+)
+@pytest.mark.parametrize("text", ["{", "[]", '{"url": "nowhere"}', "\x00", None])
+def test_a_damaged_file_is_named_and_no_other_daemon_is_asked(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, of: str, fix: str, text: str | None
+) -> None:
+    if of == "login_file":
+        monkeypatch.setenv("HOME", str(own_home))
+        monkeypatch.delenv("GPUBROKER_HOME")
+    else:
+        connection.write(connection.login_file(), Connection(url="http://127.0.0.1:9", token="a"))
+    path: Path = getattr(connection, of)()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir() if text is None else path.write_text(text)
+    code, out, err = run("ls", "--json")
+    assert code == Exit.BAD_INPUT
+    assert str(path) in err
+    assert fix in err
+    assert err.count("\n") == 1
+    assert json.loads(out)["error"]["exit"] == 2
 
 
 def test_serve_explains_its_configuration(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
