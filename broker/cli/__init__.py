@@ -7,7 +7,7 @@
 | `submission`, `specfile`, `overrides`, `schema`, `template`, `pack` | from a spec file to a job |
 | `watch`, `progress`, `summary`, `summaryview`, `plots`, `results` | from a job to its end and what it left |
 | `quoteview`, `jobviews`, `words`, `doctor` | what people read |
-| `shell`, `output`, `exits`, `find` | what every command shares |
+| `shell`, `output`, `exits`, `usage`, `find` | what every command shares |
 """
 
 

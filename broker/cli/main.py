@@ -12,10 +12,12 @@ from broker.cli.exits import MEANINGS
 from broker.cli.known import gpus, models
 from broker.cli.rm import rm
 from broker.cli.sweep import sweep
+from broker.cli.usage import Root
 
 CODES = "; ".join(f"{int(code)}: {text}" for code, text in MEANINGS.items())
 app = typer.Typer(
     name="gpubroker",
+    cls=Root,
     help="Buys the cheapest GPU capacity that finishes a training job, and never spends past its cap.",
     epilog=f"Exit codes: {CODES}",
     no_args_is_help=True,

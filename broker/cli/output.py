@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 
 from broker.cli.exits import CliError, Exit
 
+Document = BaseModel | dict[str, Any] | list[Any]
 PLAIN_WIDTH = 160
 """Columns where nobody looks at a terminal: wide enough that no table is cut in a log."""
 
@@ -42,12 +43,10 @@ class Output:
         if not self.as_json:
             self.say(told, secret)
 
-    def document(self, document: BaseModel | dict[str, Any] | list[Any]) -> None:
+    def document(self, document: Document) -> None:
         """The one document of `--json`."""
         if self.as_json:
-            data = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
-            sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
-            sys.stdout.flush()
+            write(document)
 
     def line(self, document: BaseModel) -> None:
         """One document a line, for what has no end."""
@@ -58,10 +57,19 @@ class Output:
         """The line for people to stderr; with `--json` the same as the document."""
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
-        if error.told:
-            return
-        problems = [{"field": field, "message": message} for field, message in error.problems]
-        code = Exit(error.code)
-        self.document(
-            {"error": {"kind": code.name.lower(), "exit": int(code), "message": str(error), "problems": problems}}
-        )
+        if self.as_json and not error.told:
+            refusal(error)
+
+
+def write(document: Document) -> None:
+    """To stdout, as JSON."""
+    data = document.model_dump(mode="json") if isinstance(document, BaseModel) else document
+    sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def refusal(error: CliError) -> None:
+    """The document of `--json` where a command came to nothing."""
+    problems = [{"field": field, "message": message} for field, message in error.problems]
+    code = Exit(error.code)
+    write({"error": {"kind": code.name.lower(), "exit": int(code), "message": str(error), "problems": problems}})

@@ -142,6 +142,34 @@ def test_a_damaged_file_is_named_and_no_other_daemon_is_asked(
     assert json.loads(out)["error"]["exit"] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ls", "--limit", "0", "--json"), "'--limit'"),
+        (("ls", "--state", "foo", "--json"), "'foo' is not one of 'awaiting_approval', "),
+        (("get", "--json"), "Missing argument 'JOB'"),
+        (("ls", "--json", "--bogus"), "No such option: --bogus"),
+        (("frobnicate", "--json"), "No such command 'frobnicate'"),
+        (("--bogus", "--json"), "No such option: --bogus"),
+    ],
+)
+def test_wrong_usage_is_a_document_too(own_home: Path, words: tuple[str, ...], said: str) -> None:
+    code, out, err = run(*words)
+    assert code == Exit.BAD_INPUT
+    error = json.loads(out)["error"]
+    assert (error["kind"], error["exit"]) == ("bad_input", 2)
+    assert said in error["message"]
+    assert "Usage: " in err
+    assert "Value error" not in out + err
+
+
+def test_wrong_usage_without_json_leaves_stdout_alone(own_home: Path) -> None:
+    assert run("ls", "--bogus")[:2] == (Exit.BAD_INPUT, "")
+    code, out, err = run("exec", "last", "ls", "-la", "--", "--json")  # which is the program's
+    assert (code, out) == (Exit.BAD_INPUT, "")
+    assert "gpubroker exec JOB -- PROGRAM" in " ".join(err.replace("│", "").split())
+
+
 def test_serve_explains_its_configuration(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = own_home / "gpubroker.yaml"
     config.write_text("providers: {runpod: {}}\n")
@@ -238,8 +266,8 @@ def test_help_of_every_command() -> None:
     ):
         assert name in shown
         assert run(name, "--help")[0] == 0
-    for name in (("artifacts",), ("doctor",), ("token", "new"), ("secret", "set"), ("blobs", "init")):
-        assert name[0] in shown
-        assert run(*name, "--help")[0] == 0
+    for words in (("artifacts",), ("doctor",), ("token", "new"), ("secret", "set"), ("blobs", "init")):
+        assert words[0] in shown
+        assert run(*words, "--help")[0] == 0
     assert "130: Ctrl-C" in " ".join(shown.split())
     assert run("frobnicate")[0] == Exit.BAD_INPUT
