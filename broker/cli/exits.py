@@ -28,6 +28,8 @@ class Exit(IntEnum):
     REFUSED = 7
     SERVER_PROBLEM = 8
     OUTDATED = 9
+    UNWRITTEN = 10
+    """Of no CliError: `broker.cli.main` leaves it."""
     INTERRUPTED = 130
 
 
@@ -42,6 +44,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.REFUSED: "the question was answered with no, and nothing was created",
     Exit.SERVER_PROBLEM: "the daemon answered with an error of its own, or cannot work now",
     Exit.OUTDATED: "`serve`: a newer gpubroker has migrated the database, so this one does not start, or stops",
+    Exit.UNWRITTEN: "the output could not be written (a full disk); what was asked may have been done",
     Exit.INTERRUPTED: "Ctrl-C, and a submitted job goes on",
 }
 

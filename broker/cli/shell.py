@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -42,9 +41,6 @@ def command(action: Action[Parameters]) -> Callable[Parameters, None]:
             raise typer.Exit(int(error.code)) from None
         except (KeyboardInterrupt, typer.Abort):
             raise typer.Exit(int(Exit.INTERRUPTED)) from None
-        except BrokenPipeError:  # the reader of a pipe has gone (`gpubroker ls | head`)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(int(Exit.OK)) from None
 
     return run
 

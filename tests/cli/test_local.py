@@ -24,6 +24,8 @@ from broker.client.errors import Misconfigured, NotSaved
 from broker.client.placing import placed
 from trainer.contract import yamlfile
 
+COMMAND = (sys.executable, "-c", "from broker.cli import main; main()")
+
 
 def run(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, list(words), catch_exceptions=False)
@@ -247,9 +249,36 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     assert yamlfile.parse(f"on: {text}", "x").data == {"on": value}
 
 
+@pytest.mark.parametrize("words", [("models",), ("models", "--json"), ("init", "-"), ("--help",)])
+def test_a_reader_that_has_gone_is_no_failure_and_a_full_disk_is_one(own_home: Path, words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe, open("/dev/full", "wb") as full:
+        gone = subprocess.run([*COMMAND, *words], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+        left = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (gone.returncode, left.returncode) == (Exit.OK, Exit.UNWRITTEN)
+    assert "error: stdout: No space left on device" in left.stderr
+    for text in (gone.stderr, left.stderr):
+        assert "Traceback" not in text
+        assert "Exception ignored" not in text
+
+
+def test_ctrl_c_while_modules_are_loaded_is_130() -> None:
+    program = """
+import sys
+from broker.cli import main
+class Pressed:
+    def find_spec(self, name, *_):
+        raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+main()
+"""
+    left = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (left.returncode, left.stderr) == (Exit.INTERRUPTED, "")
+
+
 def test_help_of_every_command() -> None:
-    command = [sys.executable, "-c", "from broker.cli import main; main()"]
-    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
     for name in (
         "serve",
         "login",
