@@ -9,6 +9,7 @@ from broker.api.models import JobDetail, JobView
 from broker.cli import words
 from broker.cli.progress import view
 from broker.cli.rm import kept
+from broker.cli.sheet import Column, Sheet
 from broker.domain.job import JobState
 
 COLOURS = {
@@ -20,21 +21,35 @@ COLOURS = {
 }
 
 
-def table(jobs: Iterable[JobView]) -> Table:
+COLUMNS = (
+    Column(name="job"),
+    Column(name="name", least=8),
+    Column(name="owner", least=8, rank=4),
+    Column(name="state"),
+    Column(name="attempts", right=True, rank=5),
+    Column(name="spent", right=True),
+    Column(name="cap", right=True, rank=2),
+    Column(name="forecast", right=True, rank=3),
+    Column(name="age", rank=6),
+    Column(name="why", least=12, prose=True, rank=1),
+)
+
+
+def table(jobs: Iterable[JobView]) -> Sheet:
     """Newest first, as they come; of whom, where it is not all the same person."""
-    jobs, shown = list(jobs), Table()
-    whose = {f"{job.team}/{job.owner}" for job in jobs}
-    owners = ("owner",) if len(whose) > 1 else ()
-    for name in ("job", "name", *owners, "state", "attempts", "spent", "cap", "forecast", "age", "why"):
-        shown.add_column(name, justify="right" if name in ("attempts", "spent", "cap", "forecast") else "left")
-    for job in jobs:
-        state = Text(job.state.value, style=COLOURS.get(job.state, ""))
-        spent, cap = words.money(job.spent_usd), words.money(job.cap_usd)
-        shown.add_row(
-            job.id, job.name, *(f"{job.team}/{job.owner}" for _ in owners), state, str(job.attempts), spent, cap,
-            forecast(job), words.ago(job.created_at), Text(job.reason),
-        )  # fmt: skip
-    return shown
+    jobs = list(jobs)
+    several = len({(job.team, job.owner) for job in jobs}) > 1
+    shown = [n for n, column in enumerate(COLUMNS) if several or column.name != "owner"]
+    return Sheet([COLUMNS[n] for n in shown], ([_row(job)[n] for n in shown] for job in jobs))
+
+
+def _row(job: JobView) -> tuple[str | Text, ...]:
+    state = Text(job.state.value, style=COLOURS.get(job.state, ""))
+    spent, cap = words.money(job.spent_usd), words.money(job.cap_usd)
+    return (
+        job.id, job.name, f"{job.team}/{job.owner}", state, str(job.attempts), spent, cap, forecast(job),
+        words.ago(job.created_at), job.reason,
+    )  # fmt: skip
 
 
 def forecast(job: JobView) -> Text:

@@ -1,23 +1,31 @@
 """What is for sale, for people: one line an offer, then one line a provider."""
 
-from rich.table import Table
-
 from broker.api.models import OfferList, OfferView, ProviderStatusView
 from broker.cli import words
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 
-COLUMNS = ("cloud", "region", "type", "GPU", "market", "$/h", "$/GPU h", "vCPU", "RAM", "host", "free", "age", "source")
-RIGHT = frozenset({"$/h", "$/GPU h", "vCPU", "RAM", "age"})
+COLUMNS = (
+    Column(name="cloud", least=11),
+    Column(name="region", least=9, rank=2),
+    Column(name="type", least=8, rank=1),
+    Column(name="GPU"),
+    Column(name="market"),
+    Column(name="$/h", right=True),
+    Column(name="$/GPU h", right=True, rank=3),
+    Column(name="vCPU", right=True, rank=6),
+    Column(name="RAM", right=True, rank=7),
+    Column(name="host", rank=8),
+    Column(name="free", rank=5),
+    Column(name="age", right=True, rank=4),
+    Column(name="source", rank=9),
+)
 FREE = {True: "yes", False: "no", None: "?"}
 
 
 def show(out: Output, found: OfferList) -> None:
-    table = Table()
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in RIGHT else "left")
-    for offer in found.items:
-        table.add_row(*_row(offer))
-    out.say(table if found.items else "nothing is for sale", f"{len(found.items)} of {found.total} offers")
+    sheet = Sheet(COLUMNS, map(_row, found.items))
+    out.say(sheet if found.items else "nothing is for sale", f"{len(found.items)} of {found.total} offers")
     for status in found.providers:
         out.say(provider(status))
 

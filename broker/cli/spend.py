@@ -14,6 +14,7 @@ from broker.api.models_spending import SpendRowView, SpendView
 from broker.cli import words
 from broker.cli.exits import BadInput, Exit
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 from broker.cli.shell import Json, client, command
 from broker.decide.reconcile import Charged, Invoice, Reconciliation, Verdict, reconcile
 from broker.domain.errors import InvalidInput
@@ -22,6 +23,18 @@ from broker.domain.spending import SpendBy
 from broker.invoices import Format, read
 
 BAR = 24
+ID = 13
+"""Characters of a job's."""
+COLUMNS = (
+    Column(name="", rank=7),
+    Column(name="spent", right=True),
+    Column(name="GPU h", right=True, rank=3),
+    Column(name="lost", right=True, rank=2),
+    Column(name="saved on demand", right=True, rank=1),
+    Column(name="saved dearest", right=True, rank=4),
+    Column(name="jobs", right=True, rank=5),
+    Column(name="attempts", right=True, rank=6),
+)
 WAYS = get_args(SpendBy)
 FORMATS = get_args(Format)
 Since = Annotated[str | None, typer.Option(metavar="TIME", help="ISO 8601 with a zone; 30 days ago without it.")]
@@ -67,15 +80,10 @@ def _show(out: Output, found: SpendView) -> None:
     if not found.rows:
         out.say("nothing was spent")
         return
-    table = Table()
-    for name in (found.by, "", "spent", "GPU h", "lost", "saved on demand", "saved dearest", "jobs", "attempts"):
-        table.add_column(name, justify="left" if name in (found.by, "") else "right")
     most = max(row.usd for row in found.rows)
-    for row in found.rows:
-        table.add_row(row.key, _bar(row.usd, most), *_cells(row))
-    table.add_section()
-    table.add_row("total", "", *_cells(found.total))
-    out.say(table, *_notes(found.total))
+    rows = [(row.key, _bar(row.usd, most), *_cells(row)) for row in found.rows]
+    columns = (Column(name=found.by, least=ID), *COLUMNS)
+    out.say(Sheet(columns, rows, total=("total", "", *_cells(found.total))), *_notes(found.total))
 
 
 def _bar(value: Decimal, most: Decimal) -> str:

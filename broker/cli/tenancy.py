@@ -13,12 +13,23 @@ from broker.api.models_tenancy import AuditView, TeamRequest, TokenRequest
 from broker.cli import words
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 from broker.cli.shell import Json, client, command
 
 Asked = TypeVar("Asked", bound=BaseModel)
 SPAN = re.compile(r"(\d{1,5})([hdw])")
 UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 SHOWN_CHARACTERS = 60
+AUDITED = (
+    Column(name="at"),
+    Column(name="team", least=8, rank=3),
+    Column(name="who", least=8),
+    Column(name="token", rank=4),
+    Column(name="action"),
+    Column(name="target", least=13),
+    Column(name="allows", right=True, rank=2),
+    Column(name="change", least=12, prose=True, rank=1),
+)
 Note = Annotated[str, typer.Option(help="For people.")]
 
 
@@ -123,12 +134,13 @@ async def audit(
             team=team, actor=actor, action=action, target=target, since=since, until=until, limit=limit
         )
     out.document(found)
-    table = _table("at", "team", "who", "token", "action", "target", "allows", "change")
-    for entry in reversed(found.items):
-        cost = "" if entry.usd is None else words.money(entry.usd)
-        at = f"{entry.at:%Y-%m-%d %H:%M:%S}"
-        table.add_row(at, entry.team, entry.actor, entry.token_id, entry.action, entry.target, cost, _change(entry))
-    out.say(table)
+    out.say(Sheet(AUDITED, map(_entry, reversed(found.items))))
+
+
+def _entry(entry: AuditView) -> tuple[str, ...]:
+    cost = "" if entry.usd is None else words.money(entry.usd)
+    at = f"{entry.at:%Y-%m-%d %H:%M:%S}"
+    return at, entry.team, entry.actor, entry.token_id, entry.action, entry.target, cost, _change(entry)
 
 
 def _table(*columns: str) -> Table:

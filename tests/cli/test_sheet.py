@@ -1,0 +1,72 @@
+"""Tables in a narrow terminal: ids, states and money are whole, and what is left out is named."""
+
+from asyncio import to_thread
+from decimal import Decimal
+from io import StringIO
+
+import pytest
+from rich.console import Console, RenderableType
+
+from broker.api.models import JobView
+from broker.cli import jobviews, output
+from broker.cli.sheet import Column, Sheet
+from broker.domain.job import JobState
+from tests.cli.conftest import Shell
+from tests.cli.test_jobs import submitted
+from tests.cli.test_spend import paid
+
+REASON = "no offer fits: " + "every region of every cloud is above the hourly limit; " * 12
+
+
+def printed(shown: RenderableType, width: int) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    console.print(shown)
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+@pytest.mark.parametrize("width", [160, 80, 40])
+async def test_ls_keeps_ids_states_and_money(shell: Shell, width: int) -> None:
+    await submitted(shell)
+    job = JobView.model_validate((await to_thread(shell.run, "ls", "--json")).document["items"][0])
+    changes = {
+        "name": "a-name-as-long-as-people-make-them-for-runs", "owner": "somebody", "reason": REASON,
+        "state": JobState.AWAITING_APPROVAL, "spent_usd": Decimal("1234.5678"), "cap_usd": Decimal(2500),
+    }  # fmt: skip
+    lines = printed(jobviews.table([job, job.model_copy(update=changes)]), width)
+    text = "\n".join(lines)
+    if width >= 80:
+        assert all(whole in text for whole in (job.id, "awaiting_approval", "$1,234.57", "cynic"))
+        assert len(lines) <= 4 + 1 + 6  # of a long name, not of a long reason
+    folded = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
+    assert folded == job.id * 2
+    assert ("left out to fit: " in text) == (width < 160)
+
+
+@pytest.mark.parametrize("command", ["ls", "offers", "spend", "audit"])
+async def test_eighty_columns_cut_nothing(shell: Shell, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await submitted(shell)
+    paying = await paid(shell, "1234.5678", "m1")
+    wide = (await to_thread(shell.run, command)).out
+    monkeypatch.setattr(output, "PLAIN_WIDTH", 80)
+    narrow = (await to_thread(shell.run, command)).out
+    assert all(len(line) <= 80 for line in narrow.splitlines() if line[:1] in "┏┃┡│├└")
+    for whole in (job, paying.job_id, "$1,234.57", "on-demand", "job.submit"):
+        assert (whole in narrow) == (whole in wide)
+    assert command == "audit" or prices(narrow)
+    assert prices(narrow) <= prices(wide)
+    assert "…" not in narrow or command in ("ls", "audit")  # whose last column is prose
+
+
+def prices(shown: str) -> set[str]:
+    return {word for word in shown.split() if word.startswith("$")}
+
+
+def test_the_least_important_columns_go_first() -> None:
+    columns = [Column(name="id"), Column(name="age", rank=2), Column(name="why", least=6, prose=True, rank=1)]
+    sheet = Sheet(columns, [("0123456789", "3 min", "word " * 20)])
+    assert "left out" not in "".join(printed(sheet, 66))
+    assert "left out to fit: age; " in " ".join(printed(sheet, 28))
+    assert any("0123456789" in line for line in printed(sheet, 18))
