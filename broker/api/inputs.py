@@ -72,7 +72,9 @@ class Inputs:
     def providers(self, spec: JobSpec, caps: Mapping[str, Caps]) -> list[Problem]:
         """A fault for each provider that is not configured."""
         return [
-            Problem(field=f"resources.providers.{i}", message=_unknown("provider", name, sorted(caps), "configured"))
+            Problem(
+                field=f"resources.providers.{i}", message=unknown_name("provider", name, sorted(caps), "configured")
+            )
             for i, name in enumerate(spec.resources.providers)
             if name not in caps
         ]
@@ -85,7 +87,7 @@ class Inputs:
             return []
         known = sorted({*TABLE, *(offer.accelerator for offer in offers)})
         return [
-            Problem(field=f"resources.accelerators.{i}", message=_unknown("accelerator", name, known, "known"))
+            Problem(field=f"resources.accelerators.{i}", message=unknown_name("accelerator", name, known, "known"))
             for i, name in unknown
             if not any(matches(name, k) for k in known)
         ]
@@ -98,7 +100,8 @@ def _reference(spec: JobSpec) -> tuple[str, str]:
     return "script.code", spec.script.code
 
 
-def _unknown(kind: str, name: str, choices: list[str], are: str) -> str:
+def unknown_name(kind: str, name: str, choices: list[str], are: str) -> str:
+    """`unknown provider 'vest'; did you mean vast?`, or what there is where none is near."""
     near = difflib.get_close_matches(name, choices, n=1)
     fix = f"did you mean {near[0]}?" if near else f"{are} are {', '.join(choices) or 'none'}"
     return f"unknown {kind} {name!r}; {fix}"

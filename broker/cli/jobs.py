@@ -60,6 +60,8 @@ async def ls(
     out.document(page)
     if page.items:
         out.say(jobviews.table(page.items))
+    elif label or state or owner or team or since or cursor:
+        out.say("no job matches; `gpubroker ls` alone shows the newest")
     else:
         out.say("no jobs; `gpubroker submit SPEC.yaml` makes one")
     if page.next:

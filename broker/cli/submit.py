@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from broker.api.inputs import unknown_name
+from broker.api.models import OfferList
 from broker.cli import offersview, quoteview, submission, whatifview, words
 from broker.cli.exits import BadInput
 from broker.cli.jobs import follow
@@ -14,6 +16,9 @@ from broker.cli.shell import Json, client, command
 from broker.cli.specfile import load
 from broker.cli.watch import PATIENCE_S
 from broker.cli.whatifview import PlotFile, WhatIf
+from broker.decide.hardware import matches
+from broker.domain.gpus import gpu_name
+from broker.sizing import BadAsk, hardware_of
 
 SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The job's spec, YAML or JSON.")]
 Settings = Annotated[
@@ -98,10 +103,28 @@ async def offers(
 ) -> None:
     """List what is for sale now, cheapest first, with the age and the source of each price."""
     out = Output(as_json=as_json)
+    names = _gpus(gpu or [])
     async with client() as c:
-        found = await c.offers(provider=provider, accelerators=_gpus(gpu or []), limit=limit)
+        found = await c.offers(provider=provider, accelerators=names, limit=limit)
+    _known(found, provider, names)
     out.document(found)
     offersview.show(out, found)
+
+
+def _known(found: OfferList, provider: str | None, gpus: list[str]) -> None:
+    """A name that nobody has would look like a market that is sold out. Raises BadInput."""
+    providers = [status.name for status in found.providers]
+    if provider is not None and provider not in providers:
+        raise BadInput(f"--provider: {unknown_name('provider', provider, sorted(providers), 'configured')}")
+    if found.total > len(found.items):  # dearer offers may have it
+        return
+    for name in gpus:
+        if any(matches(gpu_name(name), offer.accelerator) for offer in found.items):
+            continue
+        try:
+            hardware_of(name)
+        except BadAsk as e:
+            raise BadInput(str(e)) from None
 
 
 def _seconds(said: str) -> int:

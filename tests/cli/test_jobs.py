@@ -214,6 +214,34 @@ async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
     assert prices
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "FOO"), "--gpu FOO: not known; known are h100-sxm"),
+        (("--gpu", "rtx4090,l40z"), "--gpu l40z: not known, the nearest is "),
+        (("--provider", "simulatd"), "--provider: unknown provider 'simulatd'; did you mean simulated?"),
+        (("--provider", "foo"), "configured are simulated"),
+    ],
+)
+async def test_offers_of_what_nobody_knows_are_refused(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    ran = await to_thread(shell.run, "offers", *words, "--json")
+    assert ran.code == Exit.BAD_INPUT
+    assert said in ran.document["error"]["message"]
+
+
+async def test_gpus_that_are_known_and_not_sold_are_no_fault(shell: Shell) -> None:
+    ran = await to_thread(shell.run, "offers", "--gpu", "b200", "--provider", "simulated")
+    assert (ran.code, "nothing is for sale" in ran.out) == (0, True)
+
+
+async def test_an_empty_list_of_jobs_says_why(shell: Shell) -> None:
+    assert "`gpubroker submit SPEC.yaml` makes one" in (await to_thread(shell.run, "ls")).out
+    await submitted(shell)
+    ran = await to_thread(shell.run, "ls", "--label", "a=b")
+    assert "no job matches; `gpubroker ls` alone shows the newest" in ran.out
+    assert "submit" not in ran.out
+
+
 async def test_doctor_names_each_problem_with_a_fix(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = await to_thread(shell.run, "doctor", "--json")
     assert ran.code == 0
