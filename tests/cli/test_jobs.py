@@ -80,6 +80,20 @@ async def test_unknown_job_is_exit_3(shell: Shell, command: str) -> None:
         assert ran.document["error"]["kind"] == "not_found"
 
 
+async def test_hints_are_for_what_is_missing(shell: Shell) -> None:
+    job = await submitted(shell)
+    ran = await to_thread(shell.run, "get", "a" * 13)
+    assert ran.err == f"error: no job {'a' * 13}; `gpubroker ls` lists yours\n"
+    ran = await to_thread(shell.run, "logs", job, "--attempt", "99")
+    assert (ran.code, ran.err) == (Exit.NOT_FOUND, f"error: job {job} has no attempt 99; it has 0\n")
+    await end(shell, job, JobState.FAILED)
+    assert (await to_thread(shell.run, "rm", job, "--data", "-y")).code == 0
+    ran = await to_thread(shell.run, "logs", job)
+    assert (ran.code, "were deleted" in ran.err, "gpubroker ls" in ran.err) == (Exit.NOT_FOUND, True, False)
+    ran = await to_thread(shell.run, "token", "rm", "a" * 8)
+    assert "`gpubroker token ls` lists them" in ran.err
+
+
 async def test_explain_says_why_an_attempt_was_bought(shell: Shell) -> None:
     job = await submitted(shell)
     ran = await to_thread(shell.run, "explain", job)
