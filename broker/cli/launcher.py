@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from broker.cli.asking import agree
 from broker.cli.exits import BadInput, NotFound
 from broker.cli.home import Config, Home, Named, opened
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 from broker.cli.shell import Json, command
 from broker.config import DaemonConfig
 from broker.domain.ids import AttemptId, Installation
@@ -82,15 +82,22 @@ async def _provider(
     return providers.get(one.line.offer.provider)
 
 
-def _table(found: Sequence[Attempt], now: datetime) -> Table:
-    table = Table()
-    for column in ("attempt", "job", "machine", "cloud", "launcher", "leaving for"):
-        table.add_column(column)
+COLUMNS = (
+    Column(name="attempt"),
+    Column(name="job"),
+    Column(name="machine", least=16),
+    Column(name="cloud", rank=1),
+    Column(name="launcher", least=8),
+    Column(name="leaving for", least=8, rank=2),
+)
+
+
+def _table(found: Sequence[Attempt], now: datetime) -> Sheet:
+    rows = []
     for one in found:
-        since = one.terminating_since or one.created_at
-        left = duration((now - since).total_seconds())
-        table.add_row(one.id, one.job_id, one.name, one.line.offer.provider, one.launched_by, left)
-    return table
+        left = duration((now - (one.terminating_since or one.created_at)).total_seconds())
+        rows.append((one.id, one.job_id, one.name, one.line.offer.provider, one.launched_by, left))
+    return Sheet(COLUMNS, rows)
 
 
 def _document(one: Attempt) -> dict[str, str]:

@@ -3,10 +3,9 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from broker.cli.exits import BadInput, JobFailed, ServerProblem
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 from broker.cli.sweep import Look, looking
 from broker.config import DaemonConfig
 from broker.domain.errors import GpubrokerError, InvalidInput
@@ -75,15 +74,24 @@ def _age(one: "Found", now: datetime) -> str:
     return "unknown" if one.since is None else duration((now - one.since).total_seconds())
 
 
-def _table(orphans: "list[Found]", said: dict[int, str], now: datetime) -> Table:
-    table = Table(title="Machines that no record explains", title_justify="left")
-    for column in ("cloud", "id", "name", "age", "$/h", "why", "what becomes of it"):
-        table.add_column(column)
+COLUMNS = (
+    Column(name="cloud"),
+    Column(name="id", least=13),
+    Column(name="name", least=16),
+    Column(name="age", rank=2),
+    Column(name="$/h", right=True),
+    Column(name="why", least=12, rank=1),
+    Column(name="what becomes of it", least=16),
+)
+
+
+def _table(orphans: "list[Found]", said: dict[int, str], now: datetime) -> Sheet:
+    rows = []
     for one in orphans:
         handle, price = one.observed.handle, one.observed.usd_per_hour
         rate = "unknown" if price is None else show(price)
-        table.add_row(one.provider, handle.id, handle.name, _age(one, now), rate, one.orphan, said[id(one)])
-    return table
+        rows.append((one.provider, handle.id, handle.name, _age(one, now), rate, one.orphan, said[id(one)]))
+    return Sheet(COLUMNS, rows, title="Machines that no record explains")
 
 
 def _document(one: "Found", said: str, now: datetime) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from broker.api.models import LineView, QuoteView
 from broker.api.models_policies import HoldView
 from broker.cli import words
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 from broker.decide.budgets import Hold
 from broker.decide.quote_kinds import SETUP_SPREAD, UPLOAD_BYTES_PER_S
 from broker.decide.quote_words import LABELS
@@ -58,29 +59,39 @@ def held(by: HoldView) -> str:
     return f"policy: a job submitted now {by.reason}"
 
 
-def offers(lines: list[LineView], *, why: bool) -> Table:
+COLUMNS = (
+    Column(name="#", right=True),
+    Column(name="cloud", least=11),
+    Column(name="region", least=9, rank=3),
+    Column(name="GPU", least=12),
+    Column(name="market", rank=2),
+    Column(name="$/h", right=True, rank=1),
+    Column(name="time P50 – P90", right=True, least=9),
+    Column(name="$ to finish P50 – P90", right=True, least=12),
+    Column(name="why", least=16),
+)
+
+
+def offers(lines: list[LineView], *, why: bool) -> Sheet:
     """Ranked by expected dollars to finish; `why`: with the reason of each."""
-    table = Table(title="Quote: offers by expected $ to finish", title_justify="left")
-    for name, side in (("#", "right"), ("cloud", "left"), ("region", "left"), ("GPU", "left"), ("market", "left")):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
-    for name in ("$/h", "time P50 – P90", "$ to finish P50 – P90"):
-        table.add_column(name, justify="right")
-    if why:
-        table.add_column("why")
-    for number, line in enumerate(lines, 1):
-        offer = line.offer
-        table.add_row(
-            str(number),
-            words.cloud(offer),
-            offer.region,
-            words.gpu(offer, line.nodes),
-            words.market(offer),
-            words.money(offer.usd_per_hour * line.nodes),
-            words.hours(line.hours_p50, line.hours_p90) + UNCHECKED * (line.tier == "unchecked"),
-            words.span(line.usd_p50, line.usd_p90),
-            *([line.reason] if why else []),
-        )
-    return table
+    columns = COLUMNS if why else COLUMNS[:-1]
+    rows = (_row(number, line)[: len(columns)] for number, line in enumerate(lines, 1))
+    return Sheet(columns, rows, title="Quote: offers by expected $ to finish")
+
+
+def _row(number: int, line: LineView) -> tuple[str, ...]:
+    offer = line.offer
+    return (
+        str(number),
+        words.cloud(offer),
+        offer.region,
+        words.gpu(offer, line.nodes),
+        words.market(offer),
+        words.money(offer.usd_per_hour * line.nodes),
+        words.hours(line.hours_p50, line.hours_p90) + UNCHECKED * (line.tier == "unchecked"),
+        words.span(line.usd_p50, line.usd_p90),
+        line.reason,
+    )
 
 
 def speeds(lines: list[LineView]) -> list[str]:

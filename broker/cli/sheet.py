@@ -33,9 +33,14 @@ class Sheet:
     """A table of texts, laid out when it is printed; `total` is a last row below a line."""
 
     def __init__(
-        self, columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], total: Sequence[str | Text] = ()
+        self,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[str | Text]],
+        *,
+        total: Sequence[str | Text] = (),
+        title: str = "",
     ) -> None:
-        self._columns = columns
+        self._columns, self._title = columns, Text(title)
         self._rows = [[_text(cell) for cell in row] for row in rows]
         self._total = [_text(cell) for cell in total]
         shown = [*self._rows, *filter(None, [self._total])]
@@ -78,7 +83,7 @@ class Sheet:
         return widths
 
     def _table(self, kept: Sequence[int], widths: Mapping[int, int]) -> Table:
-        table = Table()
+        table = Table(title=self._title or None, title_justify="left")
         for column, i in ((self._columns[i], i) for i in kept):
             side: JustifyMethod = "right" if column.right else "left"
             table.add_column(column.name, justify=side, overflow="fold", width=widths.get(i))

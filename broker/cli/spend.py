@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.table import Table
 
 from broker.api.models_spending import SpendRowView, SpendView
 from broker.cli import words
@@ -197,16 +196,29 @@ WORDS = {
 
 
 def _tell(out: Output, invoice: Invoice, made: Reconciliation) -> None:
-    table = Table()
-    for name in ("machine" if invoice.by_machine else "type", "job", "invoice", "ledger", "difference", ""):
-        table.add_column(name, justify="right" if name in ("invoice", "ledger", "difference") else "left")
-    for row in made.rows:
-        if row.verdict is not Verdict.EQUAL:
-            cells = (words.money(row.invoice_usd), words.money(row.ledger_usd), words.money(row.usd))
-            table.add_row(row.machine, row.job_id or "–", *cells, WORDS[row.verdict])
+    columns = (
+        Column(name="machine" if invoice.by_machine else "type", least=ID),
+        Column(name="job", rank=1),
+        Column(name="invoice", right=True),
+        Column(name="ledger", right=True),
+        Column(name="difference", right=True),
+        Column(name="", least=9),
+    )
+    rows = [
+        (
+            row.machine,
+            row.job_id or "–",
+            words.money(row.invoice_usd),
+            words.money(row.ledger_usd),
+            words.money(row.usd),
+            WORDS[row.verdict],
+        )
+        for row in made.rows
+        if row.verdict is not Verdict.EQUAL
+    ]
     equal = sum(row.verdict is Verdict.EQUAL for row in made.rows)
-    if table.row_count:
-        out.say(table)
+    if rows:
+        out.say(Sheet(columns, rows))
     out.say(
         f"{invoice.cloud}: {equal} of {len(made.rows)} agree; the invoice has {words.money(made.invoice_usd)}, the "
         f"ledger {words.money(made.ledger_usd)}; {invoice.ignored} positions are no machine's"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from broker.cli.asking import agree
 from broker.cli.exits import BadInput, JobFailed, ServerProblem
 from broker.cli.home import installation_of, store_of
 from broker.cli.output import Output
+from broker.cli.sheet import Column, Sheet
 from broker.cli.shell import Json, command
 from broker.config import DaemonConfig
 from broker.domain.errors import BlobsUnavailable, GpubrokerError, InvalidInput
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 PAUSE_S = 60.0
 WATCH_S = 120.0
+COLUMNS = (
+    Column(name="cloud"),
+    Column(name="region", least=9, rank=1),
+    Column(name="machine", least=16),
+    Column(name="id", least=13),
+    Column(name="state"),
+    Column(name="orphan", least=12),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +184,13 @@ async def looking(settings: DaemonConfig, named: str | None, *, watch_s: float) 
 
 
 def _show(out: Output, found: Any, name: Installation) -> None:
-    table = Table(title=f"Machines of installation {name}, judged by {found.judged_by}", title_justify="left")
-    for column in ("cloud", "region", "machine", "state", "orphan"):
-        table.add_column(column)
-    for one in found.machines:
-        handle = one.observed.handle
-        table.add_row(one.provider, handle.region, f"{handle.name} ({handle.id})", one.observed.state, one.orphan)
-    out.say(table if found.machines else f"no machine of installation {name} stands anywhere that answered")
+    rows = [
+        (one.provider, one.observed.handle.region, one.observed.handle.name, one.observed.handle.id,
+         str(one.observed.state), one.orphan)
+        for one in found.machines
+    ]  # fmt: skip
+    sheet = Sheet(COLUMNS, rows, title=f"Machines of installation {name}, judged by {found.judged_by}")
+    out.say(sheet if found.machines else f"no machine of installation {name} stands anywhere that answered")
     for cloud, said in found.silent.items():
         out.say(f"PROBLEM  {cloud} did not answer: {said}")
 

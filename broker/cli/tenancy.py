@@ -7,9 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
-from rich.table import Table
 
-from broker.api.models_tenancy import AuditView, TeamRequest, TokenRequest
+from broker.api.models_tenancy import AuditView, TeamRequest, TokenRequest, TokenView
 from broker.cli import words
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
@@ -20,6 +19,15 @@ Asked = TypeVar("Asked", bound=BaseModel)
 SPAN = re.compile(r"(\d{1,5})([hdw])")
 UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 SHOWN_CHARACTERS = 60
+TOKENS = (
+    Column(name="token"),
+    Column(name="team", least=8),
+    Column(name="owner", least=8),
+    Column(name="scopes", least=8),
+    Column(name="made", rank=2),
+    Column(name="expires"),
+    Column(name="note", least=12, rank=1),
+)
 AUDITED = (
     Column(name="at"),
     Column(name="team", least=8, rank=3),
@@ -65,11 +73,12 @@ async def token_ls(as_json: Json = False) -> None:
     async with client() as c:
         found = await c.tokens()
     out.document(found)
-    table = _table("token", "team", "owner", "scopes", "made", "expires", "note")
-    for t in found.items:
-        until = "never" if t.expires_at is None else f"{t.expires_at:%Y-%m-%d %H:%M}"
-        table.add_row(t.id, t.team, t.owner, ", ".join(t.scopes), words.ago(t.created_at), until, t.note)
-    out.say(table)
+    out.say(Sheet(TOKENS, map(_token, found.items)))
+
+
+def _token(t: TokenView) -> tuple[str, ...]:
+    until = "never" if t.expires_at is None else f"{t.expires_at:%Y-%m-%d %H:%M}"
+    return t.id, t.team, t.owner, ", ".join(t.scopes), words.ago(t.created_at), until, t.note
 
 
 @command
@@ -100,10 +109,8 @@ async def team_ls(as_json: Json = False) -> None:
     async with client() as c:
         found = await c.teams()
     out.document(found)
-    table = _table("team", "made", "note")
-    for t in found.items:
-        table.add_row(t.name, words.ago(t.created_at), t.note)
-    out.say(table)
+    rows = [(t.name, words.ago(t.created_at), t.note) for t in found.items]
+    out.say(Sheet((Column(name="team"), Column(name="made", rank=1), Column(name="note", least=16)), rows))
 
 
 @command
@@ -141,13 +148,6 @@ def _entry(entry: AuditView) -> tuple[str, ...]:
     cost = "" if entry.usd is None else words.money(entry.usd)
     at = f"{entry.at:%Y-%m-%d %H:%M:%S}"
     return at, entry.team, entry.actor, entry.token_id, entry.action, entry.target, cost, _change(entry)
-
-
-def _table(*columns: str) -> Table:
-    table = Table()
-    for name in columns:
-        table.add_column(name)
-    return table
 
 
 def _change(entry: AuditView) -> str:
