@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,15 +79,25 @@ async def login(
     async with AsyncClient(chosen.url, chosen.token, certificate=chosen.certificate) as c:
         me = await c.me()
     if url is not None:
-        connection.write(connection.login_file(), chosen)
+        _store(chosen)
     out.document(
         {"url": chosen.url, "team": me.team, "owner": me.owner, "scopes": list(me.scopes), "source": chosen.source}
     )
     out.say(f"{chosen.url} as {me.owner} of {me.team} ({', '.join(me.scopes)}), from {chosen.source}")
 
 
+def _store(chosen: connection.Connection) -> None:
+    try:
+        connection.write(connection.login_file(), chosen)
+    except OSError as e:
+        fix = "mend it, or set GPUBROKER_URL and GPUBROKER_TOKEN"
+        raise BadInput(f"{connection.login_file()} cannot be written ({e.strerror}); {fix}") from None
+
+
 def _given(out: Output, url: str, token: str | None) -> connection.Connection:
     url = connection.address(url, "URL")
+    if token is None:
+        token = os.environ.get("GPUBROKER_TOKEN") or None
     if token is None and not out.asks:
         raise BadInput("give the token with --token or GPUBROKER_TOKEN")
     if token is None:

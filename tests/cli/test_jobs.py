@@ -10,6 +10,7 @@ import pytest
 
 from broker.cli import admin, daemon, jobs, submit, tenancy
 from broker.cli.exits import Exit
+from broker.client import connection
 from broker.decide.decision import packed
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState
@@ -217,6 +218,21 @@ async def test_tokens(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await to_thread(shell.run, "token", "rm", made["id"])).code == 0
     monkeypatch.setenv("GPUBROKER_TOKEN", made["token"])
     assert (await to_thread(shell.run, "ls")).code == Exit.UNAUTHORISED
+
+
+async def test_login_takes_the_token_of_the_environment_and_stores_it(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUBROKER_URL")
+    connection.login_file().mkdir(parents=True)
+    ran = await to_thread(shell.run, "login", shell.api.url)
+    assert ran.code == Exit.BAD_INPUT
+    assert f"{connection.login_file()} cannot be written (Is a directory); " in ran.err
+    connection.login_file().rmdir()
+    assert (await to_thread(shell.run, "login", shell.api.url)).code == 0
+    monkeypatch.delenv("GPUBROKER_TOKEN")
+    ran = await to_thread(shell.run, "login", "--json")
+    assert ran.document["owner"] == "ada"
 
 
 async def test_offers_say_that_they_are_simulated(shell: Shell) -> None:
