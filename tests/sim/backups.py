@@ -91,6 +91,13 @@ class Backups:
         known = self.attempts.pop(new.id, None)
         return known is not None and keys.spec(new.id) in self._world.objects.data
 
+    def came_late(self, made_at: float) -> Set[str]:
+        """Machines of rows that were on their way out at that moment already: where they have gone again, none tells of
+        them."""
+        rows = self._world.state.attempts
+        ending = {own for own, row in rows.items() if row.value.state is AttemptState.TERMINATING}
+        return {one.id for one in self._world.watch.stands if one.attempt in ending and one.born > made_at}
+
     def is_lost(self, own: AttemptId, machines: Set[str]) -> bool:
         """Whether a restored row has machines that are gone without a last word."""
         attempt = self._world.state.attempts[own].value

@@ -103,8 +103,9 @@ class Watch:
         self._acknowledged = {key: own for key, own in self._acknowledged.items() if own not in jobs}
         self._leases, self._told_since, self._held = Leases(), {}, {}
         self.orphans.restored()
-        standing = self._world.cloud.standing()
-        self.stands = [one for one in self.stands if one.attempt not in unsent or one.id in standing]
+        standing, late = self._world.cloud.standing(), self._world.backups.came_late(made_at)
+        gone = {one.id for one in self.stands if one.attempt in unsent or one.id in late} - set(standing)
+        self.stands = [one for one in self.stands if one.id not in gone]
         self.budgets.restored(made_at)
         self.measures.forget()
 
