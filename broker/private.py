@@ -11,6 +11,7 @@ from pathlib import Path
 
 from broker.config import CONFIG_FILE
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from providers.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def make_home(home: Path) -> None:
     Raises InvalidInput for one that cannot be made or closed, that anybody can change, or that is no home of a daemon.
     """
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(home)
         mode = _mode(home)
         if not mode & OTHERS:
             return
@@ -129,7 +130,7 @@ def check_blobs(folder: Path | None, home: Path) -> None:
     if folder.resolve().is_relative_to(home.resolve()):
         return
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder)
         mode = _mode(folder)
     except OSError as e:
         raise InvalidInput(Problem(field="blobs", message=f"{folder}: {e.strerror}; name another folder")) from None

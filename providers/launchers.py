@@ -17,13 +17,14 @@ import psutil
 
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Liveness
+from providers.private import private_folder
 
 
 class Launchers:
     """This process as a launcher, and its view of the others that share `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         self._folder = folder
         self._creating: Counter[str] = Counter()
         self.id = self._name_myself()

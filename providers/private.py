@@ -1,7 +1,17 @@
-"""Files that nobody but their owner reads, and that are there whole or not at all."""
+"""Files and folders that nobody but their owner reads; a file is there whole or not at all."""
 
 import os
 from pathlib import Path
+
+
+def private_folder(folder: Path) -> None:
+    """Makes it with mode 0700, and so those above it: `mkdir` gives its mode to the last one only, and the first of
+    them may be the daemon's home. One that is there stays as it is. Raises OSError."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        private_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = False) -> None:
@@ -9,7 +19,7 @@ def write_private(path: Path, content: bytes, *, durable: bool = False) -> None:
 
     Raises OSError, and then leaves nothing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     fresh = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     try:
         with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb") as file:

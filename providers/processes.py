@@ -28,6 +28,7 @@ from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from providers.body import Machine
 from providers.born import INSTANCE, INSTANCE_DIR, born_into, kill_all
+from providers.private import private_folder
 
 AGENT = (sys.executable, "-P", "-m", "trainer")
 """`-P`: nothing in the working folder can stand in for the trainer."""
@@ -60,7 +61,7 @@ class RealBody:
         capacity: int | None = None,
     ) -> None:
         """`argv`: what an instance runs, the agent unless a test says otherwise; `capacity`: machines at once."""
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(root)
         self._root = root.resolve()
         self._provider = provider
         self._installation = installation

@@ -20,6 +20,7 @@ from broker.domain.ids import Installation, InstanceName
 from broker.domain.instance import Liveness
 from providers import sky_job, sky_ssh
 from providers.cloud import Purchase
+from providers.private import private_folder
 from providers.sky_api import Failure, SkyApi
 from providers.sky_catalog import SkyCatalog
 from providers.sky_copies import KeyCopies, ReadKeys, words_of
@@ -300,7 +301,7 @@ class SkyLauncher:
         """The key that opens all machines of this installation, for ssh to read."""
         path = self._state / "ssh-key"
         if not path.exists() or path.read_text() != key:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(path.parent)
             fresh = path.with_suffix(f".{os.getpid()}")
             with os.fdopen(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
                 file.write(key)

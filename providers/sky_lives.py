@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from broker.domain.errors import OutcomeUnknown
+from providers.private import private_folder
 from providers.sky_facts import DEAD, LAUNCHING, LOCK, SERVERS
 
 KILL_S = 15.0
@@ -27,7 +28,7 @@ class Lives:
 
     def __init__(self, state: Path) -> None:
         self._servers = state / SERVERS
-        self._servers.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self._servers)
         self._folder = _name_of(state)
 
     def new(self) -> tuple[str, int]:

@@ -23,7 +23,7 @@ import yaml
 
 from broker.domain.errors import OutcomeUnknown, ProviderError
 from broker.domain.ids import Installation
-from providers.private import write_private
+from providers.private import private_folder, write_private
 from providers.sky_api import Failure, SkyApi
 from providers.sky_facts import LOCK, PLUGIN, PLUGIN_VERSION, SKY_VERSION, STATE, TOKEN
 from providers.sky_lives import KILL_S, Lives, kill_all, mark_of
@@ -80,7 +80,7 @@ class SkyServer:
         """An earlier daemon's that lives and is not made of the same."""
         self._api: SkyApi | None = None
         for folder in (state, self.home):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(folder)
         self._lives = Lives(state)
         self.adopted_at: float | None = None
         """Monotonic time at which the server of an earlier daemon was found."""

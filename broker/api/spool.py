@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from broker.api.problems import NoRoom, TooLarge
 from broker.private import FULL
+from providers.private import private_folder
 
 T = TypeVar("T")
 WRITE_BYTES = 1 << 20
@@ -62,7 +63,7 @@ async def spooled(folder: Path, body: AsyncIterable[bytes], *, most: int) -> Asy
     path = folder / secrets.token_hex(16)
     try:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(folder)
             found = await _written(path, body, most)
         except OSError as e:
             if e.errno not in FULL:

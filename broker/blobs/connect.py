@@ -12,6 +12,7 @@ from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
 from broker.domain.errors import InvalidInput, Problem
+from providers.private import private_folder
 
 CALL_S = 20.0
 """Longest wait for one call, retries included."""
@@ -77,8 +78,9 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
         raise InvalidInput(_bad(url, f"option {unfit!r}: leave it out; plain http follows from an http:// endpoint"))
     try:
         if (folder := folder_of(url)) is not None:
+            private_folder(folder)
             # Emptied folders are removed, or LIST of `beats/` would walk every attempt that ever was.
-            return from_url(folder.as_uri(), mkdir=True, automatic_cleanup=True)
+            return from_url(folder.as_uri(), automatic_cleanup=True)
         if scheme == "memory":
             return from_url(url)
         config: Any = dict(options)

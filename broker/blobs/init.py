@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from broker.blobs.connect import folder_of, scheme_of
+from broker.blobs.connect import scheme_of
 from broker.blobs.grants import GrantSettings
 from broker.blobs.store import ObstoreBlobs
 from broker.domain.errors import AlreadyExists, BlobError
@@ -40,8 +40,6 @@ async def check_bucket(url: str, *, options: Mapping[str, str] | None = None) ->
     """
     probe = Installation("check-" + base32(os.urandom(9), 13))
     blobs = ObstoreBlobs.open(url, probe, options=options)
-    if (folder := folder_of(url)) is not None:
-        folder.chmod(0o700)
     checks = [await _write_and_read(blobs)]
     if checks[0].ok:
         checks += [await _conditional_put(blobs), await _list_after_put(blobs), await _clean_up(blobs)]

@@ -156,8 +156,11 @@ async def _rented(config: DaemonConfig) -> list[Check]:
 
 
 async def _blobs(config: DaemonConfig) -> Check:
-    """What the protocol rests on, tried: conditional put, LIST after put."""
+    """What the protocol rests on, tried: conditional put, LIST after put. A folder that is missing stays so."""
     try:
+        folder = folder_of(config.blobs_url)
+        if folder is not None and not folder.exists():
+            return Check(name="blob store", ok=True, detail=f"{folder} is not there yet; `gpubroker serve` makes it")
         report = await check_bucket(config.blobs_url, options=config.blob_options)
     except (InvalidInput, BlobError, OSError) as e:
         return Check(name="blob store", ok=False, detail=str(e), fix="see `gpubroker blobs init URL`")

@@ -31,6 +31,7 @@ import asyncpg
 
 from broker.domain.errors import StoreError
 from broker.store._pg_child import STOP_TIMEOUT_S, Child
+from providers.private import private_folder
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def find_bindir() -> Path:
 
 def _private_folder(folder: Path) -> Path:
     """Make `folder` (0700), or check that nobody else owns it. Raises EmbeddedPostgresError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(folder)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise EmbeddedPostgresError(

@@ -22,6 +22,7 @@ from broker.client.client import AsyncClient
 from broker.client.connection import Connection
 from broker.client.errors import Misconfigured, NotSaved
 from broker.client.placing import placed
+from broker.private import make_home
 from trainer.contract import yamlfile
 
 COMMAND = (sys.executable, "-c", "from broker.cli import main; main()")
@@ -211,6 +212,39 @@ def test_blobs_init_needs_no_daemon(own_home: Path) -> None:
     assert {"conditional put", "list after put"} <= {c["name"] for c in document["checks"]}
     assert run("blobs", "init", "ftp://nowhere")[0] == Exit.BAD_INPUT
     assert run("blobs", "init", "memory://", "--option", "x")[0] == Exit.BAD_INPUT
+
+
+BEFORE = [("doctor",), ("blobs", "init", "{home}/blobs"), ("sweep", "--once", "--installation", "abcd")]
+
+
+@pytest.mark.parametrize("words", BEFORE)
+def test_what_is_tried_before_the_first_start_does_not_keep_the_daemon_from_it(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    home = own_home / "state" / "home"
+    monkeypatch.setenv("GPUBROKER_HOME", str(home))
+    before = os.umask(0o022)  # as on most systems
+    try:
+        run(*(word.format(home=home.as_uri()) for word in words))
+        make_home(home)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_doctor_makes_nothing(own_home: Path) -> None:
+    _, out, _ = run("doctor", "--json")
+    (store,) = (check for check in json.loads(out)["checks"] if check["name"] == "blob store")
+    assert (store["ok"], "`gpubroker serve` makes it" in store["detail"]) == (True, True)
+    assert list(own_home.iterdir()) == []
+
+
+def test_blobs_init_leaves_a_folder_of_others_open(own_home: Path) -> None:
+    folder = own_home / "shared"
+    folder.mkdir()
+    folder.chmod(0o755)
+    assert run("blobs", "init", folder.as_uri())[0] == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
 
 
 def test_a_packed_folder_depends_on_its_contents_only(tmp_path: Path) -> None:
