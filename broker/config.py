@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, ValidationError, field_validator
 
 from broker.api.problems import of_validation
+from broker.blobs.connect import scheme_of
 from broker.domain.errors import InvalidInput, Problem
 from providers.registry import ProvidersConfig
 from trainer.contract import yamlfile
@@ -22,6 +23,12 @@ from trainer.contract.base import Config
 CONFIG_FILE = "gpubroker.yaml"
 CLIENT_FILE = "client.json"
 LOOPBACK = "127.0.0.1"
+VARIABLES = {
+    "database_url": "GPUBROKER_DATABASE_URL",
+    "blobs": "GPUBROKER_BLOBS",
+    "log_level": "GPUBROKER_LOG_LEVEL",
+}
+"""Keys that the environment can give, and by which name."""
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 """An image reference with a digest."""
 
@@ -276,7 +283,20 @@ class DaemonConfig(Config):
     @field_validator("home")
     @classmethod
     def _expanded(cls, home: Path) -> Path:
-        return home.expanduser().absolute()
+        try:
+            return home.expanduser().absolute()
+        except RuntimeError:
+            raise ValueError(f"{home}: there is no such user; give an absolute path") from None
+
+    @field_validator("blobs")
+    @classmethod
+    def _a_store(cls, url: str | None) -> str | None:
+        if url is not None:
+            try:
+                scheme_of(url)
+            except InvalidInput as e:
+                raise ValueError(e.problems[0].message) from None
+        return url
 
     @property
     def grpc_host(self) -> str:
@@ -297,35 +317,42 @@ class DaemonConfig(Config):
     def load(cls, path: Path | None = None, *, env: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
         """Reads the file (by default the home's, if there), the environment, then the `overrides` that are not None.
 
-        Raises InvalidInput naming the key and the file.
+        Raises InvalidInput naming the option, the variable, or the key and the file.
         """
         home = overrides.get("home") or default_home()
         file = path or home / CONFIG_FILE
         values: dict[str, Any] = {"home": home, **_read(file, required=path is not None)}
-        named = {
-            "database_url": "GPUBROKER_DATABASE_URL",
-            "blobs": "GPUBROKER_BLOBS",
-            "log_level": "GPUBROKER_LOG_LEVEL",
-        }
-        values.update({key: env[name] for key, name in named.items() if env.get(name)})
-        values.update({key: value for key, value in overrides.items() if value is not None})
+        said = {key: env[name] for key, name in VARIABLES.items() if env.get(name)}
+        given = {key: value for key, value in overrides.items() if value is not None}
+        values |= said | given
         try:
             config = cls.model_validate(values)
+            wrong = _plaintext(config)
         except ValidationError as e:
-            found = of_validation(e, cls, values).problems
-            raise InvalidInput(*(Problem(field=p.field, message=f"{p.message} (in {file})") for p in found)) from None
-        if config.tls is None:
-            _refuse_plaintext(config)
+            wrong = of_validation(e, cls, values).problems
+        if wrong:
+            named = {key: VARIABLES[key] for key in said} | {key: f"--{key}" for key in given}
+            raise InvalidInput(*(_placed(problem, named, file) for problem in wrong))
         return config
 
 
-def _refuse_plaintext(config: DaemonConfig) -> None:
-    """Tokens and specs are not to be read on a network. Raises InvalidInput."""
+def _placed(problem: Problem, named: Mapping[str, str], file: Path) -> Problem:
+    """By the option or the variable that gave the key, else by the file."""
+    if (name := named.get(problem.field.partition(".")[0])) is not None:
+        return Problem(field=name, message=problem.message)
+    return Problem(field=problem.field, message=f"{problem.message} (in {file})")
+
+
+def _plaintext(config: DaemonConfig) -> tuple[Problem, ...]:
+    """Tokens and specs are not to be read on a network."""
+    if config.tls is not None:
+        return ()
     hosts = {"host": config.host} | ({} if config.grpc_port is None else {"grpc.host": config.grpc_host})
     for field, host in hosts.items():
         if not _loopback(host):
             message = f"{host} is no loopback address; give tls.certificate and tls.key, or use {LOOPBACK}"
-            raise InvalidInput(Problem(field=field, message=message))
+            return (Problem(field=field, message=message),)
+    return ()
 
 
 def _loopback(host: str) -> bool:

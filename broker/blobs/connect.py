@@ -42,21 +42,24 @@ _HTTP_SETTING = re.compile(
 
 
 def scheme_of(url: str) -> str:
-    """One of SCHEMES. Raises InvalidInput naming the field `blobs.url`."""
-    scheme = urlsplit(url).scheme
-    if scheme not in SCHEMES:
-        raise InvalidInput(_bad(url, f"not one of {', '.join(f'{s}://' for s in SCHEMES)}"))
-    return scheme
+    """One of SCHEMES. Raises InvalidInput for a URL that no store can have."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as e:
+        raise InvalidInput(_bad(url, f"{e}; write s3://bucket/prefix or file:///absolute/path")) from None
+    if parts.scheme not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise InvalidInput(_bad(url, f"not one of {known}; a folder is written file:///absolute/path"))
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise InvalidInput(_bad(url, "a folder needs an absolute path; write file:///absolute/path"))
+    if parts.scheme in _ENVIRONMENT and not parts.netloc:
+        raise InvalidInput(_bad(url, f"names no bucket; write {parts.scheme}://bucket/prefix"))
+    return parts.scheme
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder of a file:// URL, None for any other scheme. Raises InvalidInput for a relative one."""
-    parts = urlsplit(url)
-    if parts.scheme != "file":
-        return None
-    if parts.netloc or not parts.path.startswith("/"):
-        raise InvalidInput(_bad(url, "a folder needs an absolute path; write file:///absolute/path"))
-    return Path(unquote(parts.path))
+    """The folder of a file:// URL, None for any other. Raises InvalidInput as `scheme_of`."""
+    return Path(unquote(urlsplit(url).path)) if scheme_of(url) == "file" else None
 
 
 def options_of(url: str, options: Mapping[str, str] | None) -> dict[str, str]:
@@ -102,4 +105,4 @@ def one_line(error: BaseException) -> str:
 
 
 def _bad(url: str, message: str) -> Problem:
-    return Problem(field="blobs.url", message=f"{url!r}: {message}")
+    return Problem(field="blobs", message=f"{url!r}: {message}")

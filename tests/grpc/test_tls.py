@@ -1,6 +1,7 @@
 """Certificates: on both doors, renewed without a restart, and no plaintext beyond loopback."""
 
 import asyncio
+import json
 import os
 import ssl
 from collections.abc import AsyncIterator
@@ -120,8 +121,9 @@ def test_files_that_are_no_pair_stop_the_start_in_one_line(tmp_path: Path) -> No
     "settings", [{"host": "0.0.0.0"}, {"host": "::"}, {"host": "broker.example"}, {"grpc": {"host": "192.0.2.1"}}]
 )
 def test_an_address_that_others_reach_needs_a_certificate(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "gpubroker.yaml").write_text(json.dumps(settings))
     with pytest.raises(InvalidInput) as refused:
-        DaemonConfig.load(home=tmp_path, env={}, **settings)
+        DaemonConfig.load(home=tmp_path, env={})
     (problem,) = refused.value.problems
     assert problem.field == ("grpc.host" if "grpc" in settings else "host")
     assert "is no loopback address; give tls.certificate and tls.key" in problem.message

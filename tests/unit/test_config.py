@@ -1,6 +1,7 @@
 """Configuration: the file, then the environment, then the command line; a mistake is one line with the key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,48 @@ def test_a_mistake_names_the_key_and_the_file(tmp_path: Path, text: str, named: 
         load(tmp_path, text)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "told"),
+    [
+        ({}, {"port": 80_000}, "--port: must be less than or equal to 65535, not 80000"),
+        ({}, {"host": "0.0.0.0"}, "--host: 0.0.0.0 is no loopback address; give tls.certificate and tls.key, or use"),
+        ({"GPUBROKER_LOG_LEVEL": "LOUD"}, {}, "GPUBROKER_LOG_LEVEL: must be 'DEBUG', 'INFO', 'WARNING' or 'ERROR'"),
+        ({"GPUBROKER_BLOBS": "nope"}, {}, "GPUBROKER_BLOBS: 'nope': not one of file://, memory://"),
+    ],
+)
+def test_a_mistake_of_an_option_or_a_variable_names_that(
+    tmp_path: Path, env: dict[str, str], options: dict[str, Any], told: str
+) -> None:
+    """Whatever the file says of the same key."""
+    (tmp_path / "gpubroker.yaml").write_text("port: 1\nhost: 127.0.0.1\nblobs: memory://\nlog_level: INFO\n")
+    with pytest.raises(InvalidInput) as caught:
+        DaemonConfig.load(home=tmp_path, env=env, **options)
+    assert told in str(caught.value)
+    assert "gpubroker.yaml" not in str(caught.value)
+
+
+def test_the_home_of_nobody_is_one_line() -> None:
+    with pytest.raises(InvalidInput, match=r"--home: ~nobody-of-this-name: there is no such user"):
+        DaemonConfig.load(home=Path("~nobody-of-this-name"), env={})
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("nope", "not one of file://, memory://, s3://, gs://, az://; a folder is written file:///absolute/path"),
+        ("s3://", "names no bucket; write s3://bucket/prefix"),
+        ("az:///prefix", "names no bucket; write az://bucket/prefix"),
+        ("file:data", "a folder needs an absolute path"),
+        ("s3://[bucket", "Invalid IPv6 URL; write"),
+    ],
+)
+def test_a_store_that_cannot_be_is_named_with_its_key_and_the_file(tmp_path: Path, url: str, told: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        load(tmp_path, f'blobs: "{url}"')
+    assert str(caught.value).startswith(f"blobs: '{url}': {told}")
+    assert str(caught.value).endswith(f"(in {tmp_path / 'gpubroker.yaml'})")
 
 
 def test_a_file_is_read_by_the_rules_of_specs(tmp_path: Path) -> None:
