@@ -10,9 +10,13 @@ from broker.cli.exits import BadInput
 from trainer.contract.yamlfile import parse_value
 
 
-def apply(data: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
-    """A copy of `data` with each `path=value` set. Raises BadInput for a path that the spec does not have."""
+def apply(data: dict[str, Any], settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[schema.Path, str]]:
+    """A copy of `data` with each `path=value` set, and the option that set it, by path.
+
+    Raises BadInput for a path that the spec does not have.
+    """
     changed: dict[str, Any] = copy.deepcopy(data)
+    given: dict[schema.Path, str] = {}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path.strip():
@@ -20,7 +24,8 @@ def apply(data: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
         keys = tuple(path.strip().split("."))
         _check(keys)
         _set(changed, keys, parse_value(text))
-    return changed
+        given[keys] = f"--set {'.'.join(keys)}"
+    return changed, given
 
 
 def _check(keys: tuple[str, ...]) -> None:

@@ -128,10 +128,10 @@ def _data(file: SpecFile, data: DataConfig) -> Iterator[tuple[str, Path, str | N
             found.path.open("rb").close()
         except DataError as e:
             text = str(e).removeprefix("data.path: ")
-            raise BadInput(f"{where}: train.data.path: {text}", problems=(("train.data.path", text),)) from None
+            raise BadInput(f"{where}: {text}", problems=(("train.data.path", text),)) from None
         except OSError as e:
             raise BadInput(
-                f"{where}: train.data.path: {e.filename}: {e.strerror}; the path is relative to the spec",
+                f"{where}: {e.filename}: {e.strerror}; the path is relative to the spec",
                 problems=(("train.data.path", str(e.strerror)),),
             ) from None
         known = found.format if found.format == "tar" or places.is_remote(data.path) else data.format
@@ -173,7 +173,7 @@ async def _upload(
         if e.status not in (413, 422):
             raise
         text = "; ".join(p.message for p in e.problem.errors) or e.problem.detail
-        raise BadInput(f"{file.place(field)}: {field}: {name}: {text}", problems=((field, text),)) from None
+        raise BadInput(f"{file.place(field)}: {name}: {text}", problems=((field, text),)) from None
 
 
 def _placed(file: SpecFile, error: ApiError) -> Exception:

@@ -74,8 +74,8 @@ async def submit(
 ) -> None:
     """Check, quote, confirm, submit, and watch a job to its end. Ctrl-C leaves the job running."""
     out = Output(as_json=as_json)
-    kept = () if keep_on_failure is None else (f"keep_on_failure={_seconds(keep_on_failure)}",)
-    file = load(spec, (*(settings or ()), *kept))
+    kept_s = None if keep_on_failure is None else _seconds(keep_on_failure)
+    file = load(spec, tuple(settings or ()), keep_on_failure=kept_s)
     async with client(patience_s=0) as c:
         prepared = await submission.prepare(c, file)
         submission.show(out, prepared)

@@ -120,7 +120,10 @@ async def test_bad_input_as_json_is_one_document(shell: Shell) -> None:
         ("epochs=2", "did you mean 'train.epochs'?"),
         ("train.epochs.x=2", "train.epochs is a value"),
         ("train.epochs", "write PATH=VALUE"),
-        ("train.epochs=many", "train.epochs: must be a valid number"),
+        ("train.epochs=many", "error: --set train.epochs: must be a valid number"),
+        ("train.data={path: words.csv, prompt: 1, completion: b}", "error: --set train.data: train.data.prompt: must"),
+        ("train.data.path=absent.csv", "error: --set train.data.path: "),
+        ("secrets=[HF_TOKEN]", "error: --set secrets: secrets.0: HF_TOKEN is not set; run gpubroker secret set"),
     ],
 )
 async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
@@ -136,7 +139,7 @@ async def test_bad_setting(shell: Shell, setting: str, expected: str) -> None:
         ("15x", "--keep-on-failure 15x: write a time as 90s, 15m or 2h"),
         ("-5m", "--keep-on-failure -5m: write a time as 90s, 15m or 2h"),
         ("", "--keep-on-failure : write a time as 90s, 15m or 2h"),
-        ("25h", "keep_on_failure: must be less than or equal to 86400"),
+        ("25h", "error: --keep-on-failure: must be less than or equal to 86400"),
     ],
 )
 async def test_bad_time_to_keep(shell: Shell, said: str, expected: str) -> None:
