@@ -18,7 +18,7 @@ from broker.blobs.connect import scheme_of
 from broker.domain.errors import InvalidInput, Problem
 from providers.registry import ProvidersConfig
 from trainer.contract import yamlfile
-from trainer.contract.base import Config
+from trainer.contract.base import Config, shaped
 
 CONFIG_FILE = "gpubroker.yaml"
 CLIENT_FILE = "client.json"
@@ -152,7 +152,9 @@ class StreamsConfig(Config):
 class SlackConfig(Config):
     """Slack's address; see docs/slack.md."""
 
-    api_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/([^\s]*/)?$")] = "https://slack.com/api/"
+    api_url: Annotated[str, shaped(r"^https?://[^/\s]+/([^\s]*/)?$", "must be an https:// address that ends in /")] = (
+        "https://slack.com/api/"
+    )
     """GovSlack: `https://slack-gov.com/api/`. Plaintext on loopback only."""
 
     @field_validator("api_url")

@@ -2,16 +2,17 @@
 
 from typing import Annotated
 
-from pydantic import Field
-
 from broker.api import models_channels as wire
 from broker.api.context import SERVICE
 from broker.api.openapi import Api, Call
 from broker.api.usecases.channels import ChannelWish
 from broker.ports import ChannelStatus
+from trainer.contract.base import shaped
 
 api = Api()
-ChannelRef = Annotated[str, Field(pattern=r"^([a-z2-7]{13}|log)$")]
+ChannelRef = Annotated[
+    str, shaped(r"^([a-z2-7]{13}|log)$", "must be the id of a channel, which `gpubroker channel ls` shows")
+]
 
 
 @api.op("GET", "/v1/channels", scope="manage")

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from aiohttp import web
-from pydantic import Field
 
 from broker.api.auth import Authenticator
 from broker.api.content import Content
@@ -12,6 +11,7 @@ from broker.api.readiness import Readiness
 from broker.api.service import Service
 from broker.api.streams import Streams
 from broker.domain.ids import JobId
+from trainer.contract.base import shaped
 
 SERVICE = web.AppKey("service", Service)
 CONTENT = web.AppKey("content", Content)
@@ -20,4 +20,4 @@ METRICS = web.AppKey("metrics", Metrics)
 READINESS = web.AppKey("readiness", Readiness)
 STREAMS = web.AppKey("streams", Streams)
 
-JobRef = Annotated[JobId, Field(pattern=r"^[a-z2-7]{13}$")]
+JobRef = Annotated[JobId, shaped(r"^[a-z2-7]{13}$", "must be the whole id of a job, which `gpubroker ls` shows")]

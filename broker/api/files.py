@@ -11,7 +11,7 @@ from broker.api.content import Content, Format
 from broker.api.context import CONTENT, STREAMS, JobRef
 from broker.api.openapi import Api, Call
 from broker.api.streams import abort
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 
 api = Api()
 OCTETS = "application/octet-stream"
@@ -21,11 +21,14 @@ ArtifactPath = Annotated[Text, Field(min_length=1, max_length=512)]
 
 
 class UploadQuery(Config):
-    name: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\\\x00-\x1f\x7f]+$")]
+    name: Annotated[
+        str,
+        shaped(r"^[^/\\\x00-\x1f\x7f]+$", "must be a file's name, without a folder", min_length=1, max_length=255),
+    ]
     """File name, for people and for the format."""
     format: Format | None = None
     """Taken from the name's ending when absent; tar: a folder of code, or of pictures."""
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    sha256: Annotated[str, shaped(r"^[0-9a-f]{64}$", "must be 64 of 0-9 and a-f")] | None = None
     """Of the bytes; when given, other bytes are refused."""
 
 

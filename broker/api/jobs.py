@@ -12,10 +12,12 @@ from broker.domain.errors import InvalidInput, Problem
 from broker.domain.job import Job, JobState
 from broker.domain.spec import Accelerator, JobSpec, Moment, Name
 from broker.ports import JobFilter
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 
 api = Api()
-Label = Annotated[Text, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", max_length=320)]
+Label = Annotated[
+    Text, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?:", "must be a label, as key:value", max_length=320)
+]
 
 
 def _iso(text: str) -> str:

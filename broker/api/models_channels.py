@@ -7,15 +7,22 @@ from pydantic import Field
 
 from broker.api.wire import Wire
 from broker.domain.spec import Name
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 
-Pattern = Annotated[str, Field(pattern=r"^([a-z_]+(\.[a-z_]+)*(\.\*)?|\*)$", max_length=64)]
+Pattern = Annotated[
+    str,
+    shaped(
+        r"^([a-z_]+(\.[a-z_]+)*(\.\*)?|\*)$",
+        "must be a kind of event, for example job.succeeded or attempt.*",
+        max_length=64,
+    ),
+]
 """A kind of event (`job.succeeded`), or a prefix (`attempt.*`)."""
-SettingName = Annotated[str, Field(pattern=r"^[a-z_]+$", max_length=32)]
+SettingName = Annotated[str, shaped(r"^[a-z_]+$", "must be a-z and _", max_length=32)]
 
 
 class ChannelRequest(Config):
-    kind: Annotated[str, Field(pattern=r"^[a-z_]+$", max_length=32)]
+    kind: SettingName
     """`webhook` or `slack`."""
     name: Name
     team: Name | None = None

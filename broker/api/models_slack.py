@@ -8,9 +8,9 @@ from pydantic import Field
 from broker.api.wire import Wire
 from broker.domain.spec import Name
 from broker.domain.tenancy import Scope
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 
-Member = Annotated[str, Field(pattern=r"^[UW][A-Z0-9]{2,30}$")]
+Member = Annotated[str, shaped(r"^[UW][A-Z0-9]{2,30}$", "must be a member ID, as U012ABCDEF")]
 """A member ID, as a profile in Slack shows it."""
 
 

@@ -22,6 +22,7 @@ from broker.api.auth import Authenticator, Caller
 from broker.domain.errors import InvalidInput
 from broker.domain.errors import Problem as Fault
 from broker.domain.tenancy import Scope
+from trainer.contract.wording import alone
 
 JSON = "application/json"
 BODY_S = 30.0
@@ -215,7 +216,7 @@ def _param(name: str, kind: TypeAdapter[Any], request: web.Request) -> Any:
     try:
         return kind.validate_python(request.match_info[name])
     except ValidationError as error:
-        raise InvalidInput(Fault(field=name, message=error.errors(include_url=False)[0]["msg"])) from None
+        raise InvalidInput(Fault(field=name, message=alone(error))) from None
 
 
 def _query(model: type[BaseModel], request: web.Request) -> BaseModel:

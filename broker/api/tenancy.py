@@ -11,17 +11,22 @@ from broker.api.openapi import Api, Call
 from broker.api.usecases.tenancy import TokenWish
 from broker.domain.spec import Name
 from broker.ports import AuditFilter
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 
 api = Api()
-TokenId = Annotated[str, Field(pattern=r"^[a-z2-7]{8}$")]
+TokenId = Annotated[str, shaped(r"^[a-z2-7]{8}$", "must be the id of a token, which `gpubroker token ls` shows")]
 
 
 class AuditQuery(Config):
     team: Name | None = None
     """For admins; all others see their own."""
     actor: Annotated[Text, Field(max_length=200)] | None = None
-    action: Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)?$", max_length=64)] | None = None
+    action: (
+        Annotated[
+            str, shaped(r"^[a-z_]+(\.[a-z_]+)?$", "must be an action, for example job.submit or job", max_length=64)
+        ]
+        | None
+    ) = None
     """`job.submit`, or `job` for all of that kind."""
     target: Annotated[Text, Field(max_length=200)] | None = None
     since: Instant | None = None

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
 from broker.api.models_channels import ChannelChange, ChannelRequest, ChannelTested, ChannelView
+from broker.cli.bodies import checked
 from broker.cli.exits import BadInput, Exit, NotFound
 from broker.cli.output import Output
 from broker.cli.shell import Json, client, command, interruptible
@@ -16,6 +16,7 @@ from broker.client.client import AsyncClient
 
 ASKED = {"webhook": ("url",), "slack": ("bot_token", "signing_secret", "app_token")}
 """Secrets by kind; only the first is needed."""
+OPTIONS = {"name": "NAME", "events": "--event", "config": "--channel", "team": "--team"}
 Channel = Annotated[str, typer.Argument(help="Name or id.")]
 Events = Annotated[
     list[str] | None,
@@ -41,10 +42,7 @@ async def add(
         raise BadInput(f"{kind}: use one of {', '.join(ASKED)}")
     wish = {"kind": kind, "name": name, "team": team, "installation": installation, "events": event or ()}
     config = {} if channel is None else {"channel": channel}
-    try:
-        request = ChannelRequest.model_validate({**wish, "config": config, "secrets": _secrets(ASKED[kind])})
-    except ValidationError as e:
-        raise BadInput(_faults(e)) from None
+    request = checked(ChannelRequest, {**wish, "config": config, "secrets": _secrets(ASKED[kind])}, OPTIONS)
     async with client() as c:
         made = await c.create_channel(request)
     out.document(made)
@@ -76,11 +74,6 @@ def _lines(text: str) -> dict[str, str]:
             raise BadInput(f"stdin, line {number}: is not NAME=VALUE, e.g. url=https://…")
         found[name.strip()] = value.strip()
     return found
-
-
-def _faults(error: ValidationError) -> str:
-    """Without the values, which may be secret."""
-    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False))
 
 
 @command
@@ -192,10 +185,7 @@ async def _switch(channel: str, enabled: bool, as_json: bool) -> None:
 async def events(channel: Channel, event: Events = None, as_json: Json = False) -> None:
     """Choose what a channel is told; without --event everything."""
     out = Output(as_json=as_json)
-    try:
-        change = ChannelChange.model_validate({"events": event or ()})
-    except ValidationError as e:
-        raise BadInput(_faults(e)) from None
+    change = checked(ChannelChange, {"events": event or ()}, OPTIONS)
     async with client() as c:
         one = await _found(c, channel)
         changed = await c.change_channel(one.id, change)

@@ -3,16 +3,17 @@
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
 from broker.api.models_slack import SlackLinkRequest
 from broker.cli import words
-from broker.cli.exits import BadInput
+from broker.cli.bodies import checked
 from broker.cli.output import Output
 from broker.cli.shell import Json, client, command
 
 Member = Annotated[str, typer.Argument(help="Member ID in Slack (U…): a profile there shows it, under ⋮.")]
+
+OF_LINK = {"user": "USER", "owner": "--owner", "scopes": "--scope", "team": "--team", "channel": "--channel"}
 
 
 @command
@@ -30,10 +31,7 @@ async def link(
     """Let a person of Slack use buttons and /gpubroker as somebody here; again: change it."""
     out = Output(as_json=as_json)
     values = {"user": user, "owner": owner, "scopes": scope or ["read", "submit"], "team": team, "channel": channel}
-    try:
-        request = SlackLinkRequest.model_validate(values)
-    except ValidationError as e:
-        raise BadInput("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in e.errors())) from None
+    request = checked(SlackLinkRequest, values, OF_LINK)
     async with client() as c:
         made = await c.link_slack_user(request)
     out.document(made)

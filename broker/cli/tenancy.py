@@ -3,19 +3,18 @@
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
 
 from broker.api.models_tenancy import AuditView, TeamRequest, TokenRequest, TokenView
 from broker.cli import words
+from broker.cli.bodies import checked
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
 from broker.cli.sheet import Column, Sheet
 from broker.cli.shell import Json, client, command
 
-Asked = TypeVar("Asked", bound=BaseModel)
 SPAN = re.compile(r"(\d{1,5})([hdw])")
 UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 SHOWN_CHARACTERS = 60
@@ -38,6 +37,8 @@ AUDITED = (
     Column(name="allows", right=True, rank=2),
     Column(name="change", least=12, prose=True, rank=1),
 )
+OF_TOKEN = {"owner": "OWNER", "scopes": "--scope", "team": "--team", "expires_at": "--expires", "note": "--note"}
+OF_TEAM = {"name": "NAME", "note": "--note"}
 Note = Annotated[str, typer.Option(help="For people.")]
 
 
@@ -57,7 +58,7 @@ async def token_new(
     """Make a token; it is shown this once."""
     out = Output(as_json=as_json)
     wish = {"owner": owner, "scopes": scope or ["read", "submit"], "team": team, "note": note}
-    request = _checked(TokenRequest, {**wish, "expires_at": None if expires is None else _until(expires)})
+    request = checked(TokenRequest, {**wish, "expires_at": None if expires is None else _until(expires)}, OF_TOKEN)
     async with client() as c:
         made = await c.create_token(request)
     out.document(made)
@@ -95,7 +96,7 @@ async def token_rm(token: Annotated[str, typer.Argument(help="The token's id.")]
 async def team_new(name: Annotated[str, typer.Argument()], note: Note = "", as_json: Json = False) -> None:
     """Make a team; then give its people tokens: `gpubroker token new OWNER --team NAME`."""
     out = Output(as_json=as_json)
-    request = _checked(TeamRequest, {"name": name, "note": note})
+    request = checked(TeamRequest, {"name": name, "note": note}, OF_TEAM)
     async with client() as c:
         made = await c.create_team(request)
     out.document(made)
@@ -168,10 +169,3 @@ def _until(text: str) -> datetime:
     if until is None or until.tzinfo is None:
         raise BadInput(f"--expires {text}: give 12h, 30d, 8w, or a time with its zone, as 2027-01-31T12:00:00Z")
     return until
-
-
-def _checked(model: type[Asked], given: dict[str, Any]) -> Asked:
-    try:
-        return model.model_validate(given)
-    except ValidationError as e:
-        raise BadInput("; ".join(f"{error['loc'][0]}: {error['msg']}" for error in e.errors())) from None

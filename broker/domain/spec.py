@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, mode
 from broker.domain.gpus import gpu_name
 from broker.domain.idle import IdlePolicy
 from broker.domain.ids import JobId
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 from trainer.contract.script import ScriptConfig
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -22,9 +22,18 @@ RETRY_ALWAYS: tuple[RetryCause, ...] = (
 
 MOST_NODES = 16
 """Machines of one attempt."""
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-Accelerator = Annotated[str, Field(pattern=r"^[ -~]*[A-Za-z0-9][ -~]*$", max_length=100), AfterValidator(gpu_name)]
+Name = Annotated[
+    str, shaped(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", "must be 1 to 63 of a-z, 0-9 and -, with no - at an end")
+]
+EnvName = Annotated[
+    str,
+    shaped(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "must be 1 to 128 letters, digits and _, with no digit at the beginning"),
+]
+Accelerator = Annotated[
+    str,
+    shaped(r"^[ -~]*[A-Za-z0-9][ -~]*$", "must be a GPU's name, for example H100", max_length=100),
+    AfterValidator(gpu_name),
+]
 """A GPU as people write it, held as the hardware table does."""
 Usd = Annotated[Decimal, Field(gt=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
@@ -64,7 +73,9 @@ class AwsOptions(Config):
     """`Name` tags of public subnets; empty: any of the VPC."""
     encrypted_volume: bool = True
     """Encrypt the machine's disk."""
-    kms_key: Annotated[str, Field(pattern=r"^[A-Za-z0-9:/_-]{1,2048}$")] | None = None
+    kms_key: (
+        Annotated[str, shaped(r"^[A-Za-z0-9:/_-]{1,2048}$", "must be the id, the ARN or the alias of a key")] | None
+    ) = None
     """Key (id, ARN or alias) that the disk is encrypted with; absent: the account's default key for volumes."""
 
     @model_validator(mode="after")
@@ -140,7 +151,7 @@ class JobSpec(Config):
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """Among queued jobs a higher one is looked at first, among equals the older one."""
     labels: Annotated[dict[Name, Annotated[Text, Field(max_length=256)]], Field(max_length=64, default_factory=dict)]
-    init_from: Annotated[str, Field(pattern=r"^job/[a-z2-7]{13}$")] | None = None
+    init_from: Annotated[str, shaped(r"^job/[a-z2-7]{13}$", "must be job/ID, with the whole id of a job")] | None = None
     """`job/<id>`: continue from the last checkpoint of another job."""
     deadline: Instant | None = None
     """A time with its zone, e.g. `2026-01-31T12:00:00Z`: checkpointed and ended by then, unless it is done."""

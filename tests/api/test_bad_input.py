@@ -3,15 +3,19 @@
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from broker.api.http import APIS
 from broker.api.models import SecretValue
 from broker.clock import SystemClock
+from broker.config import DaemonConfig
 from broker.store.memory import MemoryStore
 from tests.api.harness import CSV, Running, memory_blobs, serving, spec
+from trainer.contract.base import SHAPES
 
 
 @pytest.fixture
@@ -158,6 +162,47 @@ async def test_a_script_needs_an_archive_and_training_a_data_set(memory_api: Run
     assert refused["errors"] == [
         {"field": "script.code", "message": "words.csv is not a .tar archive of code; upload one"}
     ]
+
+
+BODIES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/v1/teams", {"name": "A B"}, "name", 'must be 1 to 63 of a-z, 0-9 and -, with no - at an end, not "A B"'),
+    ("/v1/tokens", {"owner": "a", "scopes": []}, "scopes", "must have at least 1 item"),
+    ("/v1/tokens", {"owner": "a", "scopes": ["x"]}, "scopes.0", "must be 'read', 'submit', 'manage', 'metrics' or"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field", "message"), BODIES)
+async def test_a_wrong_body_is_told_in_words_and_once(
+    memory_api: Running, path: str, body: dict[str, Any], field: str, message: str
+) -> None:
+    refused = await memory_api.call("POST", path, await memory_api.token("ada", "admin"), 422, json=body)
+    (problem,) = refused["errors"]
+    assert problem["field"] == field
+    assert problem["message"].startswith(message)
+
+
+WORDED = ("^(?!^[-+.]*$)", "^[^\\u0000]*$")
+"""Begin the patterns of decimals and of texts without NUL, which checks of their own are told for."""
+
+
+def patterns(schema: Any) -> Iterator[str]:
+    """Those that texts must match, wherever they stand."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str) and not schema["pattern"].startswith(WORDED):
+            yield schema["pattern"]
+        yield from (found for inner in schema.values() for found in patterns(inner))
+    elif isinstance(schema, list):
+        yield from (found for inner in schema for found in patterns(inner))
+
+
+def test_no_text_is_refused_by_a_pattern_that_people_would_have_to_read() -> None:
+    operations = [operation for api in APIS for operation in api.operations]
+    models: list[type[BaseModel]] = [DaemonConfig]
+    models += [model for one in operations for model in (one.body, one.query) if model is not None]
+    names = [kind.json_schema() for one in operations for kind in one.params.values()]
+    found = {*patterns([model.model_json_schema() for model in models]), *patterns(names)}
+    assert len(found) > 10
+    assert not found - SHAPES.keys()
 
 
 PROTOCOL: list[tuple[str, str, int, dict[str, Any]]] = [

@@ -58,8 +58,8 @@ async def test_a_channel_is_switched_told_less_and_rotated(shell: Shell) -> None
         (("webhook", "x"), "https://h.example/hush", "is not NAME=VALUE"),
         (("webhook", "x"), "url=http://h.example/hush", "is not https"),
         (("webhook", "x"), "", "secrets.url"),
-        (("webhook", "No Name"), "url=https://h.example/hush", "name"),
-        (("webhook", "x", "--event", "job*"), "url=https://h.example/hush", "events.0"),
+        (("webhook", "No Name"), "url=https://h.example/hush", "NAME: must be 1 to 63 of a-z, 0-9 and -"),
+        (("webhook", "x", "--event", "job*"), "url=https://h.example/hush", "--event: must be a kind of event, for"),
     ],
 )
 async def test_a_bad_channel_is_exit_2_and_names_the_place(

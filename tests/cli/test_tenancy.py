@@ -44,6 +44,31 @@ async def test_a_team_gets_a_token_that_ends(shell: Shell, monkeypatch: pytest.M
     assert (await to_thread(shell.run, "team", "rm", "red")).code == Exit.NOT_FOUND
 
 
+WRONG = [
+    (("team", "new", "A B"), 'NAME: must be 1 to 63 of a-z, 0-9 and -, with no - at an end, not "A B"'),
+    (
+        ("token", "new", "bob", "--scope", "foo"),
+        "--scope: must be 'read', 'submit', 'manage', 'metrics' or 'admin', not \"foo\"",
+    ),
+    (
+        ("token", "new", "bob", "--team", "A B"),
+        '--team: must be 1 to 63 of a-z, 0-9 and -, with no - at an end, not "A B"',
+    ),
+    (("token", "rm", "nope"), 'token_id: must be the id of a token, which `gpubroker token ls` shows, not "nope"'),
+    (
+        ("secret", "set", "1bad"),
+        'name: must be 1 to 128 letters, digits and _, with no digit at the beginning, not "1bad"',
+    ),
+    (("slack", "link", "ada", "--owner", "ada"), 'USER: must be a member ID, as U012ABCDEF, not "ada"'),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), WRONG)
+async def test_a_wrong_name_is_told_in_words(shell: Shell, words: tuple[str, ...], told: str) -> None:
+    ran = await to_thread(shell.run, *words, stdin="value")
+    assert (ran.code, ran.err) == (Exit.BAD_INPUT, f"error: {told}\n")
+
+
 async def test_the_audit_tells_who_did_what(shell: Shell) -> None:
     assert (await to_thread(shell.run, "secret", "set", "HF_TOKEN", stdin="hf_verysecret")).code == 0
     shown = await to_thread(shell.run, "audit", "--action", "secret", "--json")

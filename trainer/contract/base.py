@@ -1,8 +1,11 @@
 """The common base of every document and configuration."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+SHAPES: dict[str, str] = {}
+"""What a text must be, by the pattern that it must match: an error says it in words."""
 
 
 def _plain_text(text: str) -> str:
@@ -13,6 +16,12 @@ def _plain_text(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_plain_text)]
 """What a database, a path and an argument list can hold."""
+
+
+def shaped(pattern: str, words: str, **rules: Any) -> Any:
+    """The rule of a text that must match a pattern; `words`: what people are told where it does not, `must be …`."""
+    SHAPES[pattern] = words
+    return Field(pattern=pattern, **rules)
 
 
 class Config(BaseModel):

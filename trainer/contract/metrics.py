@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 from trainer.contract.output import Secret
 
 
@@ -23,7 +23,15 @@ class WandbConfig(Config):
 class MlflowConfig(Config):
     """MLflow; one run for the whole job, found by its tag `gpubroker.run`."""
 
-    uri: Annotated[Text, Field(pattern=r"^(https?|file)://", max_length=1024, examples=["https://mlflow.example.org"])]
+    uri: Annotated[
+        Text,
+        shaped(
+            r"^(https?|file)://",
+            "must begin with https://, http:// or file://",
+            max_length=1024,
+            examples=["https://mlflow.example.org"],
+        ),
+    ]
     """The tracking server, or a folder for `python -m trainer --config`."""
     experiment: Annotated[Text, Field(min_length=1, max_length=256)] = "gpubroker"
     """Made if it is absent."""

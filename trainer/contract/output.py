@@ -2,18 +2,29 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from trainer.contract.base import Config, Text, shaped
 
-from trainer.contract.base import Config, Text
-
-Secret = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+Secret = Annotated[
+    str,
+    shaped(
+        r"^[A-Za-z_][A-Za-z0-9_]*$",
+        "must be letters, digits and _, with no digit at the beginning",
+        max_length=128,
+    ),
+]
 
 
 class PushConfig(Config):
     """A repository of the Hugging Face Hub, or of another one that `HF_ENDPOINT` in `env` names."""
 
     repo: Annotated[
-        str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=192, examples=["owner/name"])
+        str,
+        shaped(
+            r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$",
+            "must be a repository, as owner/name",
+            max_length=192,
+            examples=["owner/name"],
+        ),
     ]
     """`owner/name`; made if it is absent."""
     private: bool = True
@@ -25,7 +36,15 @@ class PushConfig(Config):
 class CopyConfig(Config):
     """A place in another blob store."""
 
-    url: Annotated[Text, Field(pattern=r"^(s3|gs|az|abfss?|file)://", max_length=1024, examples=["s3://bucket/prefix"])]
+    url: Annotated[
+        Text,
+        shaped(
+            r"^(s3|gs|az|abfss?|file)://",
+            "must begin with s3://, gs://, az://, abfs://, abfss:// or file://",
+            max_length=1024,
+            examples=["s3://bucket/prefix"],
+        ),
+    ]
     """A folder: `s3://bucket/prefix`. The results of a job go below `<job>/`."""
     secret: Secret | None = None
     """Name of the secret with its credentials: a JSON object of the store's options, such as `aws_access_key_id`."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.contract.base import Config, Text
+from trainer.contract.base import Config, Text, shaped
 from trainer.contract.guard import GuardConfig, SelectionConfig
 from trainer.contract.metrics import MetricsConfig
 from trainer.contract.output import OutputConfig, Secret
@@ -238,7 +238,9 @@ class TrainConfig(Config):
     task: TaskName = "causal_lm"
     model: Annotated[Text, Field(min_length=1, max_length=1024)]
     """A Hub id (`owner/name`) or a local folder with config.json, safetensors and tokenizer files."""
-    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")] | None = None
+    revision: (
+        Annotated[str, shaped(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$", "must be a branch, a tag or a commit")] | None
+    ) = None
     """Branch, tag or commit of the model on the Hub; absent: `main`."""
     trust_remote_code: bool = False
     """Run the code that the model brings (`auto_map` of its config.json), where the job's secrets are. Of a Hub id

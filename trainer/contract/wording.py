@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from trainer.contract.base import SHAPES
+
 MAX_ERRORS = 50
 PLAIN = {"tuple": "list", "Tuple": "list", "valid dictionary": "mapping of keys to values"}
 LENGTH = re.compile(r"^\w+ should have at (least|most) (\d+) (?:item|character)s?(?: after validation.*)?$")
@@ -22,7 +24,7 @@ NEVER_ECHOED = ("env", "secrets", "value", "blob_options", "database_url")
 def worded(error: ValidationError, model: type[BaseModel], given: Any) -> dict[str, str]:
     """What is wrong, by place; that of the whole is empty. `given`: the input as plain objects."""
     merged: dict[str, list[str]] = {}
-    for detail in error.errors(include_url=False, include_context=False):
+    for detail in _counted(error.errors(include_url=False)):
         path = _path(detail, given)
         place = ".".join(map(str, path))
         if place not in merged and len(merged) == MAX_ERRORS:
@@ -32,6 +34,19 @@ def worded(error: ValidationError, model: type[BaseModel], given: Any) -> dict[s
         if text not in found:
             found.append(text)
     return {place: ", or ".join(messages) for place, messages in merged.items()}
+
+
+def alone(error: ValidationError) -> str:
+    """What is wrong with a value that is in no document."""
+    return _told(error.errors(include_url=False)[0], echoed=True)
+
+
+def _counted(found: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without lists that are too short only because their wrong items were not counted."""
+    if all(detail["type"] != "too_short" for detail in found):
+        return found
+    above = {detail["loc"][:depth] for detail in found for depth in range(len(detail["loc"]))}
+    return [detail for detail in found if detail["type"] != "too_short" or detail["loc"] not in above]
 
 
 def _path(detail: ErrorDetails, given: Any) -> tuple[int | str, ...]:
@@ -68,13 +83,18 @@ def _message(detail: ErrorDetails, path: tuple[int | str, ...], model: type[Base
             return TAGLESS.sub(r"\1 is missing; add it", detail["msg"])
         case "union_tag_invalid":
             return TAG.sub(r"\2 must be one of \3, not '\1'", detail["msg"])
-    text = detail["msg"].replace("Input should be", "must be").replace("Input should", "must")
+    return _told(detail, echoed=not (path and path[0] in NEVER_ECHOED))
+
+
+def _told(detail: ErrorDetails, *, echoed: bool) -> str:
+    text = SHAPES.get(detail.get("ctx", {}).get("pattern", ""), detail["msg"])
+    text = text.replace("Input should be", "must be").replace("Input should", "must")
     for python, plain in PLAIN.items():
         text = text.replace(python, plain)
     text = LENGTH.sub(partial(_length, "character" if isinstance(detail["input"], str) else "item"), text)
     text = text[:1].lower() + text[1:]
     value = detail["input"]
-    if isinstance(value, str | int | float | bool) and not (path and path[0] in NEVER_ECHOED):
+    if isinstance(value, str | int | float | bool) and echoed:
         shown = json.dumps(value)
         text += f", not {shown if len(shown) <= 60 else shown[:57] + '...'}"
     return text

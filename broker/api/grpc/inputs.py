@@ -12,6 +12,7 @@ from broker.api.openapi import HEADERS
 from broker.domain.errors import InvalidInput, Problem
 from broker.domain.ids import JobId
 from trainer.contract.base import Config
+from trainer.contract.wording import alone
 
 JOB_ID: TypeAdapter[JobId] = TypeAdapter(JobRef)
 KEY = HEADERS["Idempotency-Key"]
@@ -41,8 +42,7 @@ def job_id(request: Any) -> JobId:
     try:
         return JOB_ID.validate_python(request.job_id)
     except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"]
-        raise InvalidInput(Problem(field="job_id", message=message)) from None
+        raise InvalidInput(Problem(field="job_id", message=alone(error))) from None
 
 
 def idempotency_key(request: Any) -> str | None:
