@@ -218,7 +218,7 @@ async def _found(c: AsyncClient, wanted: str) -> ChannelView:
     """By id or name. Raises NotFound, BadInput."""
     found = [one for one in (await c.channels()).items if wanted in (one.id, one.name)]
     if not found:
-        raise NotFound(f"no channel {wanted}; `gpubroker channel list` shows yours")
+        raise NotFound(f"no channel {wanted}; `gpubroker channel ls` shows yours")
     if len(found) > 1:
         raise BadInput(f"several channels are named {wanted}; give the id: {', '.join(one.id for one in found)}")
     return found[0]

@@ -136,7 +136,7 @@ class Outbox:
             dropped = await self._context.store.trim_outbox(age_s=self._keep.age_s, rows=self._keep.rows)
             if dropped:
                 log.warning(
-                    "%d deliveries were never taken and are given up; gpubroker channel list counts them", dropped
+                    "%d deliveries were never taken and are given up; gpubroker channel ls counts them", dropped
                 )
 
     # -------------------------------------------------------------------------------------------------------- a round

@@ -17,7 +17,7 @@ async def test_a_webhook_is_added_listed_tested_and_removed(shell: Shell) -> Non
         )
         assert (ran.code, ran.err) == (0, "")
         assert "whsec_" in ran.out
-        listed = await to_thread(shell.run, "channel", "list")
+        listed = await to_thread(shell.run, "channel", "ls")
         assert f"127.0.0.1:{receiver.port}" in listed.out
         assert "job.*, attempt.preempted" in listed.out
         for words in (("channel", "test", "ci"), ("notify", "test")):
@@ -34,14 +34,14 @@ async def test_a_webhook_is_added_listed_tested_and_removed(shell: Shell) -> Non
     assert (await to_thread(shell.run, "channel", "remove", "ci")).code == 0
     ran = await to_thread(shell.run, "channel", "show", "ci")
     assert ran.code == Exit.NOT_FOUND
-    assert "channel list" in ran.err
+    assert "channel ls" in ran.err
 
 
 async def test_a_channel_is_switched_told_less_and_rotated(shell: Shell) -> None:
     await to_thread(shell.run, "channel", "add", "webhook", "ci", stdin="url=https://hooks.example.com/x\n")
     ran = await to_thread(shell.run, "channel", "disable", "ci")
     assert "is disabled" in ran.out
-    listed = await to_thread(shell.run, "channel", "list", "--json")
+    listed = await to_thread(shell.run, "channel", "ls", "--json")
     (one,) = [one for one in listed.document["items"] if one["name"] == "ci"]
     assert (one["enabled"], one["reason"][:11]) == (False, "disabled by")
     assert "is enabled" in (await to_thread(shell.run, "channel", "enable", one["id"])).out

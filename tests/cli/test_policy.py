@@ -49,7 +49,7 @@ async def test_a_policy_from_its_file_to_its_end(shell: Shell) -> None:
     assert (ran.code, ran.out) == (Exit.OK, "policy limits (team default) is version 1\n")
     written(shell, TEAM.replace("max_gpus: 8", "max_gpus: 4"))
     assert (await run(shell, "policy", "apply", file, "--json")).document["version"] == 2
-    listed = await run(shell, "policy", "list")
+    listed = await run(shell, "policy", "ls")
     assert "$20.00 a month; 4 GPUs" in listed.out
     shown = await run(shell, "policy", "show", "limits")
     assert Policy.model_validate(yamlfile.parse(shown.out, "shown").data).max_gpus == 4
@@ -81,7 +81,7 @@ async def test_a_bad_policy_is_refused_with_the_line(shell: Shell, change: tuple
         ran = await run(shell, "policy", command, file)
         assert ran.code == Exit.BAD_INPUT
         assert told in ran.err
-    assert (await run(shell, "policy", "list")).out.startswith("there is no policy")
+    assert (await run(shell, "policy", "ls")).out.startswith("there is no policy")
 
 
 async def test_a_file_that_cannot_be_read_is_named(shell: Shell) -> None:
@@ -111,7 +111,7 @@ async def test_a_dry_run_is_told_and_changes_nothing(shell: Shell) -> None:
     assert "of 0 launches 0 would have waited" in ran.out
     ran = await run(shell, "policy", "dry-run", written(shell, TEAM), "--json")
     assert ran.document["launches"] == 0
-    assert (await run(shell, "policy", "list", "--json")).document == {"items": []}
+    assert (await run(shell, "policy", "ls", "--json")).document == {"items": []}
 
 
 async def test_a_job_is_approved_by_its_name(shell: Shell) -> None:
