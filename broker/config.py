@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field, ValidationError, field_validator
 
 from broker.api.problems import of_validation
-from broker.blobs.connect import scheme_of
+from broker.domain.blob_url import scheme_of
 from broker.domain.errors import InvalidInput, Problem
 from providers.registry import ProvidersConfig
 from trainer.contract import yamlfile

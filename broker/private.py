@@ -1,6 +1,5 @@
 """The daemon's folders, which hold keys, the database and what people trained on: who else can look into them."""
 
-import errno
 import fcntl
 import logging
 import os
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from broker.config import CONFIG_FILE
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
-from providers.private import private_folder
+from providers.private import FULL, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +35,6 @@ class HomeInUse(GpubrokerError):
 
 class HomeFull(GpubrokerError):
     """The disk takes no more."""
-
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 @contextmanager

@@ -1,7 +1,11 @@
 """Files and folders that nobody but their owner reads; a file is there whole or not at all."""
 
+import errno
 import os
 from pathlib import Path
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+"""Of an OSError: nothing can be written there."""
 
 
 def private_folder(folder: Path) -> None:

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from broker.api.problems import NoRoom, TooLarge
-from broker.private import FULL
-from providers.private import private_folder
+from providers.private import FULL, private_folder
 
 T = TypeVar("T")
 WRITE_BYTES = 1 << 20

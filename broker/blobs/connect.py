@@ -11,13 +11,13 @@ from urllib.parse import unquote, urlsplit
 from obstore.exceptions import BaseError
 from obstore.store import ObjectStore, from_url
 
-from broker.domain.errors import InvalidInput, Problem
+from broker.domain.blob_url import bad_url, scheme_of
+from broker.domain.errors import InvalidInput
 from providers.private import private_folder
 
 CALL_S = 20.0
 """Longest wait for one call, retries included."""
 
-SCHEMES = ("file", "memory", "s3", "gs", "az")
 _ENVIRONMENT = {
     "s3": (
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
@@ -41,22 +41,6 @@ _HTTP_SETTING = re.compile(
 """obstore panics on these among a store's options, and a panic is no Exception."""
 
 
-def scheme_of(url: str) -> str:
-    """One of SCHEMES. Raises InvalidInput for a URL that no store can have."""
-    try:
-        parts = urlsplit(url)
-    except ValueError as e:
-        raise InvalidInput(_bad(url, f"{e}; write s3://bucket/prefix or file:///absolute/path")) from None
-    if parts.scheme not in SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise InvalidInput(_bad(url, f"not one of {known}; a folder is written file:///absolute/path"))
-    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
-        raise InvalidInput(_bad(url, "a folder needs an absolute path; write file:///absolute/path"))
-    if parts.scheme in _ENVIRONMENT and not parts.netloc:
-        raise InvalidInput(_bad(url, f"names no bucket; write {parts.scheme}://bucket/prefix"))
-    return parts.scheme
-
-
 def folder_of(url: str) -> Path | None:
     """The folder of a file:// URL, None for any other. Raises InvalidInput as `scheme_of`."""
     return Path(unquote(urlsplit(url).path)) if scheme_of(url) == "file" else None
@@ -78,7 +62,7 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
     """A store whose paths are relative to `url`. Raises InvalidInput when it cannot be made."""
     scheme = scheme_of(url)
     if unfit := next((key for key in options if _HTTP_SETTING.fullmatch(key)), None):
-        raise InvalidInput(_bad(url, f"option {unfit!r}: leave it out; plain http follows from an http:// endpoint"))
+        raise InvalidInput(bad_url(url, f"option {unfit!r}: leave it out; plain http follows from an http:// endpoint"))
     try:
         if (folder := folder_of(url)) is not None:
             private_folder(folder)
@@ -95,14 +79,10 @@ def connect(url: str, options: Mapping[str, str]) -> ObjectStore:
             retry_config={"max_retries": 4, "retry_timeout": timedelta(seconds=CALL_S)},
         )
     except (BaseError, OSError, ValueError) as e:
-        raise InvalidInput(_bad(url, one_line(e))) from None
+        raise InvalidInput(bad_url(url, one_line(e))) from None
 
 
 def one_line(error: BaseException) -> str:
     """obstore's message without its debug dump and the server's page."""
     text = str(error).split("\n\nDebug source", 1)[0]
     return " ".join(text.split())[:300] or type(error).__name__
-
-
-def _bad(url: str, message: str) -> Problem:
-    return Problem(field="blobs", message=f"{url!r}: {message}")

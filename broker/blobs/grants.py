@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from broker.blobs import azure, gcs, r2, sts
-from broker.blobs.connect import scheme_of
 from broker.blobs.issuer import Issuer
+from broker.domain.blob_url import scheme_of
 
 _CREDENTIAL = re.compile(r"key|secret|token|credential|service_account|client|tenant|password|sas|role|authority")
 _PLAIN = re.compile(r"sse|server_side_encryption")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from broker.blobs.connect import scheme_of
 from broker.blobs.grants import GrantSettings
 from broker.blobs.store import ObstoreBlobs
+from broker.domain.blob_url import scheme_of
 from broker.domain.errors import AlreadyExists, BlobError
 from broker.domain.ids import ID_LENGTH, AttemptId, Installation, JobId, base32
 

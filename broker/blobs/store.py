@@ -13,10 +13,11 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import HTTPStore, LocalStore, MemoryStore, ObjectStore
 
-from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_of, scheme_of
+from broker.blobs.connect import CALL_S, connect, folder_of, one_line, options_of
 from broker.blobs.grants import GrantSettings, issuer_of, unscoped_warning, without_credentials
 from broker.blobs.issuer import Issuer
 from broker.blobs.scope import Scope
+from broker.domain.blob_url import scheme_of
 from broker.domain.errors import AlreadyExists, BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.ports import BlobInfo, StoreAccess
