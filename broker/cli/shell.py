@@ -24,7 +24,7 @@ JobArgument = Annotated[
 ]
 LISTS = {
     "/v1/jobs": "ls", "/v1/tokens": "token ls", "/v1/teams": "team ls", "/v1/secrets": "secret ls",
-    "/v1/policies": "policy list", "/v1/channels": "channel list", "/v1/slack/users": "slack ls",
+    "/v1/policies": "policy ls", "/v1/channels": "channel ls", "/v1/slack/users": "slack ls",
 }  # fmt: skip
 """What the daemon points to where a name means nothing, and the command for it."""
 LISTED = re.compile(rf"GET ({'|'.join(LISTS)}) lists")
