@@ -373,6 +373,7 @@ def test_a_cloud_without_its_packages(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("image", ["registry.example/trainer", "registry.example/trainer:latest"])
 def test_an_image_that_is_not_pinned(image: str, tmp_path: Path) -> None:
+    (tmp_path / "gpubroker.yaml").write_text(f"trainer: {{image: '{image}'}}\n")
     with pytest.raises(InvalidInput, match=r"trainer\.image: .*needs a digest, since tags move") as e:
-        DaemonConfig.load(home=tmp_path, trainer={"image": image})
+        DaemonConfig.load(home=tmp_path)
     assert "\n" not in str(e.value)
