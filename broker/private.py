@@ -10,7 +10,7 @@ from pathlib import Path
 
 from broker.config import CONFIG_FILE
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
-from providers.private import FULL, private_folder
+from providers.private import FULL, is_locked, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -99,17 +99,7 @@ def holding(home: Path) -> Iterator[None]:
 
 def is_held(home: Path) -> bool:
     """Whether a daemon works in this home."""
-    try:
-        lock = os.open(home / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    return is_locked(home / LOCK)
 
 
 def check_blobs(folder: Path | None, home: Path) -> None:

@@ -1,6 +1,7 @@
 """Files and folders that nobody but their owner reads; a file is there whole or not at all."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -16,6 +17,21 @@ def private_folder(folder: Path) -> None:
     except FileNotFoundError:
         private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def is_locked(file: Path) -> bool:
+    """Whether somebody holds this lock; shared, so that two who look do not see each other."""
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = False) -> None:

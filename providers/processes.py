@@ -28,7 +28,7 @@ from broker.domain.instance import BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from providers.body import Machine
 from providers.born import INSTANCE, INSTANCE_DIR, born_into, kill_all
-from providers.private import private_folder
+from providers.private import is_locked, private_folder
 
 AGENT = (sys.executable, "-P", "-m", "trainer")
 """`-P`: nothing in the working folder can stand in for the trainer."""
@@ -144,7 +144,7 @@ class RealBody:
         held: dict[str, tuple[Machine | None, bool]] = {}
         for folder in self._folders():
             with suppress(FileNotFoundError):  # destroyed while we looked
-                held[folder.name] = (self._recorded(folder), _locked(folder))
+                held[folder.name] = (self._recorded(folder), is_locked(folder / "lock"))
         # Looked for after the locks, so that a machine which is just going is never called gone too early.
         born = {name for name in born_into(self._root) if attempt_of(self._installation, name) is not None}
         seen = []
@@ -173,7 +173,7 @@ class RealBody:
         with suppress(FileNotFoundError):
             os.rename(folder, doomed)
             existed = True
-        found, clean = kill_all(folder, lambda: _locked(doomed))
+        found, clean = kill_all(folder, lambda: is_locked(doomed / "lock"))
         self._reap()
         if not clean:
             raise OutcomeUnknown(f"{name}: its processes do not die; look for them with `ps eww | grep {name}`")
@@ -194,7 +194,7 @@ class RealBody:
         for folder in self._root.glob(".new-*"):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in self._root.glob(".gone-*"):
-            if not _locked(folder):
+            if not is_locked(folder / "lock"):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folders(self) -> list[Path]:
@@ -222,21 +222,6 @@ async def _to_its_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
                 await asyncio.wait([work])
         work.exception()  # seen: the caller hears of the cancellation only
         raise
-
-
-def _locked(folder: Path) -> bool:
-    """Whether somebody holds the machine's lock; shared, so that two who look do not see each other."""
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _notice_s(folder: Path) -> float | None:
