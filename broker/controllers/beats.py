@@ -47,6 +47,11 @@ class Beats:
         self._readable, self._readable_since = False, 0.0
 
     @property
+    def heard_at(self) -> float:
+        """Up to when silence is known, monotonic: nobody has listened since, as where this process stood still."""
+        return self._listed
+
+    @property
     def readable_s(self) -> float | None:
         """For how long beats could be written and seen, but for moments in which nobody could miss one; None: they
         cannot be seen now."""
@@ -95,8 +100,8 @@ class Beats:
     def mates_age_s(self, attempt: AttemptId, nodes: int) -> float | None:
         """Since a beat was seen of the machine beside the first that has been silent for longest, and is not known to
         be done; infinite: of one there was none yet; None: there is no such machine."""
-        now, mates = self._context.clock.monotonic(), [self._watched.get((attempt, node)) for node in range(1, nodes)]
-        ages = (now - one.changed if one else math.inf for one in mates if one is None or not one.done)
+        mates = [self._watched.get((attempt, node)) for node in range(1, nodes)]
+        ages = (self._listed - one.changed if one else math.inf for one in mates if one is None or not one.done)
         return max(ages, default=None)
 
     async def finished(self, attempt: AttemptId, nodes: int) -> int:

@@ -60,7 +60,7 @@ class Looker:
     async def look(self, attempt: Attempt, unlisted: set[str]) -> tuple[Attempt, Observation]:
         """The attempt with its latest beat, and what was observed."""
         provider = attempt.line.offer.provider
-        now = self._context.clock.monotonic()
+        now, heard = self._context.clock.monotonic(), self.beats.heard_at
         watch = await self.beats.latest(attempt.id)
         seen = () if provider in unlisted else bought(attempt, self._inventory.seen(provider, attempt.name))
         since = self._watched_from.setdefault(attempt.id, now)
@@ -70,7 +70,7 @@ class Looker:
         lost = self._inventory.lost(provider, attempt.handles, since) if several else frozenset[str]()
         gone = absent or left_out or lost or any(o.state in TAKEN_AWAY or o.fault for o in seen)
         final, finished, store_ok_s = None, 0, self.beats.readable_s
-        if gone or self._final_is_likely(attempt, watch, now):
+        if gone or self._final_is_likely(attempt, watch, heard):
             try:
                 final = await read_final(self._context, attempt.id)
                 finished = await self.beats.finished(attempt.id, attempt.line.nodes)
@@ -80,8 +80,8 @@ class Looker:
                 store_ok_s = None  # what the cloud shows is judged; its silence is not
         observation = Observation(
             beat=watch.beat if watch else None,
-            beat_age_s=now - watch.changed if watch else (now - since if attempt.first_beat_at else None),
-            progress_age_s=now - watch.progressed if watch and watch.beat else None,
+            beat_age_s=heard - watch.changed if watch else (max(0.0, heard - since) if attempt.first_beat_at else None),
+            progress_age_s=max(0.0, heard - watch.progressed) if watch and watch.beat else None,
             final=final,
             seen=seen,
             absent=absent,
@@ -97,12 +97,12 @@ class Looker:
         looked = replace(attempt, beat=beat, final=final or attempt.final, running_at=running_at)
         return counted(attempt, looked), observation
 
-    def _final_is_likely(self, attempt: Attempt, watch: Watch | None, now: float) -> bool:
+    def _final_is_likely(self, attempt: Attempt, watch: Watch | None, heard: float) -> bool:
         """It has said so, or is silent, or another machine of it is: the beat that says so may have been lost."""
         if watch is None:
             return False
         mates_s = self.beats.mates_age_s(attempt.id, attempt.line.nodes)
-        silent_s = max(now - watch.changed, mates_s if mates_s is not None and mates_s < math.inf else 0.0)
+        silent_s = max(heard - watch.changed, mates_s if mates_s is not None and mates_s < math.inf else 0.0)
         return watch.done or silent_s >= self._context.patience.missed_s
 
     def _hasten(self, attempt: Attempt, seen: Observation, *, listed: bool) -> None:

@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from broker.controllers.beats import Beats
 from broker.controllers.context import Context
+from broker.controllers.inventory import Inventory
+from broker.controllers.look import Looker
 from broker.domain.errors import BlobsUnavailable
+from broker.domain.job import AttemptState
 from broker.ports import BlobInfo, Blobs, Store
 from tests.unit.decide import build
 from tests.unit.providers.clocks import SteppedClock
@@ -48,6 +52,7 @@ class Watched:
             providers={}, clock=self.clock,
         )  # fmt: skip
         self.beats = Beats(context)
+        self.looker = Looker(context, Inventory(context), self.beats)
 
     async def looks(self, *away: bool) -> float | None:
         for one in away:
@@ -105,6 +110,21 @@ async def test_a_time_in_which_nobody_could_see_a_beat_ages_none(looked: bool) -
     assert await watched.ages() == [age_s + LOOK_S for age_s in before]
     await watched.looks(*[False] * 200, True, False)
     assert await watched.ages() == [age_s + 201 * LOOK_S for age_s in before]
+
+
+async def test_a_broker_that_stood_still_takes_no_machine_for_silent_that_it_did_not_listen_to() -> None:
+    """Between its reading of the beats and its judgement: a listing that wrongly called them stopped was believed."""
+    watched = Watched()
+    watched.store.beat = Beat(attempt=OWN, boot="b", seq=1, phase="training", step=3)
+    watched.store.mates = mate(1)
+    await watched.looks(False)
+    one = build.attempt(AttemptState.TRAINING, running_at=build.T0)
+    two = replace(one, line=replace(one.line, nodes=2))
+    await watched.looker.look(two, {one.line.offer.provider})
+    await watched.looks(False, False)
+    watched.clock.advance(24.0)
+    _, seen = await watched.looker.look(two, {one.line.offer.provider})
+    assert [seen.beat_age_s, seen.progress_age_s, seen.mates_age_s] == [2 * LOOK_S] * 3
 
 
 def mate(node: int, **changes: Any) -> dict[str, Beat]:
