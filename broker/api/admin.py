@@ -41,7 +41,7 @@ async def set_secret(call: Call, name: EnvName, body: models.SecretValue) -> Non
 async def delete_secret(call: Call, name: EnvName) -> None:
     """Forget a secret; jobs that wait for it will fail to start."""
     if not await call.request.app[SERVICE].rows(call.caller).delete_secret(call.caller.owner, name):
-        raise NotFound(f"no secret {name}; GET /v1/secrets lists yours")
+        raise NotFound(f"no secret {name}; `gpubroker secret ls` lists yours")
 
 
 @api.op("GET", "/healthz", scope=None)

@@ -122,7 +122,7 @@ class Content:
         found = await self.manifest(caller, wanted)
         file = next((f for f in found[1].files if f.path == path), None) if found else None
         if found is None or file is None:
-            raise NotFound(f"job {wanted} has no artifact {path!r}; GET .../artifacts lists them")
+            raise NotFound(f"job {wanted} has no artifact {path!r}; `gpubroker artifacts {wanted}` lists them")
         return file, self._checked(found[0] + path, file, f"{path} of job {wanted}")
 
     async def _checked(self, key: str, file: ManifestFile, name: str) -> AsyncGenerator[bytes]:

@@ -16,6 +16,7 @@ from trainer.contract import batches
 
 REFERENCE = re.compile(r"upload:([0-9a-f]{64})")
 CACHED = 1024
+UPLOAD_FIRST = "upload the file first, as `gpubroker submit` does"
 
 
 class Inputs:
@@ -29,7 +30,7 @@ class Inputs:
         field, path = _reference(spec)
         match = REFERENCE.fullmatch(path)
         if match is None:
-            message = f"{path!r} is no upload; POST the file to /v1/uploads and give its upload:<sha256>"
+            message = f"{path!r} is no upload; {UPLOAD_FIRST}, and give its upload:<sha256>"
             raise InvalidInput(Problem(field=field, message=message))
         return match[1]
 
@@ -40,7 +41,7 @@ class Inputs:
         upload = self._uploads.get(own) or await self._find(store, own)
         field, _ = _reference(spec)
         if upload is None:
-            message = f"no upload {sha256[:12]}... of yours; POST the file to /v1/uploads first"
+            message = f"no upload {sha256[:12]}... of yours; {UPLOAD_FIRST}"
             raise InvalidInput(Problem(field=field, message=message))
         found = None if upload.summary is None else upload.summary["format"]
         if not (found in (None, "tar") if spec.script else found):

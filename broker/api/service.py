@@ -170,7 +170,7 @@ class Service:
     async def _origin(self, caller: Caller, origin: JobId, spec: JobSpec) -> list[Problem]:
         job = await self.rows(caller).job(origin)
         if job is None:
-            return [Problem(field="init_from", message=f"no job {origin}; gpubroker ls lists yours")]
+            return [Problem(field="init_from", message=f"no job {origin}; `gpubroker ls` lists yours")]
         if (when := job.deleted.get(last_checkpoint(job))) is not None:
             return [Problem(field="init_from", message=f"{origin_deleted(origin, when)}; leave it out")]
         if not await self._committed(job):
@@ -309,7 +309,7 @@ class Service:
         """Raises NotFound."""
         job = await self.rows(caller).job(wanted)
         if job is None:
-            raise NotFound(f"no job {wanted}; GET /v1/jobs lists yours")
+            raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
         return job
 
     async def jobs(self, caller: Caller, where: JobFilter, cursor: str | None) -> JobsPage:

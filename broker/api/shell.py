@@ -57,7 +57,7 @@ async def shell(request: web.Request) -> web.WebSocketResponse:
     caller = await request.app[AUTH].caller(request.headers.get("Authorization"), "submit")
     name, words = request.match_info["job_id"], tuple(request.query.getall("word", ()))
     if not re.fullmatch(r"[a-z2-7]{13}", name):
-        raise NotFound("no such job; GET /v1/jobs lists yours")
+        raise NotFound("no such job; `gpubroker ls` lists yours")
     if len(words) > WORDS or any(len(word) > WORD_CHARACTERS or "\0" in word for word in words):
         message = f"at most {WORDS} words of {WORD_CHARACTERS} characters; put a longer command into a file"
         raise InvalidInput(Problem(field="word", message=message))

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from broker.api.http import APIS
 from broker.api.models import SecretValue
+from broker.cli.main import app
 from broker.clock import SystemClock
 from broker.config import DaemonConfig
 from broker.store.memory import MemoryStore
@@ -56,7 +58,7 @@ CASES: list[tuple[str, Change, str, str]] = [
     ),
     ("missing column", data(completion="{meaning}"), "train.data.completion", "no column 'meaning'"),
     ("broken template", data(prompt="Define {word:"), "train.data.prompt", "write {column}"),
-    ("no upload", data(path="words.csv"), "train.data.path", "POST the file to /v1/uploads"),
+    ("no upload", data(path="words.csv"), "train.data.path", "upload the file first, as `gpubroker submit` does"),
     ("unknown upload", data(path="upload:" + "0" * 64), "train.data.path", "no upload 000000000000... of yours"),
     ("another format", data(format="json"), "train.data.format", "was read as csv"),
     ("unknown model", train(model="nobody/nothing"), "train.model", "'nobody/nothing'"),
@@ -179,6 +181,29 @@ async def test_a_wrong_body_is_told_in_words_and_once(
     (problem,) = refused["errors"]
     assert problem["field"] == field
     assert problem["message"].startswith(message)
+
+
+NOWHERE = [
+    ("GET", "/v1/jobs/aaaaaaaaaaaaa", "no job aaaaaaaaaaaaa; `gpubroker ls` lists yours"),
+    ("DELETE", "/v1/secrets/NOPE", "no secret NOPE; `gpubroker secret ls` lists yours"),
+    ("DELETE", "/v1/teams/nope", "no team nope; `gpubroker team ls` lists them"),
+    ("DELETE", "/v1/tokens/aaaaaaaa", "no token aaaaaaaa; `gpubroker token ls` lists them"),
+    ("DELETE", "/v1/policies/nope", "no policy nope; `gpubroker policy ls` lists them"),
+    ("GET", "/v1/policies/nope/history", "there never was a policy nope; `gpubroker policy ls` lists them"),
+    ("DELETE", "/v1/channels/aaaaaaaaaaaaa", "no channel aaaaaaaaaaaaa; `gpubroker channel ls` lists yours"),
+    ("DELETE", "/v1/slack/users/U0NOPE", "no link of U0NOPE; `gpubroker slack ls` lists them"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "told"), NOWHERE)
+async def test_what_is_not_there_names_the_command_that_lists_it(
+    memory_api: Running, method: str, path: str, told: str
+) -> None:
+    """Whoever reads it, over whichever door: routes help nobody but programs, and commands exist."""
+    refused = await memory_api.call(method, path, await memory_api.token("ada", "admin", "manage", "submit"), 404)
+    assert refused["detail"] == told
+    command = re.findall(r"`gpubroker ([a-z ]+)`", told)[0]
+    assert CliRunner().invoke(app, [*command.split(), "--help"]).exit_code == 0
 
 
 WORDED = ("^(?!^[-+.]*$)", "^[^\\u0000]*$")

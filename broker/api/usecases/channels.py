@@ -69,7 +69,7 @@ class Channels:
         """By id. Raises NotFound."""
         found = next((one for one in await self.list(caller) if one.channel.id == wanted), None)
         if found is None:
-            raise NotFound(f"no channel {wanted}; GET /v1/channels lists yours")
+            raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")
         return found
 
     async def create(self, caller: Caller, wish: ChannelWish) -> tuple[Channel, str | None]:
@@ -83,7 +83,7 @@ class Channels:
         secrets, shown = notifier.fresh(secrets)
         rows = self._store.as_tenant(caller.tenant)
         if sum(one.channel.team == team for one in await rows.channels()) >= MOST:
-            raise Conflict(f"there are {MOST} channels already; remove one with DELETE /v1/channels/{{id}}")
+            raise Conflict(f"there are {MOST} channels already; `gpubroker channel remove` removes one")
         channel = Channel(
             id=base32(self._entropy(ID_ENTROPY), ID_LENGTH),
             kind=wish.kind,
@@ -105,7 +105,7 @@ class Channels:
             return None
         team = wish.team or caller.team
         if all(one.name != team for one in await self._store.as_tenant(caller.tenant).teams()):
-            raise InvalidInput(Problem(field="team", message=f"no team {team} of yours; GET /v1/teams lists them"))
+            raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         return team
 
     async def change(
@@ -137,7 +137,7 @@ class Channels:
 
     async def _write(self, caller: Caller, channel: Channel) -> None:
         if not await self._store.as_tenant(caller.tenant).write_channel(channel):
-            raise NotFound(f"no channel {channel.id}; GET /v1/channels lists yours")
+            raise NotFound(f"no channel {channel.id}; `gpubroker channel ls` lists yours")
 
     async def test(self, caller: Caller, wanted: str) -> Tested:
         """Sends a real message now, past the outbox, also through a disabled channel. Raises NotFound."""
@@ -168,4 +168,4 @@ class Channels:
         if channel.id == LOG_CHANNEL:
             raise Conflict("the log is a part of every installation; disable it instead")
         if not await self._store.as_tenant(caller.tenant).delete_channel(channel.id):
-            raise NotFound(f"no channel {wanted}; GET /v1/channels lists yours")
+            raise NotFound(f"no channel {wanted}; `gpubroker channel ls` lists yours")

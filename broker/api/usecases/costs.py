@@ -32,7 +32,7 @@ class Costs:
         )
         job = await self._store.as_tenant(caller.tenant).delete_data(wanted, kinds, event)
         if job is None:
-            raise NotFound(f"no job {wanted}; GET /v1/jobs lists yours")
+            raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
         return job
 
 

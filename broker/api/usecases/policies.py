@@ -49,7 +49,7 @@ class Policies:
         if policy.team is not None and all(
             team.name != policy.team for team in await self._store.as_tenant(caller.tenant).teams()
         ):
-            raise InvalidInput(Problem(field="team", message=f"no team {policy.team}; GET /v1/teams lists them"))
+            raise InvalidInput(Problem(field="team", message=f"no team {policy.team}; `gpubroker team ls` lists them"))
 
     async def delete(self, caller: Caller, name: str, team: str | None) -> None:
         """Of `team`, by default the own team's, else the installation's. Raises NotFound."""
@@ -57,7 +57,7 @@ class Policies:
         for whose in _candidates(caller, team):
             if await rows.delete_policy(whose, name):
                 return
-        raise NotFound(f"no policy {name}; GET /v1/policies lists them")
+        raise NotFound(f"no policy {name}; `gpubroker policy ls` lists them")
 
     async def history(self, caller: Caller, name: str, team: str | None) -> Sequence[PolicyVersion]:
         """Newest first, likewise. Raises NotFound."""
@@ -65,7 +65,7 @@ class Policies:
         for whose in _candidates(caller, team):
             if found := await rows.policy_history(whose, name):
                 return found
-        raise NotFound(f"there never was a policy {name}; GET /v1/policies lists them")
+        raise NotFound(f"there never was a policy {name}; `gpubroker policy ls` lists them")
 
     async def dry_run(self, caller: Caller, policy: Policy, days: int) -> DryRun:
         """What it would have done in the last `days`. Raises InvalidInput."""
@@ -119,7 +119,7 @@ class Policies:
     async def _job(self, caller: Caller, wanted: JobId) -> Job:
         job = await self._store.as_tenant(caller.tenant).job(wanted)
         if job is None:
-            raise NotFound(f"no job {wanted}; GET /v1/jobs lists yours")
+            raise NotFound(f"no job {wanted}; `gpubroker ls` lists yours")
         return job
 
 

@@ -110,7 +110,7 @@ class Slack:
             raise Forbidden(f"you may not give the scope {beyond[0]!r}, which your own token lacks; ask an operator")
         team, rows = wish.team or caller.team, self._service.rows(caller)
         if all(one.name != team for one in await rows.teams()):
-            raise InvalidInput(Problem(field="team", message=f"no team {team} of yours; GET /v1/teams lists them"))
+            raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         seen = [status.channel for status in await rows.channels()]
         channel = _of_team([c for c in seen if c.kind == KIND], team, wish.channel)
         try:
@@ -132,7 +132,7 @@ class Slack:
         rows = self._service.rows(caller)
         found = await rows.slack_users(user=user)
         if not found:
-            raise NotFound(f"no link of {user}; GET /v1/slack/users lists them")
+            raise NotFound(f"no link of {user}; `gpubroker slack ls` lists them")
         for one in found:
             if beyond := withheld(caller.scopes, one.scopes):
                 raise Forbidden(f"you may not take the scope {beyond[0]!r}, which your own token lacks")

@@ -52,7 +52,7 @@ class Tenancy:
         team = wish.team or caller.team
         rows = self._store.as_tenant(caller.tenant)
         if all(one.name != team for one in await rows.teams()):
-            raise InvalidInput(Problem(field="team", message=f"no team {team} of yours; GET /v1/teams lists them"))
+            raise InvalidInput(Problem(field="team", message=f"no team {team}; `gpubroker team ls` lists yours"))
         if wish.expires_at is not None and wish.expires_at <= self._clock.now():
             raise InvalidInput(Problem(field="expires_at", message="is over already; give a time to come"))
         last = caller.expires_at
@@ -79,7 +79,7 @@ class Tenancy:
         if token is not None:
             _refuse_more(caller, token.scopes, "revoke")
         if token is None or not await rows.delete_token(token_id):
-            raise NotFound(f"no token {token_id}; GET /v1/tokens lists them")
+            raise NotFound(f"no token {token_id}; `gpubroker token ls` lists them")
 
     # ----------------------------------------------------------------------------------------------------------- teams
 
@@ -99,7 +99,7 @@ class Tenancy:
         if stays(name):
             raise Conflict(f"the team {name} has the operator's own token; it stays")
         if not await self._store.as_tenant(caller.tenant).delete_team(name):
-            raise NotFound(f"no team {name}; GET /v1/teams lists them")
+            raise NotFound(f"no team {name}; `gpubroker team ls` lists them")
 
     # ----------------------------------------------------------------------------------------------------------- audit
 
