@@ -37,10 +37,11 @@ async def opened(home: Path | None, config: Path | None, named: str | None) -> "
     try:
         settings = DaemonConfig.load(config, home=home)
         async with AsyncExitStack() as stack:
+            if not _has_database(settings):  # before whose it would be: a wrong home does not tell that either
+                raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
             name = installation_of(settings, named)
             store, lives = await store_of(settings, name, stack)
-            if store is None:
-                raise BadInput(f"{settings.home} has no database; run this where the daemon runs, or give --home")
+            assert store is not None
             if await store.known_installation() is None:
                 raise BadInput("the database belongs to no installation yet; start the daemon once")
             yield Opened(settings, name, store, lives or is_held(settings.home))
@@ -81,13 +82,21 @@ async def store_of(
     return store, daemon
 
 
+def _has_database(settings: DaemonConfig) -> bool:
+    return settings.database_url is not None or _own(settings).exists()
+
+
+def _own(settings: DaemonConfig) -> Path:
+    return settings.home / "postgres"
+
+
 async def _database(settings: DaemonConfig, stack: AsyncExitStack) -> tuple[str | None, bool]:
     """(the configured server, or the home's own; whether a daemon keeps that one)"""
     if settings.database_url is not None:
         return settings.database_url, False
-    folder = settings.home / "postgres"
-    if not folder.exists():
+    if not _has_database(settings):
         return None, False
+    folder = _own(settings)
     try:
         server = await stack.enter_async_context(await EmbeddedPostgres.start(folder))
     except StateFolderLocked:

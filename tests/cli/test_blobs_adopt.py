@@ -71,6 +71,14 @@ def test_it_is_refused_while_a_daemon_with_a_server_of_its_own_lives(home: Path,
     assert adopt(home, "-y").code == 0
 
 
+@pytest.mark.parametrize("words", [("launcher", "ls"), ("blobs", "adopt", "-y"), ("key", "adopt", "-y")])
+def test_a_home_without_a_database_is_the_first_thing_that_is_said(own_home: Path, words: tuple[str, ...]) -> None:
+    """The id that would be asked for is not to be found there either."""
+    ran = CliRunner().invoke(app, [*words, "--home", str(own_home / "wrong")])
+    told = f"error: {own_home / 'wrong'} has no database; run this where the daemon runs, or give --home\n"
+    assert (ran.exit_code, ran.stderr) == (2, told)
+
+
 def test_it_is_refused_while_a_daemon_runs_on_the_home(tmp_path: Path) -> None:
     (tmp_path / "gpubroker.yaml").write_text(f"blobs: file://{tmp_path}/new\n")
 
