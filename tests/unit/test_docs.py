@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from broker.cli import schema
+from broker.cli.main import app
 from broker.config import DaemonConfig
 
 DOCUMENTS = [
@@ -21,6 +23,19 @@ def test_every_setting_of_the_daemon_says_what_it_is() -> None:
         if not schema.fields(path[:-1], DaemonConfig)[path[-1]].description and path[:2] != ("providers", "simulated")
     ]
     assert silent == []
+
+
+NAMED = re.compile(r"(?:`|^    |; )gpubroker ([a-z-]+)(?: ([a-z-]+))?", re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_commands_that_are_named_exist(document: Path) -> None:
+    runner = CliRunner()
+    for first, second in set(NAMED.findall(document.read_text())):
+        shown = runner.invoke(app, [first, "--help"])
+        assert shown.exit_code == 0, first
+        if second and "COMMAND" in shown.stdout.splitlines()[1]:
+            assert runner.invoke(app, [first, second, "--help"]).exit_code == 0, f"{first} {second}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
