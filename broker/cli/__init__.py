@@ -12,11 +12,10 @@
 
 import os
 import sys
-from errno import EDQUOT, EFBIG, EIO, ENOSPC
+from errno import EIO
 
 from broker.cli.exits import Exit
-
-FULL = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
+from providers.private import FULL
 
 
 def main() -> None:
@@ -37,7 +36,7 @@ def main() -> None:
             _leave(Exit.OK)
         raise
     except OSError as e:
-        if e.errno not in FULL or e.filename is not None:
+        if e.errno not in FULL | {EIO} or e.filename is not None:
             raise
         sys.stderr.write(f"error: stdout: {e.strerror}; write it elsewhere, what was asked may have been done\n")
         _leave(Exit.UNWRITTEN)

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import re
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,12 +21,6 @@ JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="An id, the start of one (4 characters or more), a name, or `last`."),
 ]
-LISTS = {
-    "/v1/jobs": "ls", "/v1/tokens": "token ls", "/v1/teams": "team ls", "/v1/secrets": "secret ls",
-    "/v1/policies": "policy ls", "/v1/channels": "channel ls", "/v1/slack/users": "slack ls",
-}  # fmt: skip
-"""What the daemon points to where a name means nothing, and the command for it."""
-LISTED = re.compile(rf"GET ({'|'.join(LISTS)}) lists")
 START = "start it with `gpubroker serve`, or name another with `gpubroker login URL` or GPUBROKER_URL"
 
 
@@ -86,7 +79,7 @@ def of_client(error: errors.ClientError) -> CliError:
         case 401 | 403:
             return Unauthorised(f"{text}; set GPUBROKER_TOKEN or run `gpubroker login URL`")
         case 404 | 410:
-            return NotFound(LISTED.sub(lambda found: f"`gpubroker {LISTS[found[1]]}` lists", text))
+            return NotFound(text)
         case 400 | 405 | 409 | 413 | 415 | 422 | 428:
             return BadInput(text, problems=pairs)
         case _:

@@ -41,6 +41,11 @@ class Ran:
         return json.loads(self.out)
 
 
+def invoke(*words: str, stdin: str | bytes | None = None) -> Ran:
+    result = CliRunner().invoke(app, list(words), input=stdin, catch_exceptions=False)
+    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shell:
     """Runs commands against `api`; they block, so call `run` in a thread."""
@@ -49,8 +54,7 @@ class Shell:
     folder: Path
 
     def run(self, *words: str, stdin: str | bytes | None = None) -> Ran:
-        result = CliRunner().invoke(app, list(words), input=stdin, catch_exceptions=False)
-        return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+        return invoke(*words, stdin=stdin)
 
     def spec(self, text: str = GOOD, words: str | bytes | None = WORDS) -> str:
         """A spec file with its data beside it."""

@@ -4,24 +4,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from broker.blobs import ObstoreBlobs
-from broker.cli.main import app
 from broker.domain.ids import Installation
 from broker.homes import OtherBlobs, refuse_other_blobs
 from broker.private import holding
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
 from broker.store.postgres import PostgresStore
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, invoke
 
 HERE = Installation("abcd")
 
 
 def adopt(home: Path, *words: str) -> Ran:
-    result = CliRunner().invoke(app, ["blobs", "adopt", "--home", str(home), *words], catch_exceptions=False)
-    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+    return invoke("blobs", "adopt", "--home", str(home), *words)
 
 
 @pytest.fixture
@@ -74,9 +71,9 @@ def test_it_is_refused_while_a_daemon_with_a_server_of_its_own_lives(home: Path,
 @pytest.mark.parametrize("words", [("launcher", "ls"), ("blobs", "adopt", "-y"), ("key", "adopt", "-y")])
 def test_a_home_without_a_database_is_the_first_thing_that_is_said(own_home: Path, words: tuple[str, ...]) -> None:
     """The id that would be asked for is not to be found there either."""
-    ran = CliRunner().invoke(app, [*words, "--home", str(own_home / "wrong")])
+    ran = invoke(*words, "--home", str(own_home / "wrong"))
     told = f"error: {own_home / 'wrong'} has no database; run this where the daemon runs, or give --home\n"
-    assert (ran.exit_code, ran.stderr) == (2, told)
+    assert (ran.code, ran.err) == (2, told)
 
 
 def test_it_is_refused_while_a_daemon_runs_on_the_home(tmp_path: Path) -> None:

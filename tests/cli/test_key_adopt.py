@@ -4,21 +4,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from broker.cli.main import app
 from broker.domain.ids import Installation
 from broker.private import holding
 from broker.secrets import MASTER_KEY_FILE, SecretsError, sealing
 from broker.store.postgres import PostgresStore
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, invoke
 
 HERE = Installation("abcd")
 
 
 def adopt(home: Path, *words: str) -> Ran:
-    result = CliRunner().invoke(app, ["key", "adopt", "--home", str(home), *words], catch_exceptions=False)
-    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+    return invoke("key", "adopt", "--home", str(home), *words)
 
 
 @pytest.fixture

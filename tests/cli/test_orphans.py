@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from broker.blobs import ObstoreBlobs
-from broker.cli.main import app
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import AttemptId, Installation, instance_name
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Handle
 from broker.store.embedded import EmbeddedPostgres
 from broker.store.migrate import migrate
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, invoke
 from trainer.contract import keys
 
 HERE = Installation("abcd")
@@ -68,8 +66,7 @@ async def daemon(own_home: Path, clouds: Mapping[str, Listed]) -> AsyncIterator[
 
 
 def look(*words: str) -> Ran:
-    result = CliRunner().invoke(app, ["doctor", "--orphans", *words], catch_exceptions=False)
-    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+    return invoke("doctor", "--orphans", *words)
 
 
 async def test_beside_a_daemon_each_orphan_is_named_with_what_becomes_of_it(

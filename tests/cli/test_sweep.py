@@ -4,22 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from broker import neighbours, outside
-from broker.cli.main import app
 from broker.domain.ids import InstanceName
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Handle
 from broker.outside import Found, Survey
-from tests.cli.conftest import Ran
+from tests.cli.conftest import Ran, invoke
 
 HERE = "abcd"
 
 
 def sweep(*words: str) -> Ran:
-    result = CliRunner().invoke(app, ["sweep", "--once", "--json", *words], catch_exceptions=False)
-    return Ran(code=result.exit_code, out=result.stdout, err=result.stderr)
+    return invoke("sweep", "--once", "--json", *words)
 
 
 @pytest.fixture
