@@ -195,11 +195,10 @@ def runs(self: Any, name: Any) -> bool:
 
 async def unreadable_is_silence(self: Beats) -> None:
     """The beats of before the outage stay, and age."""
-    watched = dict(self._watched)
     try:
         await _REFRESH(self)
     except BlobsUnavailable:
-        self._watched, self._readable = watched, True
+        self._listed, self._readable = self._context.clock.monotonic(), True
 
 
 async def age_by_date(self: Beats) -> None:
