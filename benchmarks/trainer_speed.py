@@ -4,10 +4,12 @@
 their own with the same model, rows, micro-batch, precision, LoRA and versions of torch, transformers, peft and
 accelerate. Speed is that from the end of the first step to the end of the last, in tokens that are not padding;
 start-up is from the process's start to the end of the first step, and the peak the largest process's resident memory.
-The others are installed into `.demo/peers` when it is missing (1.2 GB).
+The others are installed into `.demo/peers` when it is missing (1.2 GB); `--peers PYTHON` names an environment that
+has them. Without SmolLM2 in `.demo/models` it is its shape, with random weights. `--scale`: for GPUs.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +26,8 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.save_stall import build_model
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".demo" / "peers"
@@ -77,10 +82,10 @@ def install_peers() -> Path:
     return python
 
 
-def ours(case: Case, folder: Path) -> list[str]:
+def ours(case: Case, folder: Path, model: Path) -> list[str]:
     """The command that trains the case here."""
     config = {
-        "model": str(MODEL),
+        "model": str(model),
         "data": {
             "path": str(DATA),
             "prompt": "Word: {word} ({part_of_speech})\nDefinition:",
@@ -100,18 +105,18 @@ def ours(case: Case, folder: Path) -> list[str]:
     return [sys.executable, "-m", "trainer", "--config", str(folder / "train.yaml"), "--output", str(folder / "out")]
 
 
-def theirs(kind: str, case: Case, folder: Path, python: Path) -> list[str]:
+def theirs(kind: str, case: Case, folder: Path, model: Path, python: Path) -> list[str]:
     """The command that trains the case with another trainer."""
-    told = asdict(case) | {"model": str(MODEL), "data": str(DATA)}
+    told = asdict(case) | {"model": str(model), "data": str(DATA)}
     (folder / "case.json").write_text(json.dumps(told))
     return [str(python), str(ROOT / "benchmarks" / "peers" / "train.py"), kind, str(folder / "case.json")]
 
 
-def run(kind: str, case: Case, python: Path) -> Run:
+def run(kind: str, case: Case, model: Path, python: Path) -> Run:
     """Trains once. Raises RuntimeError with the last lines where the process fails."""
     with tempfile.TemporaryDirectory(prefix="gpubroker-speed-") as scratch:
         folder = Path(scratch)
-        command = ours(case, folder) if kind == "gpubroker" else theirs(kind, case, folder, python)
+        command = ours(case, folder, model) if kind == "gpubroker" else theirs(kind, case, folder, model, python)
         started = time.monotonic()
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         child = subprocess.Popen(
@@ -159,6 +164,37 @@ def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     Console().print(table)
 
 
+def scaled(case: Case, arguments: argparse.Namespace) -> Case:
+    """As many steps and rows as were asked for."""
+    rows = None if case.rows is None else case.rows * arguments.scale
+    micro, batch = case.micro_batch * arguments.scale, case.global_batch * arguments.scale
+    return replace(case, steps=arguments.steps, micro_batch=micro, global_batch=batch, rows=rows)
+
+
+@contextlib.contextmanager
+def model_folder() -> Iterator[Path]:
+    """SmolLM2 where the demo has put it, else its shape."""
+    if MODEL.exists():
+        yield MODEL
+        return
+    with tempfile.TemporaryDirectory(prefix="gpubroker-model-") as scratch:
+        build_model(Path(scratch))
+        yield Path(scratch)
+
+
+def measure(
+    cases: list[Case], runs: dict[str, dict[str, list[Run]]], model: Path, python: Path, rounds: int, until: float
+) -> None:
+    """All rounds of all cases, by all trainers in turn."""
+    for number in range(rounds):
+        for case in cases:
+            if number and time.monotonic() > until:
+                continue
+            for kind in (k for k in TRAINERS if not (case.packing and k == "hf")):  # HF Trainer does not pack
+                print(f"{case.name}: {kind}, round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+                runs[case.name].setdefault(kind, []).append(run(kind, case, model, python))
+
+
 def main() -> None:
     """Prints the table; the last line is JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -166,22 +202,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=6.0, help="no second or later round is begun after that")
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="may be repeated")
+    parser.add_argument("--peers", type=Path, help="a python that has the other trainers")
+    parser.add_argument("--scale", type=int, default=1, help="so many times the rows at once, and of a step")
     arguments = parser.parse_args()
-    python = install_peers()
+    python = arguments.peers or install_peers()
     until = time.monotonic() + 60 * arguments.minutes
-    cases = [replace(c, steps=arguments.steps) for c in CASES if not arguments.case or c.name in arguments.case]
+    cases = [scaled(c, arguments) for c in CASES if not arguments.case or c.name in arguments.case]
     runs: dict[str, dict[str, list[Run]]] = {case.name: {} for case in cases}
-    for number in range(arguments.rounds):
-        for case in cases:
-            if number and time.monotonic() > until:
-                continue
-            for kind in (k for k in TRAINERS if not (case.packing and k == "hf")):  # HF Trainer does not pack
-                print(f"{case.name}: {kind}, round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
-                runs[case.name].setdefault(kind, []).append(run(kind, case, python))
+    with model_folder() as model:
+        measure(cases, runs, model, python, arguments.rounds, until)
     results = {name: {kind: summary(found) for kind, found in kinds.items()} for name, kinds in runs.items()}
     show(results)
     rounds = {name: len(kinds["gpubroker"]) for name, kinds in runs.items()}
-    print(json.dumps({"rounds": rounds, "steps": arguments.steps, "cases": results}))
+    told = {"rounds": rounds, "steps": arguments.steps, "scale": arguments.scale, "cases": results}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

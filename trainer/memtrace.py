@@ -199,14 +199,17 @@ def trace(
     return {name: categories for name, (_, categories) in storages.peaks.items()}
 
 
-def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, int]:
-    """What the same steps really take of this machine's GPU, with random weights; bytes. `device_used_bytes` is what
-    the driver counts of the whole GPU, so nobody else may use it."""
+def measure(config: Mapping[str, Any], ask: Ask, lasts_s: float, steps: int = 3) -> dict[str, float]:
+    """What the same steps really take of this machine's GPU, with random weights: bytes, and `step_s`, the mean of the
+    steps in `lasts_s` seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody
+    else may use it."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as the worker
     task = task_of(ask.task, ask.train, config)
     probe = Probe(
         ask, lambda: _build(config, depths_of(config), ask, task, device="cuda"), Storages("meta"), task, "cuda"
     )
     probe._bare.train()
+    torch.cuda.empty_cache()  # of what making and quantising it took, which loading it does not take
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()
         probe._step()
@@ -215,7 +218,19 @@ def measure(config: Mapping[str, Any], ask: Ask, steps: int = 3) -> dict[str, in
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "device_used_bytes": total - free,
+        "step_s": _timed(probe, lasts_s),
     }
+
+
+def _timed(probe: Probe, lasts_s: float) -> float:
+    """Seconds of a step, the mean of those that are begun before so many have passed."""
+    torch.cuda.synchronize()
+    started, count = time.monotonic(), 0
+    while time.monotonic() < started + lasts_s:
+        probe._step()
+        count += 1
+    torch.cuda.synchronize()
+    return (time.monotonic() - started) / count
 
 
 def _kinds(segments: Mapping[str, dict[str, int]], layers: Sequence[int]) -> dict[str, dict[str, int]]:

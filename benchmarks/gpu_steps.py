@@ -1,16 +1,19 @@
-"""Memory of real steps on this machine's GPU against predictions that were frozen first.
+"""Memory and speed of real steps on this machine's GPU against predictions that were frozen first.
 
-    python -m benchmarks.gpu_memory freeze PREDICTIONS.json      # anywhere: no GPU, no torch; never overwrites
-    python -m benchmarks.gpu_memory measure PREDICTIONS.json     # on a GPU that nobody else uses; under 10 minutes
-    python -m benchmarks.gpu_memory run                          # one case, from stdin; `measure` calls it
+    python -m benchmarks.gpu_steps freeze PREDICTIONS.json --gpu H100-80GB   # anywhere: no GPU, no torch
+    python -m benchmarks.gpu_steps measure PREDICTIONS.json     # on such a GPU that nobody else uses; under 10 minutes
+    python -m benchmarks.gpu_steps run                          # one case, from stdin; `measure` calls it
+    python -m benchmarks.gpu_steps show PREDICTIONS.measured.json            # what was measured, as a table
 
-Every case is a process of its own: the trainer's own loop takes three steps with random weights of the published shape.
-The last line of `measure` is JSON; a case that fails or runs out of memory is a row like the others, with its reason.
+Every case is a process of its own: the trainer's own loop takes three steps with random weights of the published
+shape, then as many as fill a second and a half are timed. The last line of `measure` and `show` is JSON; a case that
+fails or runs out of memory is a row like the others, with its reason.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,11 +22,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
+from broker.decide.hardware import GIB
 from broker.models import catalogue
 from broker.sizing import estimate
+from trainer.agent.child import worker_defaults
 
 PATIENCE_S = 120
-BUDGET_S = 570
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B", "google/gemma-2-2b",
     "openai-community/gpt2", "EleutherAI/pythia-1.4b", "microsoft/phi-2", "bigcode/starcoder2-3b",
@@ -33,11 +40,19 @@ WAYS: tuple[Mapping[str, Any], ...] = (
     {"method": "lora", "precision": "bf16-autocast", "seq": 1024, "micro_batch": 8, "gradient_checkpointing": True},
     {"method": "lora", "precision": "fp32", "seq": 512, "micro_batch": 4, "optimizer": "adamw_foreach"},
 )
+QUANTISED: Mapping[str, Any] = {**WAYS[1], "method": "qlora", "micro_batch": 4}
 LARGE: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("mistralai/Mistral-7B-v0.1", {"method": "lora", "precision": "bf16", "seq": 2048, "micro_batch": 2}),
     ("Qwen/Qwen3-8B", {**WAYS[1], "seq": 2048, "micro_batch": 4}),
+    ("meta-llama/Llama-3.2-1B", QUANTISED),
+    ("Qwen/Qwen2.5-1.5B", QUANTISED),
+    ("google/gemma-2-2b", QUANTISED),
+    ("mistralai/Mistral-7B-v0.1", QUANTISED),
 )
 KEYS = ("peak_allocated_bytes", "device_used_bytes")
+SPEED = "tokens_per_s"
+LASTS_S = 1.5
+"""Of the timed steps."""
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -49,12 +64,13 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield model, dict(way)
 
 
-def frozen() -> dict[str, Any]:
-    """All predictions, with the moment and a digest that `measure` checks."""
+def frozen(gpu: str) -> dict[str, Any]:
+    """All predictions for that GPU, with the moment and a digest that `measure` checks. Raises ValueError."""
     rows = []
     for model, way in cases():
-        found = estimate(model, **way)
-        kept = ("margin_pct", "device_margin_pct", "evidence", "segment")
+        found = estimate(model, gpu=gpu, **way)
+        speed = (SPEED, f"{SPEED}_interval", f"{SPEED}_evidence")
+        kept = ("gpu", "margin_pct", "device_margin_pct", "evidence", "segment", *speed)
         rows.append({"model": model, "way": way, **{k: found[k] for k in (*KEYS, *kept)}})
     return {"frozen_at": datetime.now(UTC).isoformat(timespec="seconds"), "digest": digest(rows), "rows": rows}
 
@@ -64,8 +80,11 @@ def digest(rows: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
-def run_here(model: str, way: Mapping[str, Any]) -> dict[str, int]:
-    """Measures one case on this machine's GPU."""
+def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
+    """Measures one case on this machine's GPU; `on`: what it ran on."""
+    import torch
+    import transformers
+
     from trainer import memtrace
 
     published = catalogue.find(model)
@@ -77,15 +96,18 @@ def run_here(model: str, way: Mapping[str, Any]) -> dict[str, int]:
         *("--micro-batch", str(way["micro_batch"])),
         *(["--gradient-checkpointing"] if way.get("gradient_checkpointing") else []),
     ]
-    return memtrace.measure(published.config, memtrace._ask(memtrace._arguments().parse_args(arguments)))
+    found = memtrace.measure(published.config, memtrace._ask(memtrace._arguments().parse_args(arguments)), LASTS_S)
+    on = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    return {**found, SPEED: round(way["micro_batch"] * way["seq"] / found["step_s"], 1), "on": on}
 
 
 def in_process(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
     """The same in a process of its own; `error` where it gave no figures."""
-    command = [sys.executable, "-m", "benchmarks.gpu_memory", "run"]
+    command, asked = [sys.executable, "-m", "benchmarks.gpu_steps", "run"], json.dumps([model, way])
+    env = worker_defaults(dict(os.environ))
     try:
         done = subprocess.run(
-            command, input=json.dumps([model, way]), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, input=asked, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=env
         )
     except subprocess.TimeoutExpired:
         return {"error": f"took longer than {PATIENCE_S} s"}
@@ -99,10 +121,17 @@ def compared(row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]
     """One row of the table: errors in percent, negative where too little was predicted."""
     if "error" in found:
         return {**row, "error": found["error"]}
-    errors = {f"{key}_error_pct": round(100 * (row[key] / found[key] - 1), 2) for key in KEYS}
+    errors = {f"{key}_error_pct": round(100 * (row[key] / found[key] - 1), 2) for key in (*KEYS, SPEED)}
     margins = zip(KEYS, ("margin_pct", "device_margin_pct"), strict=True)
     beyond = [key for key, margin in margins if found[key] > row[key] * (1 + row[margin] / 100)]
-    return {**row, "measured": dict(found), **errors, "beyond_margin": beyond}
+    low, high = row[f"{SPEED}_interval"]
+    return {
+        **row,
+        "measured": dict(found),
+        **errors,
+        "beyond_margin": beyond,
+        "in_interval": low <= found[SPEED] <= high,
+    }
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -113,20 +142,51 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         errors = [abs(r[f"{key}_error_pct"]) for r in good]
         told[key] = {"median_abs_pct": round(statistics.median(errors), 2), "max_abs_pct": max(errors)}
         told[key]["under_beyond_margin"] = sum(key in r["beyond_margin"] for r in good)
+    for evidence in sorted({r[f"{SPEED}_evidence"] for r in good}):
+        rows_of = [r for r in good if r[f"{SPEED}_evidence"] == evidence]
+        errors = [abs(r[f"{SPEED}_error_pct"]) for r in rows_of]
+        found = {"n": len(errors), "median_abs_pct": round(statistics.median(errors), 2), "max_abs_pct": max(errors)}
+        told[f"{SPEED} {evidence}"] = found | {"in_interval": sum(r["in_interval"] for r in rows_of)}
     return told
 
 
-def measured(predictions: Path) -> None:
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table for people."""
+    table = Table("model", "way", "peak GiB", "error", "used GiB", "error", "tokens/s", "error", "interval")
+    for row in rows:
+        way = row["way"]
+        words = f"{way['method']} {way['precision']} {way['micro_batch']} x {way['seq']}"
+        words += ", again" if way.get("gradient_checkpointing") else ""
+        if "error" in row:
+            table.add_row(row["model"].split("/")[-1], words, row["error"])
+            continue
+        cells = [f(row, key) for key in KEYS for f in (gib, error)]
+        inside = "in" if row["in_interval"] else "out"
+        speed = [f"{row['measured'][SPEED]:,.0f}", error(row, SPEED), inside]
+        table.add_row(row["model"].split("/")[-1], words, *cells, *speed)
+    Console(width=150).print(table)
+
+
+def gib(row: Mapping[str, Any], key: str) -> str:
+    return f"{row['measured'][key] / GIB:.2f}"
+
+
+def error(row: Mapping[str, Any], key: str) -> str:
+    return f"{row[f'{key}_error_pct']:+.1f} %"
+
+
+def measured(predictions: Path, budget_s: float) -> None:
     """Measures all cases, writes the table beside the predictions. Raises ValueError for edited predictions."""
     document = json.loads(predictions.read_text())
     if digest(document["rows"]) != document["digest"]:
         raise ValueError(f"{predictions}: was changed after it was frozen; freeze anew")
     rows, started = [], datetime.now(UTC)
     for row in document["rows"]:
-        late = (datetime.now(UTC) - started).total_seconds() > BUDGET_S - PATIENCE_S / 4
+        late = (datetime.now(UTC) - started).total_seconds() > budget_s - PATIENCE_S / 4
         found = {"error": "no time left"} if late else in_process(row["model"], row["way"])
         rows.append(compared(row, found))
-        print(json.dumps(rows[-1]), flush=True)
+        print(f"{len(rows)} of {len(document['rows'])}: {row['model']}", file=sys.stderr, flush=True)
+    show(rows)
     table = {"frozen_at": document["frozen_at"], "measured_at": started.isoformat(timespec="seconds"), "rows": rows}
     predictions.with_suffix(".measured.json").write_text(json.dumps(table, indent=1))
     print(json.dumps(summary(rows)))
@@ -135,8 +195,10 @@ def measured(predictions: Path) -> None:
 def main() -> int:
     """2 with one line on stderr for what cannot be done."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("what", choices=("freeze", "measure", "run"))
+    parser.add_argument("what", choices=("freeze", "measure", "run", "show"))
     parser.add_argument("predictions", type=Path, nargs="?")
+    parser.add_argument("--gpu", default="H100-80GB", help="whose speed is predicted, as `gpubroker estimate` has it")
+    parser.add_argument("--seconds", type=float, default=570, help="of `measure`, after which no case is begun")
     args = parser.parse_args()
     if args.what == "run":
         print(json.dumps(run_here(*json.load(sys.stdin))))
@@ -145,10 +207,15 @@ def main() -> int:
         parser.error("give PREDICTIONS.json")
     try:
         if args.what == "measure":
-            measured(args.predictions)
+            measured(args.predictions, args.seconds)
+        elif args.what == "show":
+            rows = json.loads(args.predictions.read_text())["rows"]
+            show(rows)
+            print(json.dumps(summary(rows)))
         else:
+            document = frozen(args.gpu)
             with args.predictions.open("x") as file:
-                json.dump(frozen(), file, indent=1)
+                json.dump(document, file, indent=1)
     except (OSError, ValueError) as e:
         print(e, file=sys.stderr)
         return 2

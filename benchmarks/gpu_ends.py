@@ -1,0 +1,94 @@
+"""What a job comes to where this machine's GPU is small for it, or taken: `python -m benchmarks.gpu_ends`.
+
+`python -m trainer --config` as a process on a decoder of 60 million weights and rows of 2,048 tokens: with more rows at
+once than the memory takes; with `micro_batch: auto`, which asks the tracer; and beside a process that holds a third of
+the memory. Each must end with its exit code and its reason. The last line is JSON; 1 where one does not.
+"""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.gpu_resume import ROWS, build_model
+from trainer.contract.rendezvous import ExitCode
+
+BATCH, LENGTH, STEPS = 256, 2048, 3
+HOLDER = """
+import sys, torch
+free, total = torch.cuda.mem_get_info()
+held = torch.empty(total // 3, dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def train(folder: Path, name: str, rows: int | str) -> tuple[int, str]:
+    """(exit code, output) of one run."""
+    config = {
+        "model": str(folder / "decoder"), "max_steps": STEPS, "global_batch": BATCH, "micro_batch": rows,
+        "data": {"path": str(folder / "rows.jsonl"), "prompt": "{word}", "completion": "{text}", "eval_share": 0},
+        "method": {"kind": "full"}, "precision": "bf16", "max_length": LENGTH, "gradient_checkpointing": False,
+    }  # fmt: skip
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    argv = [sys.executable, "-m", "trainer", "--config", str(folder / f"{name}.yaml"), "--output", str(folder / name)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=180, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def line_of(said: str, wanted: str) -> str:
+    """The first line that has it; empty where none has."""
+    return next((line.strip()[:300] for line in said.splitlines() if re.search(wanted, line)), "")
+
+
+def too_many(folder: Path) -> Mapping[str, Any]:
+    code, said = train(folder, "too many", BATCH)
+    told = line_of(said, "GPU memory is too small")
+    return {"case": "too many rows at once", "code": code, "told": told, "right": code == ExitCode.OOM and bool(told)}
+
+
+def auto(folder: Path) -> Mapping[str, Any]:
+    code, said = train(folder, "auto", "auto")
+    told = line_of(said, "micro_batch auto")
+    finals = [json.loads(p.read_text()) for p in (folder / "auto" / "store").rglob("final.json")]
+    peak = max((final["peak_memory_bytes"] or 0 for final in finals), default=0)
+    right = code == ExitCode.COMPLETED and "by the tracer" in told
+    return {"case": "micro_batch: auto", "code": code, "told": told, "peak_gib": round(peak / 2**30, 1), "right": right}
+
+
+def beside(folder: Path) -> Mapping[str, Any]:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        code, said = train(folder, "beside", 1)
+    finally:
+        holder.communicate()
+    told = line_of(said, "held by something else")
+    right = code == ExitCode.INFRASTRUCTURE and bool(told)
+    return {"case": "a third is held by another", "code": code, "told": told, "right": right}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="gb-") as scratch:
+        folder = Path(scratch)
+        build_model(folder / "decoder")
+        words, draw = ROWS.read_text().split(), random.Random(1)
+        rows = [{"word": "w", "text": " ".join(draw.choices(words, k=LENGTH))} for _ in range(BATCH)]
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        found = [case(folder) for case in (too_many, auto, beside)]
+    for row in found:
+        print(f"{row['case']}: {'right' if row['right'] else 'WRONG'}, exit {row['code']}: {row['told']}")
+    print(json.dumps({"cases": len(found), "right": sum(row["right"] for row in found), "rows": found}))
+    sys.exit(any(not row["right"] for row in found))
+
+
+if __name__ == "__main__":
+    main()
