@@ -4,7 +4,7 @@
 the tiny jobs of every task (`tests.trainer.tiny_jobs`). Each job runs once undisturbed; then it is SIGKILLed `--kills`
 times, each a few steps after a checkpoint, and started again until it is done. Exact: every loss, learning rate and
 norm, and every file of weights, moments and results of the complete checkpoint, is bitwise that of the undisturbed run.
-Several jobs share the GPU. The last line is JSON; `--only WORD` takes the jobs whose name has it.
+Several jobs share the GPU. The last line is JSON.
 """
 
 import argparse
@@ -90,19 +90,19 @@ def build_model(folder: Path) -> Path:
     return folder
 
 
-def jobs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """(name, its configuration's file) of all jobs."""
+def jobs(folder: Path, only: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """(name, its configuration's file) of the jobs whose names begin so."""
     model = build_model(folder / "decoder")
     data = {"path": str(ROWS), "prompt": "Define {word}:", "completion": " {definition}", "eval_share": 0.05}
-    for name, way in WAYS.items():
+    for name, way in ((n, w) for n, w in WAYS.items() if n.startswith(only)):
         fields = {"max_length": 128, "micro_batch": 4, **way, "model": str(model), "data": data}
         yield name, written(folder / f"{name}.yaml", {"global_batch": 16, "max_steps": STEPS, **fields})
-    for name, kind in tiny_jobs.KINDS.items():
-        home = folder / f"tiny {name}"
+    for name, kind in ((f"tiny {n}", k) for n, k in tiny_jobs.KINDS.items() if f"tiny {n}".startswith(only)):
+        home = folder / name
         train = tiny_jobs.train(kind, home / "model")
         (home / train.data.path).write_bytes(tiny_jobs.data(kind))
         fields = train.model_dump(mode="json", exclude_none=True)
-        yield f"tiny {name}", written(home / "train.yaml", {**fields, "max_steps": TINY_STEPS})
+        yield name, written(home / "train.yaml", {**fields, "max_steps": TINY_STEPS})
 
 
 def written(file: Path, fields: Mapping[str, Any]) -> Path:
@@ -200,12 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--at-once", type=int, default=10, help="jobs that share the GPU")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", action="append", help="jobs whose name begins so; again for several")
     parser.add_argument("--rows", type=Path, help="write every job's row there, as JSON")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gb-") as scratch, ThreadPoolExecutor(asked.at_once) as pool:
         folder = Path(scratch)
-        wanted = [(name, config) for name, config in jobs(folder) if asked.only in name]
+        wanted = list(jobs(folder, tuple(asked.only or [""])))
         rows = list(pool.map(lambda job: judged(job[0], job[1], folder, asked.kills), wanted))
     show(rows)
     if asked.rows is not None:

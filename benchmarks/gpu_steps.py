@@ -80,6 +80,20 @@ def digest(rows: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
+def ask_of(way: Mapping[str, Any]) -> Any:
+    """The tracer's question for a case."""
+    from trainer import memtrace
+
+    words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
+    arguments = [
+        *("--config", "x", "--method", way["method"], "--precision", words.get(way["precision"], way["precision"])),
+        *("--optimizer", way.get("optimizer", "adamw_fused"), "--seq", str(way["seq"])),
+        *("--micro-batch", str(way["micro_batch"])),
+        *(["--gradient-checkpointing"] if way.get("gradient_checkpointing") else []),
+    ]
+    return memtrace._ask(memtrace._arguments().parse_args(arguments))
+
+
 def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
     """Measures one case on this machine's GPU; `on`: what it ran on."""
     import torch
@@ -89,14 +103,7 @@ def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:
 
     published = catalogue.find(model)
     assert published is not None
-    words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
-    arguments = [
-        *("--config", "x", "--method", way["method"], "--precision", words.get(way["precision"], way["precision"])),
-        *("--optimizer", way.get("optimizer", "adamw_fused"), "--seq", str(way["seq"])),
-        *("--micro-batch", str(way["micro_batch"])),
-        *(["--gradient-checkpointing"] if way.get("gradient_checkpointing") else []),
-    ]
-    found = memtrace.measure(published.config, memtrace._ask(memtrace._arguments().parse_args(arguments)), LASTS_S)
+    found = memtrace.measure(published.config, ask_of(way), LASTS_S)
     on = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}"
     return {**found, SPEED: round(way["micro_batch"] * way["seq"] / found["step_s"], 1), "on": on}
 

@@ -54,6 +54,7 @@ class Loop(Steps):
 
     def run(self) -> None:
         """Trains to the end and leaves the complete snapshot. Raises Drained, after saving, when asked to stop."""
+        self._rehearse()
         self._restore()
         self._keeper.start()
         try:

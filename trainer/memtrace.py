@@ -26,7 +26,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from trainer import memtrace_bits, memtrace_unet
+from trainer import exact, memtrace_bits, memtrace_unet
 from trainer import model as models
 from trainer.asif import BLOCK, AsIf, allowed, one_autocast
 from trainer.contract.train import FullConfig, LoraConfig, QloraConfig, TrainConfig
@@ -199,17 +199,20 @@ def trace(
     return {name: categories for name, (_, categories) in storages.peaks.items()}
 
 
-def measure(config: Mapping[str, Any], ask: Ask, lasts_s: float, steps: int = 3) -> dict[str, float]:
-    """What the same steps really take of this machine's GPU, with random weights: bytes, and `step_s`, the mean of the
-    steps in `lasts_s` seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody
-    else may use it."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as the worker
-    task = task_of(ask.task, ask.train, config)
-    probe = Probe(
-        ask, lambda: _build(config, depths_of(config), ask, task, device="cuda"), Storages("meta"), task, "cuda"
-    )
+def on_gpu(config: Mapping[str, Any], ask: Ask) -> Probe:
+    """The step of the whole model with random weights, on this machine's GPU; exact, as the worker's."""
+    exact.on()
+    task, depths = task_of(ask.task, ask.train, config), depths_of(config)
+    probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
     probe._bare.train()
     torch.cuda.empty_cache()  # of what making and quantising it took, which loading it does not take
+    return probe
+
+
+def measure(config: Mapping[str, Any], ask: Ask, lasts_s: float, steps: int = 3) -> dict[str, float]:
+    """What the same steps really take of this machine's GPU: bytes, and `step_s`, the mean of the steps in `lasts_s`
+    seconds after these. `device_used_bytes` is what the driver counts of the whole GPU, so nobody else may use it."""
+    probe = on_gpu(config, ask)
     for _ in range(steps):
         torch.cuda.reset_peak_memory_stats()
         probe._step()
@@ -218,11 +221,11 @@ def measure(config: Mapping[str, Any], ask: Ask, lasts_s: float, steps: int = 3)
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "device_used_bytes": total - free,
-        "step_s": _timed(probe, lasts_s),
+        "step_s": timed(probe, lasts_s),
     }
 
 
-def _timed(probe: Probe, lasts_s: float) -> float:
+def timed(probe: Probe, lasts_s: float) -> float:
     """Seconds of a step, the mean of those that are begun before so many have passed."""
     torch.cuda.synchronize()
     started, count = time.monotonic(), 0

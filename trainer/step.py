@@ -14,6 +14,7 @@ from accelerate.utils import set_seed
 from trainer import (
     devices,
     evaluate,
+    exact,
     guard,
     kept,
     meeting,
@@ -183,18 +184,35 @@ class Steps(ABC):
         """The longest rows forward and back, when the optimizer has all that it keeps: memory that does not suffice
         for them shows now, not in an hour. Nothing is learned of them."""
         longest = kept.largest(self._train, self._micro, self._task.size)
-        before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
-        targets = max(1, sum(self._task.targets(e) for e in longest))
-        self._accelerator.backward(self._forward(longest) / targets)
-        self._optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, buffer in self._bare.named_buffers():
-                buffer.copy_(before[name])
+        self._forth_and_back(longest, self._model)
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
-    def _forward(self, batch: list[Any]) -> torch.Tensor:
+    def _rehearse(self) -> None:
+        """The first rows of all, forward and back, where every kernel is to give the same bits each time. Each process
+        by itself, since an error in a collective would leave the others waiting."""
+        if not torch.are_deterministic_algorithms_enabled():
+            return
+        rows = self._batches_at(0)[0][0]
+        self._bare.train()
+        self._task.begins(0)
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            exact.settle(lambda: self._forth_and_back(rows, self._bare))
+
+    def _forth_and_back(self, rows: list[Any], model: Any) -> None:
+        """Nothing is learned of them."""
+        before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
+        targets = max(1, sum(self._task.targets(e) for e in rows))
+        try:
+            self._accelerator.backward(self._forward(rows, model) / targets)
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, buffer in self._bare.named_buffers():
+                    buffer.copy_(before[name])
+
+    def _forward(self, batch: list[Any], model: Any = None) -> torch.Tensor:
         made = self._parallel.stretch(self._task.collate(batch or self._train[:1], self._device))
-        loss = self._task.loss_sum(self._model, made)
+        loss = self._task.loss_sum(model or self._model, made)
         return loss if batch else loss * 0.0
 
     @abstractmethod

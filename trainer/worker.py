@@ -68,16 +68,15 @@ def _unforeseen(error: Exception) -> Ended:
 def _train(job: WorkerJob, run: RunFolder) -> None:
     import torch
 
-    from trainer import parallel
+    from trainer import exact, parallel
     from trainer.loop import Loop
 
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if usable < job.gpus:
         built = f"torch {torch.__version__} for CUDA {torch.version.cuda}"
         raise Fault(f"torch can use {usable} of {job.gpus} GPUs; the driver may be too old for {built}")
-    if torch.cuda.is_available():
-        # Without this a resumed run may differ from an uninterrupted one in the last bits.
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    if usable:
+        exact.on()
     loop = Loop(job, run)
     try:
         loop.run()

@@ -1,0 +1,111 @@
+"""Kernels that give the same bits each time: torch as the worker sets it on a GPU, here on the CPU's own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import tiny_jobs
+from tests.trainer.workers import Worker, finished, story
+from trainer import exact
+from trainer.contract.rendezvous import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+def lacking() -> None:
+    """An operation that has no kernel that gives the same bits each time."""
+    torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
+
+
+def test_what_has_no_such_kernel_raises_and_new_tensors_are_not_written_for_it() -> None:
+    exact.on()
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would add in any order"
+    torch.empty(1 << 20).isnan().any()
+    assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        lacking()
+
+
+def test_a_model_that_lacks_one_goes_on_without_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    exact.on()
+    taken: list[int] = []
+
+    def step() -> None:
+        taken.append(1)
+        lacking()
+
+    with pytest.warns(UserWarning, match="deterministic"):
+        exact.settle(step)
+    assert len(taken) == 2
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert capsys.readouterr().out.startswith("notice: put_ has no kernel here that gives the same bits each time")
+
+
+def test_another_error_of_the_first_step_is_not_hidden() -> None:
+    exact.on()
+
+    def step() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        exact.settle(step)
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_a_step_that_is_within_the_rules_is_taken_once() -> None:
+    exact.on()
+    taken: list[int] = []
+    exact.settle(lambda: taken.append(1))
+    assert taken == [1]
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def as_on_a_gpu(rank: int) -> None:
+    """Each worker is a process of its own, so nothing needs to be put back."""
+    from trainer.loop import Loop
+
+    rehearse = Loop._rehearse
+
+    def rehearsed(loop: Loop) -> None:
+        rehearse(loop)
+        (loop._run.root / "rehearsed").touch()
+
+    exact.on()
+    Loop._rehearse = rehearsed  # type: ignore[method-assign]
+
+
+def as_on_a_gpu_that_lacks_one(rank: int) -> None:
+    from trainer.loop import Loop
+
+    as_on_a_gpu(rank)
+    forward = Loop._forward
+
+    def lacks(loop: Loop, *args: Any) -> torch.Tensor:
+        loss = forward(loop, *args)
+        lacking()
+        return loss
+
+    Loop._forward = lacks  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("name", ["causal_lm lora", "image_classification full", "text_to_image lora"])
+@pytest.mark.parametrize("harm", [as_on_a_gpu, as_on_a_gpu_that_lacks_one])
+def test_the_step_that_is_tried_first_changes_nothing(name: str, harm: Any, tmp_path: Path) -> None:
+    kind = tiny_jobs.KINDS[name]
+    train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / f"rows.{kind.format}"
+    data.write_bytes(tiny_jobs.data(kind))
+    plain = finished(tmp_path / "plain", train, data)
+    tried = Worker(tmp_path / "tried", train, data).start(harm)
+    ended = tried.end()
+    assert ended.code == ExitCode.COMPLETED, ended.message
+    assert (tried.run.root / "rehearsed").exists()
+    assert story(tried.last) == story(plain), "dropout and all"
