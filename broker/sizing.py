@@ -20,6 +20,7 @@ from broker.decide.evidence import exact_margin
 from broker.decide.hardware import GIB, TABLE, Hardware, matches, nearest
 from broker.decide.lora_targets import ALL_LINEAR
 from broker.decide.scaling import run_of, unmeasured
+from broker.decide.shown import CONTEXT, Estimate
 from broker.decide.throughput import Speed, speed
 from broker.domain.errors import InvalidInput
 from broker.domain.gpus import gpu_name
@@ -273,7 +274,7 @@ def spoken(at: Speed | str) -> dict[str, Any]:
 def _document(
     name: str,
     family: str,
-    found: sizes.Estimate,
+    found: Estimate,
     hardware: Hardware | None,
     at: Speed | str,
     traced: Mapping[str, Any] | None,
@@ -282,8 +283,8 @@ def _document(
     tier, evidence, margin, shown = str(found.tier), found.evidence, found.margin, found.device_margin - found.margin
     if traced is not None:
         by = {**dict.fromkeys(by, 0), **traced["by_category"], "context": found.context}
-        by["temporary"] += sizes.CUBLAS_WORKSPACE
-        peak, segment = traced["peak_allocated_bytes"] + sizes.CUBLAS_WORKSPACE, traced["segment"]
+        by["temporary"] += found.workspace
+        peak, segment = traced["peak_allocated_bytes"] + found.workspace, traced["segment"]
         versions = " ".join(f"{k} {v}" for k, v in traced["versions"].items())
         tier, evidence, margin = "exact", f"a trace of the model's own code: {versions}", exact_margin(family, margin)
     used = peak + found.context
@@ -305,5 +306,5 @@ def _document(
         "gpu": hardware.name if hardware else None,
         "gpu_memory_bytes": hardware.memory_bytes if hardware else None,
         # under pressure the allocator gives back what it only caches, so that does not count
-        "fits": peak * (1 + margin) + sizes.CONTEXT <= hardware.memory_bytes if hardware else None,
+        "fits": peak * (1 + margin) + CONTEXT <= hardware.memory_bytes if hardware else None,
     }

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from broker.decide import estimate as sizes
+from broker.decide import shown
 from broker.decide.memory_terms import Played
 from broker.decide.memory_traced import by_category
 from broker.models import count, traced
@@ -52,7 +53,7 @@ def refuse_resolution(family: str, resolution: int | None) -> None:
         raise sizes.Unanswerable(f"--resolution {resolution}: {family} is no UNet; leave it out")
 
 
-def estimate(config: Config, ask: sizes.Ask) -> sizes.Estimate:
+def estimate(config: Config, ask: sizes.Ask) -> shown.Estimate:
     """The peak on one GPU, of an ask that is `sized`. Raises Unanswerable for what no table has."""
     kind = str(traced.kind_of(config))
     found = traced.find(config)
@@ -75,7 +76,7 @@ def estimate(config: Config, ask: sizes.Ask) -> sizes.Estimate:
     notes = () if ask.method == "full" else (f"the LoRA is that of the table: {WHICH[kind]}",)
     if kind == "unet":
         notes = (*notes, "the UNet alone: no autoencoder, no text encoders")
-    return sizes.made(count.parameters(config), played, ("table", words, MARGINS[kind]), notes)
+    return shown.made(count.parameters(config), played, ("table", words, MARGINS[kind]), notes)
 
 
 def _check(kind: str, ask: sizes.Ask) -> None:

@@ -36,6 +36,9 @@ def quantise(model: Any, config: TrainConfig, architecture: str, kept: torch.dty
             value = value.T if "Conv1D" in module.source_cls.__name__ else value
             new = type(module.weight)(value, requires_grad=False, **module.weight.__dict__)
             module.weight = new._quantize(value.device)
+            if module.bias is not None and not value.is_meta:  # where it is still
+                zeros = torch.zeros_like(module.bias, device=value.device, dtype=value.dtype)
+                module.bias = torch.nn.Parameter(zeros, requires_grad=False)
     if norms:
         models._prepare(model)
     return quantiser._process_model_after_weight_loading(model)  # by what this sets peft knows a base of 4 bits

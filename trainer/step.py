@@ -188,8 +188,8 @@ class Steps(ABC):
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
     def _rehearse(self) -> None:
-        """The first rows of all, forward and back, where every kernel is to give the same bits each time. Each process
-        by itself, since an error in a collective would leave the others waiting."""
+        """The first rows of all, forward and back, where every kernel is to give the same bits each time. Past DDP,
+        which would wait for what an error has kept from coming."""
         if not torch.are_deterministic_algorithms_enabled():
             return
         rows = self._batches_at(0)[0][0]

@@ -138,7 +138,8 @@ def gpu_room(applied: Sequence[Applied]) -> tuple[int, str] | None:
     if not left:
         return None
     room, policy = min(left, key=lambda found: found[0])
-    held = _own(policy, f", of which {max(0, room)} are free")
+    room = max(0, room)  # more may be held than a limit that was lowered allows; what has no GPU may start all the same
+    held = _own(policy, f", of which {room} are free")
     return room, f"max_gpus of policy {policy.name} is {policy.max_gpus}{held}"
 
 

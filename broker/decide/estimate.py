@@ -3,10 +3,11 @@
 `Ask` names things as people do; here they become numerics and a step for the tape.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from broker.decide import shown
 from broker.decide.evidence import FORMULA, MEASURED, SHOWN_MORE, TRACED_OPTIMIZERS, Tier, evidence_of
 from broker.decide.lora_targets import choose, known_names, nearest
 from broker.decide.memory_builds import ATTENTION_ROLES, Numerics, build_of, linears
@@ -25,8 +26,8 @@ from broker.decide.memory_stack import (
     table_bytes,
 )
 from broker.decide.memory_tape import CATEGORIES as CATEGORIES
-from broker.decide.memory_terms import Played, Step
-from broker.domain.offer import GIB
+from broker.decide.memory_terms import Step
+from broker.decide.shown import Estimate
 from broker.domain.workload import ModelShape
 
 Method = Literal["full", "lora", "qlora", "lora8", "adapter"]
@@ -41,18 +42,6 @@ METHODS, PRECISIONS, SHARDINGS, ATTENTIONS, NORMS = (
     get_args(t) for t in (Method, Precision, Sharding, Attention, Norms)
 )
 OPTIMIZERS = tuple(STATES)
-
-CONTEXT = GIB // 2
-"""A process's CUDA context with its loaded kernels [assumed]."""
-CUBLAS_WORKSPACE = 2 * 8_519_680
-"""Of the forward and the backward thread: 8.125 MiB each, torch's default below Hopper; counted as allocated."""
-FRAGMENTS_ONE, FRAGMENTS_MANY = 0.28, 0.42
-"""What the caching allocator holds besides, as a share of all that comes and goes within a step. Medians of the 22
-one-GPU rows (0.11 to 0.37) and the 26 two-GPU rows (0.22 to 1.3) of fms-acceleration (`benchmarks.shown_table`)."""
-SHOWN_ONE, SHOWN_MANY = 0.07, 0.29
-"""How much wider the margin of nvidia-smi's figure is: the worst row, predicted by the shares of other models and
-methods, was short by 9.5 % on one GPU and by 33 % on two, where the allocator could not use again for the optimizer
-what it had cached for activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,27 +73,6 @@ class Ask:
     norms: Norms = "float32"
     transformers: str | None = None
     """Version whose own loss is computed; None: the trainer's, outside the model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Bytes of one device. `margin`: share that the peak may be higher by, on this evidence."""
-
-    by_category: Mapping[str, int]
-    segment: str
-    peak_allocated: int
-    device_used: int
-    """As nvidia-smi shows: with the context and what the allocator holds besides."""
-    context: int
-    """Context and fragmentation: the difference of the two."""
-    tier: Tier
-    evidence: str
-    margin: float
-    device_margin: float
-    """The same for what nvidia-smi shows."""
-    notes: tuple[str, ...]
-    parameters: int
-    trainable: int
 
 
 class Unanswerable(ValueError):
@@ -365,33 +333,7 @@ def estimate(shape: ModelShape, ask: Ask) -> Estimate:
         offload=ask.offload and shards > 1,
     )
     played = play(part, step)
-    found = made(shape.parameters, played, _evidence(shape, ask), notes, several=shards * replicas > 1)
+    several = shards * replicas > 1
+    workspace = shown.CUBLAS_WORKSPACE if ask.transformers is None else shown.STACK_WORKSPACE
+    found = shown.made(shape.parameters, played, _evidence(shape, ask), notes, several=several, workspace=workspace)
     return replace(found, device_margin=found.device_margin + SHOWN_MORE.get(shape.family, 0.0))
-
-
-def made(
-    parameters: int, played: Played, evidence: tuple[Tier, str, float], notes: tuple[str, ...], *, several: bool = False
-) -> Estimate:
-    """With what torch and the allocator take besides. `evidence`: tier, words, margin; `several`: devices."""
-    tier, words, margin = evidence
-    by = {str(c): size for c, size in played.segments[played.worst].items()}
-    by.setdefault("communication", 0)
-    by["temporary"] += CUBLAS_WORKSPACE
-    peak = sum(by.values())
-    share = FRAGMENTS_MANY if several else FRAGMENTS_ONE
-    fragments = int(share * (peak - by["weights"] - by["optimizer"]))
-    context = CONTEXT + fragments
-    return Estimate(
-        by_category={**by, "context": context},
-        segment=played.worst,
-        peak_allocated=peak,
-        device_used=peak + context,
-        context=context,
-        tier=tier,
-        evidence=words,
-        margin=margin,
-        device_margin=margin + (SHOWN_MANY if share == FRAGMENTS_MANY else SHOWN_ONE),
-        notes=notes,
-        parameters=parameters,
-        trainable=played.trained,
-    )

@@ -29,8 +29,11 @@ ROW_BYTES = 24
 """Per token from the host: ids, mask and labels of 8 bytes."""
 HOST_LINK = 10e9
 """Bytes/s from host to device, pageable memory [assumed]."""
-LAYER_LAUNCH_S = 0.25e-3
-"""A Python host needs so long to launch one pass of an eager layer [assumed]; adapters double it."""
+LAYER_LAUNCH_S = 0.9e-3
+"""A Python host needs so long to launch one pass of an eager layer, within a factor of two: the virtual machine of an
+H100 took 1.7 ms (`benchmarks.gpu_exact`), and peft's runs on an L40S leave room for 0.95."""
+ADAPTER_LAUNCHES = 0.22
+"""What each adapter adds to a layer's launches: that H100's 1.7 ms came to 4.36 with seven."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +235,7 @@ def model_flop(run: Run) -> float:
 def ideal(run: Run, hardware: Hardware, *, cores: int = 1) -> Ideal:
     """The step at the published rates. `cores`: of a CPU; 1 for GPUs."""
     parts, layers = _parts(run), run.shape.layers + run.shape.decoder_layers
-    launches = run.micro_batches * layers * _passes(run) * (1 if run.numerics.full else 2)
+    launches = run.micro_batches * layers * _passes(run) * (1 + ADAPTER_LAUNCHES * len(run.numerics.adapted))
     shards = {"fsdp": run.devices, "hybrid": -(-run.devices // run.nodes)}.get(run.sharding, 1)
     states = run.trained * optimizer_bytes(run.optimizer, run.numerics.trained) / shards
     within, between = _messages(run, hardware)

@@ -15,6 +15,7 @@ from broker.decide.memory import divisible
 from broker.decide.memory_held import trained_parameters
 from broker.decide.plans import ABOUT, MOST_ROWS, dividers, ways
 from broker.decide.roofline import Run, model_flop
+from broker.decide.shown import CONTEXT
 from broker.decide.throughput import Speed, speed, step_seconds
 from broker.domain.workload import DIVIDED, ModelShape, Parallelism, Plan
 
@@ -160,7 +161,7 @@ class _Scale:
             sharding="none" if devices == 1 else way,
         )  # fmt: skip
         found = sizes.estimate(self._shape, asked)
-        return int(found.peak_allocated * (1 + found.margin)) + sizes.CONTEXT
+        return int(found.peak_allocated * (1 + found.margin)) + CONTEXT
 
     def _step_s(self, plan: Plan, nodes: int) -> float:
         return step_seconds(self._run(plan, nodes), self._hardware)

@@ -57,12 +57,13 @@ async def test_a_quote_says_what_its_speeds_were_compared_with(shell: Shell) -> 
     market.items = [*real[:1], next(one for one in real if one.accelerator != real[0].accelerator)]
     lines = (await quoted(shell, "--json")).document["lines"]
     assert {line["tier"] for line in lines} == {"unchecked"}, "SmolLM2-135M is bound by the host that launches it"
-    assert all("[assumed]; interval as if it took twice that" in line["evidence"] for line in lines)
+    assert all("a layer and pass; interval as if it took twice that" in line["evidence"] for line in lines)
     said = (await quoted(shell)).out
     assert said.count(" *") == 2
     assert "speed of 1: unchecked (" in said
-    long = GOOD.replace("HuggingFaceTB/SmolLM2-135M", "mistralai/Mistral-7B-v0.1") + "  method: {kind: qlora}\n"
-    rows = "word,definition\n" + f"word,{'what it means to a cynic ' * 80}\n" * 40
+    long = GOOD.replace("HuggingFaceTB/SmolLM2-135M", "mistralai/Mistral-7B-v0.1")
+    long += "  method: {kind: qlora}\n  max_length: 8192\n  global_batch: 8\n"
+    rows = "word,definition\n" + f"word,{'what it means to a cynic ' * 780}\n" * 10
     (shell.folder / "words.csv").write_text(rows)
     path = shell.spec(long, None)
     known = (await to_thread(shell.run, "quote", path, "--json")).document["lines"]

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from tests.trainer import tiny_jobs
+from tests.trainer.crews import Crew, told
 from tests.trainer.workers import Worker, finished, story
 from trainer import exact
-from trainer.contract.rendezvous import ExitCode
+from trainer.contract.rendezvous import ExitCode, Parallelism
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +110,18 @@ def test_the_step_that_is_tried_first_changes_nothing(name: str, harm: Any, tmp_
     assert ended.code == ExitCode.COMPLETED, ended.message
     assert (tried.run.root / "rehearsed").exists()
     assert story(tried.last) == story(plain), "dropout and all"
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("harm", [as_on_a_gpu, as_on_a_gpu_that_lacks_one])
+def test_nor_does_it_where_several_processes_share_the_model_or_its_gradients(
+    how: Literal["ddp", "fsdp"], harm: Any, tmp_path: Path
+) -> None:
+    kind = tiny_jobs.KINDS["causal_lm full"]
+    train, data = tiny_jobs.train(kind, tmp_path / "model"), tmp_path / f"rows.{kind.format}"
+    data.write_bytes(tiny_jobs.data(kind))
+    shared = Parallelism(kind=how)
+    plain = Crew(tmp_path / "plain", train, data, each=2, how=shared).done()
+    tried = Crew(tmp_path / "tried", train, data, each=2, how=shared, harm=harm).done()
+    assert (tried.runs[0].root / "rehearsed").exists()
+    assert told(tried.last) == told(plain.last)

@@ -10,8 +10,8 @@ from accelerate.state import AcceleratorState
 from transformers.activations import ACT2FN
 
 from benchmarks.memory_forms import cases, compared
-from broker.decide.estimate import CUBLAS_WORKSPACE
 from broker.decide.memory_activation import WRITTEN
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.models.checked import ACTIVATIONS
 from broker.sizing import estimate
 

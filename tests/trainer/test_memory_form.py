@@ -11,8 +11,8 @@ from accelerate.state import AcceleratorState
 
 from benchmarks.memory_forms import WINDOWS, cases, compared
 from benchmarks.memory_tables import traced as lines_of
-from broker.decide.estimate import CUBLAS_WORKSPACE
 from broker.decide.memory_builds import BUILDS, PAIRS
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.models import catalogue
 from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES

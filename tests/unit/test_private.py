@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker import private
 from broker.domain.errors import InvalidInput
 from broker.private import SPOOL, HomeFull, HomeInUse, check_blobs, holding, make_home, with_room
 from providers.private import write_private
@@ -33,11 +34,16 @@ def refused(home: Path) -> str:
     return problem.message
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """By the code that is tested: what other tests left behind is logged whenever it is collected."""
+    return [record.message for record in caplog.records if record.name == private.log.name]
+
+
 def test_a_new_home_is_its_users_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_home(tmp_path / "new")
     assert mode(tmp_path / "new") == 0o700
     make_home(made(tmp_path / "old", 0o700, "stranger"))
-    assert not caplog.records
+    assert not said(caplog)
 
 
 FILES = [(), ("lost+found",), ("gpubroker.yaml",), ("installation", "postgres"), ("master.key",)]
@@ -53,9 +59,9 @@ def test_a_home_that_others_can_look_into_is_closed_and_that_is_said(
         make_home(home)
     assert mode(home) == 0o700
     told = f"home {home} had mode {bits:04o}, open to others: keys, database and blobs; it is closed now"
-    assert [record.message for record in caplog.records] == [told]
+    assert said(caplog) == [told]
     make_home(home)
-    assert len(caplog.records) == 1
+    assert len(said(caplog)) == 1
 
 
 def test_what_is_no_home_or_can_be_changed_by_others_is_left_as_it_is(tmp_path: Path) -> None:
@@ -91,10 +97,10 @@ def test_a_blob_folder_outside_of_the_home_is_checked_and_never_changed(
         check_blobs(outside, home)
     assert mode(outside) == 0o757
     outside.chmod(0o755)
-    assert not caplog.records
+    assert not said(caplog)
     check_blobs(outside, home)
-    (record,) = caplog.records
-    assert "mode 0755, so that others see data and results" in record.message
+    (line,) = said(caplog)
+    assert "mode 0755, so that others see data and results" in line
     outside.chmod(0o700)
     check_blobs(outside, home)
     check_blobs(tmp_path / "new", home)

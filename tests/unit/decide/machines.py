@@ -26,6 +26,8 @@ WORK = Workload(
     shape=LLAMA_3_8B, method="lora", lora_r=16, gradient_checkpointing=True, micro_batch=1, global_batch=8,
     sequence=2048, tokens_per_row=900.0, steps=500, eval_rows=100,
 )  # fmt: skip
+LONG = replace(WORK, sequence=16_384, tokens_per_row=16_000.0)
+"""Rows that keep a GPU busy for longer than a host launches them."""
 SCRIPT = Workload(shape=None, method="script")
 CAPS = {"cloud": Caps(spot=True, boot_s=120), "mine": Caps(spot=False, trust="own", reaches_local_files=True, boot_s=1)}
 

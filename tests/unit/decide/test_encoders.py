@@ -116,7 +116,7 @@ def test_more_rows_or_longer_ones_never_need_less(
 
 
 def test_the_speed_of_an_encoder_is_a_count_within_a_factor_of_two() -> None:
-    found = estimate(PUBLISHED["bert"], seq=256, gpu="L40S")
+    found = estimate(PUBLISHED["bert"], seq=256, micro_batch=256, gpu="L40S")
     low, high = found["tokens_per_s_interval"]
     assert high / low == pytest.approx(4, rel=1e-3)
     assert "none was measured" in found["tokens_per_s_basis"]

@@ -55,6 +55,14 @@ def test_a_dearer_machine_that_fits_into_max_gpus_is_taken_else_the_smallest_say
     assert said == "wait: waits for policy nlp: max_gpus is 9, 9 are held, and it needs 1"
 
 
+def test_what_has_no_gpu_starts_though_more_are_held_than_a_limit_that_was_lowered_allows() -> None:
+    over = [applied(policy(max_gpus=0), gpus=2)]
+    bare = (offer(id="bare", gpus=0),)
+    assert told(*over, market=bare) is None
+    assert placed(list(bare), over) is None
+    assert (told(*over) or "").startswith("wait: waits for policy nlp: max_gpus is 0, 2 are held")
+
+
 def test_where_nothing_can_be_bought_only_what_needs_no_offer_is_said() -> None:
     full = applied(policy(budgets=[budget("1")]))
     assert told(full, market=()) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.decide.estimate import CUBLAS_WORKSPACE, Ask, estimate, numerics
+from broker.decide.estimate import Ask, estimate, numerics
 from broker.decide.hardware import TABLE
 from broker.decide.memory_fsdp import Sharded, Unit, root_parameters, units
 from broker.decide.memory_headed import HeadedPlayer
@@ -15,6 +15,7 @@ from broker.decide.memory_step import Player
 from broker.decide.memory_tape import Tape
 from broker.decide.memory_terms import Step
 from broker.decide.plans import Planner
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.domain.workload import ModelShape, Plan
 from tests.unit.decide.machines import LLAMA_3_8B, SMOLLM2_135M, WORK
 

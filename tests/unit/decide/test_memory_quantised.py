@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from broker.decide.estimate import CUBLAS_WORKSPACE
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.sizing import estimate
 
 LIKE_LLAMA: dict[str, Any] = {"max_position_embeddings": 2048, "vocab_size": 1000, "tie_word_embeddings": False}

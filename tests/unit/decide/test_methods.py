@@ -14,7 +14,7 @@ from broker.decide.throughput import run_of, speed, step_seconds
 from broker.decide.workload import Rows, workload
 from broker.domain.offer import GIB
 from broker.domain.workload import MemoryNeed, Workload
-from tests.unit.decide.machines import LLAMA_3_8B, WORK, spec
+from tests.unit.decide.machines import LLAMA_3_8B, LONG, WORK, spec
 
 ROWS = Rows(count=938, tokens_mean=71.0, tokens_longest=300)
 QLORA = {"kind": "qlora"}
@@ -44,7 +44,8 @@ def test_a_qlora_job_is_quoted_as_one() -> None:
     asked = estimate(LLAMA_3_8B, Ask(method="qlora", length=300, rows=4))
     assert need(four).weights == asked.by_category["weights"]
     assert need(four).weights / GIB < 6
-    seconds = [step_seconds(run_of(w, LLAMA_3_8B, H100), H100) for w in (plain, four)]
+    long = (replace(w, tokens_per_row=16_000.0) for w in (plain, four))
+    seconds = [step_seconds(run_of(w, LLAMA_3_8B, H100), H100) for w in long]
     assert seconds[0] < seconds[1], "the base is unpacked for each use"
 
 
@@ -100,7 +101,7 @@ def test_eager_attention_keeps_every_score() -> None:
 
 
 def test_the_time_of_an_8_bit_base_is_a_guess_and_says_so() -> None:
-    at = speed(run_of(replace(WORK, method="lora8"), LLAMA_3_8B, H100), H100)
+    at = speed(run_of(replace(LONG, method="lora8"), LLAMA_3_8B, H100), H100)
     assert (at.spread, at.tier) == (2, "unchecked")
     assert "8-bit base" in at.evidence
 

@@ -108,13 +108,13 @@ def test_what_makes_no_sense_is_said_in_one_line(asked: dict[str, Any], words: s
 
 def test_a_scaling_table_counts_what_is_read_and_written_and_says_how_little_is_known() -> None:
     ask = Ask(length=512, target=128)
-    found = what_if("gpus=1,2,16", model=T5, gpu="L40S", ask=ask, global_batch=64, rows=6400)
+    found = what_if("gpus=1,2,16", model=T5, gpu="L40S", ask=ask, global_batch=1024, rows=6400 * 16)
     assert found["tokens_per_row"] == 640
     for row in found["points"]:
         low, high = row["tokens_per_s_interval"]
         assert (row["tokens_per_s"] / low, high / row["tokens_per_s"]) == pytest.approx((2, 2), rel=1e-3)
         assert row["plan"]["parallelism"] in ("single", "ddp"), "how one would be divided is not known"
         assert 0 < row["mfu"] < 1
-        assert row["hours"] * 3600 * row["tokens_per_s"] == pytest.approx(6400 * 640, rel=1e-3)
-    more = what_if("gpus=1", model=T5, gpu="L40S", ask=replace(ask, target=512), global_batch=64, rows=6400)
+        assert row["hours"] * 3600 * row["tokens_per_s"] == pytest.approx(6400 * 16 * 640, rel=1e-3)
+    more = what_if("gpus=1", model=T5, gpu="L40S", ask=replace(ask, target=512), global_batch=1024, rows=6400 * 16)
     assert more["points"][0]["hours"] > found["points"][0]["hours"]

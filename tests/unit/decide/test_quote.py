@@ -14,7 +14,7 @@ from broker.decide.quote import quote
 from broker.decide.quote_words import LABELS, summary
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, Drop, HostFacts, Offer, QuoteLine, Verdict
-from tests.unit.decide.machines import CAPS, NOW, SCRIPT, WORK, offer, quoted, spec
+from tests.unit.decide.machines import CAPS, LONG, NOW, SCRIPT, WORK, offer, quoted, spec
 from trainer.contract.interval import interval_s
 
 UPLOAD_S = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)) * 12 / 50e6
@@ -132,7 +132,8 @@ def test_a_billing_quantum_is_paid_whole() -> None:
 
 
 def test_preemptions_cost_lost_work_and_another_setup() -> None:
-    calm, spot = (only(quoted([offer(spot=True, preemptions_per_hour=r)])) for r in (0.0, 1.0))
+    work = replace(WORK, steps=100)
+    calm, spot = (only(quoted([offer(spot=True, preemptions_per_hour=r)], work=work)) for r in (0.0, 1.0))
     assert calm.hours_p50 is not None
     assert spot.hours_p50 is not None
     # Lost in each: half an interval, a checkpoint that was under way and a set-up of 120 s, 15 s of start and the
@@ -325,6 +326,6 @@ def test_a_job_whose_machine_ran_out_of_its_own_memory_gets_one_with_more() -> N
 
 
 def test_a_line_says_what_its_speed_rests_on() -> None:
-    (line,) = quoted([offer()]).lines
+    (line,) = quoted([offer()], work=LONG).lines
     assert line.runs == 0
     assert line.evidence == "fitted on runs on the h100-sxm; 90 % interval, which held 79 % of later runs"

@@ -12,6 +12,7 @@ from broker.decide import estimate as sizes
 from broker.decide.hardware import TABLE
 from broker.decide.roofline import model_flop
 from broker.decide.scaling import Load, Point, counts_of, run_of, scaling
+from broker.decide.shown import CONTEXT
 from broker.domain.workload import Plan
 from tests.unit.decide.machines import LLAMA_3_8B, MISTRAL_7B
 
@@ -58,7 +59,7 @@ def test_copies_on_several_machines_need_what_the_estimate_of_that_plan_says() -
             sharding="hybrid",
         )  # fmt: skip
         alone = sizes.estimate(LLAMA_3_8B, ask)
-        assert point.need_bytes == int(alone.peak_allocated * (1 + alone.margin)) + sizes.CONTEXT
+        assert point.need_bytes == int(alone.peak_allocated * (1 + alone.margin)) + CONTEXT
 
 
 def test_throughput_grows_and_utilisation_falls_with_gpus() -> None:

@@ -19,7 +19,7 @@ from broker.domain.workload import ModelShape, Plan, Workload
 from broker.models import catalogue
 from broker.models.tasks import task_shape
 from broker.preflight.data import rows_of, summarise
-from tests.unit.decide.machines import LLAMA_3_8B, WORK, offer, quoted, spec
+from tests.unit.decide.machines import LLAMA_3_8B, LONG, WORK, offer, quoted, spec
 from trainer.contract.train import TrainConfig
 
 A100 = TABLE["a100-80gb-sxm"]
@@ -138,13 +138,14 @@ def test_the_less_is_known_the_wider_the_interval() -> None:
     def at(work: Workload, shape: ModelShape, devices: int = 1, gpu: str = "a100-80gb-sxm") -> Speed:
         return speed(run_of(work, shape, TABLE[gpu], devices=devices), TABLE[gpu])
 
-    assert at(WORK, BERT).spread == at(WORK, VIT).spread == SPREAD_COUNTED
-    assert "an encoder counted, none was measured" in at(WORK, BERT).evidence
-    assert "a decoder with such a head" in at(WORK, REWARD).evidence
-    assert (at(WORK, MIXTRAL).spread, at(WORK, MIXTRAL).tier) == (SPREAD_MIXTURE, "measured")
-    assert at(WORK, MIXTRAL, devices=8).spread == at(WORK, MIXTRAL, gpu="l4").spread == SPREAD_COUNTED
-    assert at(DPO, LLAMA_3_8B).spread == SPREAD_UNMEASURED
-    assert "none with a reference" in at(DPO, LLAMA_3_8B).evidence
+    assert at(LONG, BERT).spread == at(LONG, VIT).spread == SPREAD_COUNTED
+    assert "an encoder counted, none was measured" in at(LONG, BERT).evidence
+    assert "a decoder with such a head" in at(LONG, REWARD).evidence
+    assert (at(LONG, MIXTRAL).spread, at(LONG, MIXTRAL).tier) == (SPREAD_MIXTURE, "measured")
+    assert at(LONG, MIXTRAL, devices=8).spread == at(LONG, MIXTRAL, gpu="l4").spread == SPREAD_COUNTED
+    preferences = at(replace(LONG, task="dpo", sequences=2, reference=True), LLAMA_3_8B)
+    assert preferences.spread == SPREAD_UNMEASURED
+    assert "none with a reference" in preferences.evidence
 
 
 @pytest.mark.parametrize("shape", [BERT, VIT, REWARD, MIXTRAL], ids=lambda s: s.name)
@@ -180,7 +181,7 @@ def test_what_is_read_goes_through_the_encoder_and_what_is_written_through_the_d
     assert flop == pytest.approx(6 * (300 * read + 100 * written), rel=1e-6)
     longer = run_of(replace(work, written_per_row=200.0), T5, A100)
     assert step_seconds(longer, A100) > step_seconds(run, A100)
-    assert speed(run, A100).spread == SPREAD_COUNTED
+    assert speed(replace(run, tokens=1e6, written=1e6), A100).spread == SPREAD_COUNTED
     assert "an encoder-decoder counted" in speed(run, A100).evidence
 
 
