@@ -41,7 +41,12 @@ def warned() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
 
-MODES: Mapping[str, Callable[[], None]] = {"any": any_kernel, "warn_only": warned, "exact": exact.on}
+def insisted() -> None:
+    exact.begin()
+    exact.insist()
+
+
+MODES: Mapping[str, Callable[[], None]] = {"any": any_kernel, "warn_only": warned, "exact": insisted}
 
 
 def gradients(probe: Any) -> list[torch.Tensor]:

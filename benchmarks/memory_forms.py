@@ -15,13 +15,10 @@ from itertools import islice
 from typing import Any
 
 from broker.decide.memory_builds import BUILDS, PAIRS, build_of
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
 from broker.sizing import estimate, model_shape
-
-WORKSPACE = 2 * 8_519_680
-"""cuBLAS's, which the tracer does not count."""
-
 
 WINDOWS: Mapping[str, Mapping[str, Any]] = {
     **{family: {"sliding_window": 128} for family in ("mistral", "gemma2", "starcoder2", "phi3")},
@@ -164,7 +161,7 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
         config, memtrace._ask(memtrace._arguments().parse_args(arguments), config["model_type"])
     )
     found = estimate(config=config, **ask)
-    return peak.peak_allocated_bytes, found["peak_allocated_bytes"] - WORKSPACE, peak.segment, found["segment"]
+    return peak.peak_allocated_bytes, found["peak_allocated_bytes"] - CUBLAS_WORKSPACE, peak.segment, found["segment"]
 
 
 def _p90(errors: Collection[float]) -> float:

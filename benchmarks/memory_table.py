@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.models import catalogue
 from broker.sizing import estimate
 
@@ -191,7 +192,7 @@ def traced() -> Iterator[Compared | Refused]:
                 micro_batch=batch,
                 gradient_checkpointing=checkpointing,
             )
-            workspace = 2 * 8_519_680  # which the tracer does not count
+            workspace = CUBLAS_WORKSPACE  # which the tracer does not count
             words = (
                 f"{name.split('/')[-1]} {method} {precision} batch {batch}{' checkpointing' if checkpointing else ''}"
             )

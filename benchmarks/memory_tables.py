@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.decide.memory_traced import Load, Segments, by_category
+from broker.decide.shown import CUBLAS_WORKSPACE
 from broker.models import catalogue
 from broker.models.traced import FILE, key_of, load_of
 
@@ -111,7 +112,7 @@ def checked(number: int) -> None:
             name, method=method, precision=precision, gradient_checkpointing=checkpointing, lora_r=rank,
             micro_batch=rows, resolution=size if unet else None, target_seq=None if unet else size,
         )  # fmt: skip
-        error = 100 * ((found["peak_allocated_bytes"] - 2 * 8_519_680) / worst - 1)
+        error = 100 * ((found["peak_allocated_bytes"] - CUBLAS_WORKSPACE) / worst - 1)
         errors.setdefault(kind_of(config), []).append(error)
         words = f"{name} {method} {precision} {checkpointing=} {rank=} {rows=} {size=}"
         print(f"{error:+6.2f} % of {worst / 2**30:6.2f} GiB {words}", flush=True)

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from trainer import board, card, evaluate, meeting, order, parallel, results
+from trainer import board, card, evaluate, exact, meeting, order, parallel, results
 from trainer.checkpoint_plan import METRICS, Progress, Rate
 from trainer.faults import Drained, Fault
 from trainer.ipc import RunFolder, WorkerJob
@@ -163,7 +163,7 @@ class Judge:
         """
         watched = evaluate.watched(self.model, self._look) if alone else contextlib.nullcontext()
         try:
-            with watched, evaluate.as_trained(self.job.train, self.accelerator):
+            with watched, exact.leniently(), evaluate.as_trained(self.job.train, self.accelerator):
                 return self.task.write(self.model, self.accelerator.device)
         except Exception as e:
             if self.arrangement.divided or isinstance(e, GRAVE):  # of a divided model others wait for this process

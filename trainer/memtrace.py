@@ -201,7 +201,8 @@ def trace(
 
 def on_gpu(config: Mapping[str, Any], ask: Ask) -> Probe:
     """The step of the whole model with random weights, on this machine's GPU; exact, as the worker's."""
-    exact.on()
+    exact.begin()
+    exact.insist()
     task, depths = task_of(ask.task, ask.train, config), depths_of(config)
     probe = Probe(ask, lambda: _build(config, depths, ask, task, device="cuda"), Storages("meta"), task, "cuda")
     probe._bare.train()

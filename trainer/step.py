@@ -188,27 +188,30 @@ class Steps(ABC):
         self._report.say(f"probe: {len(longest)} rows of up to {self._task.size(longest[0])} tokens fit")
 
     def _rehearse(self) -> None:
-        """The first rows of all, forward and back, where every kernel is to give the same bits each time. Past DDP,
-        which would wait for what an error has kept from coming."""
+        """The first rows of all, forward and back, to see whether every kernel gives the same bits each time: then they
+        are insisted on. Past DDP, which would wait for gradients that it is not told of."""
         if not torch.are_deterministic_algorithms_enabled():
             return
+        self._report.set(0, phase="loading", message="trying the first rows")
         rows = self._batches_at(0)[0][0]
         self._bare.train()
         self._task.begins(0)
-        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
-            exact.settle(lambda: self._forth_and_back(rows, self._bare))
+        # Compiled for the mode that follows, not for this one.
+        eager = torch.compiler.set_stance("force_eager") if self._config.compile else contextlib.nullcontext()
+        with eager, torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            lacks = exact.lacking(lambda: self._forth_and_back(rows, self._bare))
+        (somewhere,) = self._parallel.any_of(bool(lacks))
+        exact.settle(lacks or "a part of the model in another process" * somewhere)
 
     def _forth_and_back(self, rows: list[Any], model: Any) -> None:
-        """Nothing is learned of them."""
-        before = {name: buffer.clone() for name, buffer in self._bare.named_buffers()}
+        """Nothing is learned of them. A buffer that the model itself replaces, such as dynamic positions, stays so."""
+        before = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
         targets = max(1, sum(self._task.targets(e) for e in rows))
-        try:
-            self._accelerator.backward(self._forward(rows, model) / targets)
-        finally:
-            self._optimizer.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for name, buffer in self._bare.named_buffers():
-                    buffer.copy_(before[name])
+        self._accelerator.backward(self._forward(rows, model) / targets)
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
     def _forward(self, batch: list[Any], model: Any = None) -> torch.Tensor:
         made = self._parallel.stretch(self._task.collate(batch or self._train[:1], self._device))

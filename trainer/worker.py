@@ -76,7 +76,7 @@ def _train(job: WorkerJob, run: RunFolder) -> None:
         built = f"torch {torch.__version__} for CUDA {torch.version.cuda}"
         raise Fault(f"torch can use {usable} of {job.gpus} GPUs; the driver may be too old for {built}")
     if usable:
-        exact.on()
+        exact.begin()
     loop = Loop(job, run)
     try:
         loop.run()

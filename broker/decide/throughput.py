@@ -31,8 +31,8 @@ STATE_BYTES = {"adamw_8bit": 6, "adafactor": 5, "sgd": 4}
 and columns are less than a byte."""
 ADAMW_BYTES = 12
 UNHIDDEN = 0.25
-"""Of the shorter of the two, launching and computing, that takes time beside the longer one: with it five kinds of
-steps on one H100 came to within 3 % (`benchmarks.gpu_exact`)."""
+"""Of the shorter of the two, launching and computing, that takes time beside the longer one: chosen by five kinds of
+steps on one H100 (`benchmarks.gpu_exact`)."""
 START_S = 15.0
 """Imports, model construction and the first compilation of kernels [assumed]."""
 

@@ -73,6 +73,7 @@ def worker_defaults(env: dict[str, str]) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "FLASH_ATTENTION_DETERMINISTIC": "1",  # of the package flash-attn, which torch's own mode does not reach
     }
     return {**quiet, **env}
 
