@@ -12,11 +12,12 @@ def gone_by(context: Context, inventory: Inventory, attempt: Attempt, job: Job) 
     """Of one that is not listed any more: all brokers may have been away when it went, and it was not charged then.
 
     Its agent, which has beaten, waits for the lease to move, saves, and waits to be destroyed: since the last charge,
-    or since this broker was last shown that it stands. A first beat that was heard later had come by then, and within
-    the time for a boot. None: it ends nothing.
+    or since this broker was last shown that it stands. What was never charged was asked for right before they left,
+    and that it has booted may be known only since they are back. A first beat that was heard later had come by then,
+    and within the time for a boot. None: it ends nothing.
     """
     caps, limits = context.provider_of(attempt).caps, context.limits
-    stood = attempt.charged_to or attempt.booted_at
+    stood = attempt.charged_to or attempt.create_sent_at
     if caps.self_stop == "none" or not limits.deadman_s or attempt.first_beat_at is None or stood is None:
         return None
     stood = min(stood + timedelta(seconds=caps.boot_deadline_s), max(stood, attempt.first_beat_at))
