@@ -37,7 +37,6 @@ SAVE_EVERY_S = 1
 PATIENCE_S = 240
 LIVES = 8
 STEP = re.compile(r"\bstep \d+/")
-WARNING = re.compile(r"([\w:.]+) does not have a deterministic implementation")
 ROW = ("step", "loss", "lr", "grad_norm")
 COMPARED = (".safetensors", "eval.json", "samples.json")
 LORA, FULL, QLORA = {"kind": "lora", "dropout": 0.1}, {"kind": "full"}, {"kind": "qlora", "dropout": 0.1}
@@ -127,7 +126,6 @@ def life(config: Path, output: Path, told: Told, kill_after: int | None) -> bool
         told.resumed += "resumed at step" in line
         if "notice: " in line:
             told.notices.add(line.split("notice: ")[1].strip())
-        told.notices |= {f"{name} is not deterministic" for name in WARNING.findall(line)}
         if kill_after is not None and after > kill_after:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -215,7 +215,7 @@ class Steps(ABC):
 
     def _forward(self, batch: list[Any], model: Any = None) -> torch.Tensor:
         made = self._parallel.stretch(self._task.collate(batch or self._train[:1], self._device))
-        loss = self._task.loss_sum(model or self._model, made)
+        loss = self._task.loss_sum(self._model if model is None else model, made)
         return loss if batch else loss * 0.0
 
     @abstractmethod
