@@ -82,7 +82,7 @@ def digest(rows: list[dict[str, Any]]) -> str:
 
 def ask_of(way: Mapping[str, Any]) -> Any:
     """The tracer's question for a case."""
-    from trainer import memtrace
+    from trainer import memtrace_main
 
     words = {"bf16-autocast": "bf16", "bf16": "bf16-pure"}
     arguments = [
@@ -91,7 +91,7 @@ def ask_of(way: Mapping[str, Any]) -> Any:
         *("--micro-batch", str(way["micro_batch"])),
         *(["--gradient-checkpointing"] if way.get("gradient_checkpointing") else []),
     ]
-    return memtrace._ask(memtrace._arguments().parse_args(arguments))
+    return memtrace_main.options(memtrace_main.parser().parse_args(arguments))
 
 
 def run_here(model: str, way: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
     """(traced, estimated) bytes and the segments of both."""
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace
+    from trainer import memtrace, memtrace_main
 
     AcceleratorState._reset_state(True)
     many = ask.get("gpus", 1)
@@ -158,7 +158,7 @@ def compared(config: Mapping[str, Any], ask: Mapping[str, Any]) -> tuple[int, in
         *("--target-seq", str(ask.get("target_seq") or 0), "--attention", ask.get("attention", "sdpa")),
     ]
     peak = memtrace.extrapolate(
-        config, memtrace._ask(memtrace._arguments().parse_args(arguments), config["model_type"])
+        config, memtrace_main.options(memtrace_main.parser().parse_args(arguments), config["model_type"])
     )
     found = estimate(config=config, **ask)
     return peak.peak_allocated_bytes, found["peak_allocated_bytes"] - CUBLAS_WORKSPACE, peak.segment, found["segment"]

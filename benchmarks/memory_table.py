@@ -172,7 +172,7 @@ def traced() -> Iterator[Compared | Refused]:
     """The trainer's own step on a GPU: closed form against the tracer."""
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace
+    from trainer import memtrace, memtrace_main
 
     cases = [*product(("full", "lora"), ("bf16", "fp32"), ((1, False), (4, False), (1, True), (4, True)))]
     for name, config in TRACED.items():
@@ -182,7 +182,7 @@ def traced() -> Iterator[Compared | Refused]:
             AcceleratorState._reset_state(True)
             arguments = f"--config x --method {method} --precision {precision} --seq {length} --micro-batch {batch}"
             arguments += " --gradient-checkpointing" if checkpointing else ""
-            asked = memtrace._ask(memtrace._arguments().parse_args(arguments.split()))
+            asked = memtrace_main.options(memtrace_main.parser().parse_args(arguments.split()))
             peak = memtrace.extrapolate(given, asked)
             found = estimate(
                 config=given,

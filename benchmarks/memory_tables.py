@@ -43,7 +43,7 @@ def traced(config: Mapping[str, Any], key: str, rows: int, size: int, rank: int)
     """Bytes of every segment by category. `size`: tokens to write, or pixels of a side."""
     from accelerate.state import AcceleratorState
 
-    from trainer import memtrace
+    from trainer import memtrace, memtrace_main
 
     AcceleratorState._reset_state(True)
     method, precision, checkpointing = key.split()
@@ -52,7 +52,7 @@ def traced(config: Mapping[str, Any], key: str, rows: int, size: int, rank: int)
         *("--micro-batch", str(rows), "--lora-r", str(rank), "--target-seq", str(size), f"--{checkpointing}"),
         *(("--task", "text_to_image") if kind_of(config) == "unet" else ()),
     ]
-    ask = memtrace._ask(memtrace._arguments().parse_args(words), str(config.get("model_type")))
+    ask = memtrace_main.options(memtrace_main.parser().parse_args(words), str(config.get("model_type")))
     return dict(memtrace.segments(config, ask))
 
 

@@ -28,7 +28,7 @@ from broker.blobs.connect import folder_of, options_of
 from broker.blobs.price import storage_usd_per_gib_month
 from broker.checks import Checks, forbidden
 from broker.clock import SystemClock
-from broker.config import CLIENT_FILE, CONFIG_FILE, DaemonConfig
+from broker.config import DaemonConfig
 from broker.controllers.context import Context, Costs, Rhythm
 from broker.controllers.fleet import Fleet
 from broker.controllers.house_clock import HouseClock
@@ -49,6 +49,7 @@ from broker.neighbours import refuse_others, seat_of
 from broker.notify.log import LogNotifier
 from broker.notify.slack_socket import SlackSockets
 from broker.notify.webhook import WebhookNotifier
+from broker.paths import CLIENT_FILE, CONFIG_FILE
 from broker.ports import Notifier, Provider, Store, Token
 from broker.preflight.models import HubClient
 from broker.private import SPOOL, check_blobs, holding, make_home, with_room

@@ -16,12 +16,11 @@ from pydantic import Field, ValidationError, field_validator
 from broker.api.problems import of_validation
 from broker.domain.blob_url import scheme_of
 from broker.domain.errors import InvalidInput, Problem
+from broker.paths import CONFIG_FILE, default_home
 from providers.registry import ProvidersConfig
 from trainer.contract import yamlfile
 from trainer.contract.base import Config, shaped
 
-CONFIG_FILE = "gpubroker.yaml"
-CLIENT_FILE = "client.json"
 LOOPBACK = "127.0.0.1"
 VARIABLES = {
     "database_url": "GPUBROKER_DATABASE_URL",
@@ -31,14 +30,6 @@ VARIABLES = {
 """Keys that the environment can give, and by which name."""
 PINNED = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d+)?(/[a-z0-9][a-z0-9._-]*)*(:[\w.-]+)?@sha256:[0-9a-f]{64}")
 """An image reference with a digest."""
-
-
-def default_home() -> Path:
-    """`$GPUBROKER_HOME`, else the state folder of this user by the XDG convention."""
-    if home := os.environ.get("GPUBROKER_HOME"):
-        return Path(home).expanduser().absolute()
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "gpubroker"
 
 
 class RhythmConfig(Config):

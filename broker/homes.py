@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.config import CONFIG_FILE
 from broker.domain.errors import AlreadyExists, BlobsUnavailable, GpubrokerError
 from broker.domain.ids import INSTALLATION_LENGTH, Installation, base32
+from broker.paths import CONFIG_FILE
 from broker.ports import Blobs, Store
 from providers.private import write_private
 from trainer.contract import keys

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.config import CONFIG_FILE
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
+from broker.paths import CONFIG_FILE
 from providers.private import FULL, is_locked, private_folder
 
 log = logging.getLogger(__name__)

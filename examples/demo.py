@@ -33,8 +33,8 @@ from broker.cli.summary import Summary
 from broker.cli.watch import PATIENCE_S, watch
 from broker.client.client import AsyncClient
 from broker.client.errors import ClientError
-from broker.config import CLIENT_FILE, CONFIG_FILE
 from broker.domain.job import JobState
+from broker.paths import CLIENT_FILE, CONFIG_FILE
 
 SPEC = Path(__file__).with_name("devils-dictionary.yaml")
 KEPT = frozenset({"models"})

@@ -4,7 +4,8 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+
+from trainer.process_exit import leave
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,17 +55,6 @@ def main() -> int:
     except (environment.BadEnvironment, StoreError) as e:
         print(f"trainer: {e}", file=sys.stderr)
         return 64
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process without the interpreter's teardown.
-
-    The object store's native threads may still be answering a call that was cancelled; one that meets a half-finalised
-    interpreter aborts the process, and the exit code with it. Everything that matters is written by now.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,12 @@ four. Every segment of the step is linear in the number of layers, so its peak a
 is the first one's. What is not counted: the device context, what NCCL takes, the allocator's fragmentation.
 """
 
-import argparse
 import contextlib
-import json
-import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from trainer import lean
-
-if __name__ == "__main__" and not any(n in word for word in sys.argv for n in ("qlora", "--gpus")):  # before libraries
-    lean.shut_out()
-
-import peft
 import torch
 import transformers
 from transformers import AutoConfig
@@ -29,14 +18,9 @@ from transformers import AutoConfig
 from trainer import exact, memtrace_bits, memtrace_unet
 from trainer import model as models
 from trainer.asif import BLOCK, AsIf, allowed, one_autocast
-from trainer.contract.train import FullConfig, LoraConfig, QloraConfig, TrainConfig
-from trainer.faults import Fault
-from trainer.memtrace_kinds import BY_TASK, HEADED, KINDS, TRAINED, depths_of, fresh_of, task_of, untie, with_depths
+from trainer.memtrace_kinds import HEADED, depths_of, fresh_of, task_of, untie, with_depths
 from trainer.memtrace_step import Ask, Probe
 from trainer.storages import Storages, in_backward
-
-if __name__ == "__main__":
-    lean.ready()
 
 TRACED = 3, 4
 """Layers of the two traces; with three the first, the last and one between differ."""
@@ -303,88 +287,3 @@ def _peak(peaks: Mapping[str, dict[str, int]]) -> Peak:
     totals = {name: sum(categories.values()) for name, categories in peaks.items()}
     worst = max(totals, key=lambda name: totals[name])
     return Peak(peak_allocated_bytes=totals[worst], segment=worst, by_category=peaks[worst], segments=totals)
-
-
-def _ask(args: argparse.Namespace, family: str = "") -> Ask:
-    task = args.task or KINDS.get(family, "causal_lm")
-    chosen = args.lora_targets in ("all-linear", "attention")
-    kind = QloraConfig if args.method == "qlora" else LoraConfig
-    lora = kind(r=args.lora_r, dropout=args.lora_dropout, targets=args.lora_targets if chosen else "all-linear")
-    if args.padded and args.micro_batch < 2:
-        raise ValueError("a micro-batch of one row has no padding; leave out --padded")
-    if args.seq < 2 and task == "causal_lm":
-        raise ValueError(f"--seq {args.seq}: a row of one token has no next one to learn; give 2 or more")
-    if args.gpus > 1 and task == "text_to_image":
-        raise ValueError("a UNet is traced on one GPU; leave out --gpus")
-    train = TrainConfig(
-        model="traced",
-        task=TRAINED.get(task, task),
-        data=BY_TASK[task].columns(),
-        method=FullConfig() if args.method == "full" else lora,
-        micro_batch=args.micro_batch,
-        global_batch=args.global_batch or args.micro_batch * args.gpus,
-        max_length=max(8, args.seq),
-        precision=args.precision.removesuffix("-pure"),
-        gradient_checkpointing=args.gradient_checkpointing,
-    )
-    return Ask(
-        train=train,
-        sequence=args.seq,
-        target=args.target_seq,
-        attention=args.attention,
-        device=args.device,
-        foreach=args.optimizer == "adamw_foreach",
-        padded=args.padded,
-        pure=args.precision.endswith("-pure"),
-        targets=() if chosen else tuple(args.lora_targets.split(",")),
-        task=task,
-        gpus=args.gpus,
-        divided=args.gpus > 1 and args.sharding == "fsdp",
-    )
-
-
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.memtrace", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--config", type=Path, required=True, help="a transformers config.json")
-    parser.add_argument("--task", choices=tuple(BY_TASK), help="what is learned; by default the family's")
-    parser.add_argument("--method", choices=("full", "lora", "qlora"), default="lora")
-    parser.add_argument("--optimizer", choices=("adamw_fused", "adamw_foreach"), default="adamw_fused")
-    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32", "bf16-pure", "fp16-pure"), default="bf16")
-    parser.add_argument("--seq", type=int, default=512, help="tokens of every row; of a UNet pixels of a side")
-    parser.add_argument("--target-seq", type=int, default=0, help="tokens that an encoder-decoder writes")
-    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa")
-    parser.add_argument("--padded", action="store_true", help="rows differ in length; needs two or more")
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--global-batch", type=int, default=0, help="default: one micro-batch of each GPU")
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--sharding", choices=("ddp", "fsdp"), default="ddp", help="how several GPUs share the model")
-    parser.add_argument("--gradient-checkpointing", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--lora-r", type=int, default=16)
-    parser.add_argument("--lora-dropout", type=float, default=0.05)
-    parser.add_argument("--lora-targets", default="all-linear", help="attention, or names with commas between")
-    parser.add_argument("--device", choices=tuple(BLOCK), default="cuda", help="whose kernels to stand in for")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the peak as one JSON object; 2 with one line on stderr for what cannot be traced."""
-    args = _arguments().parse_args(argv)
-    try:
-        config = json.loads(args.config.read_bytes())
-        if not isinstance(config, dict):
-            raise ValueError("is not a JSON object")
-        started = time.monotonic()
-        peak = extrapolate(config, _ask(args, str(config.get("model_type", config.get("_class_name")))))
-    except lean.Lacking:
-        lean.start_over(sys.argv[1:] if argv is None else argv)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, Fault) as e:
-        print(f"{args.config}: {(str(e).strip().splitlines() or [type(e).__name__])[0]}", file=sys.stderr)
-        return 2
-    versions = {m.__name__: m.__version__ for m in (torch, transformers, peft)}
-    seconds = math.ceil((time.monotonic() - started) * 1000) / 1000
-    print(json.dumps({**asdict(peak), "versions": versions, "seconds": seconds}))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

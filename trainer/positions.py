@@ -3,7 +3,7 @@
 from typing import Any
 
 from trainer import model as models
-from trainer.contract.positions import STRETCHED
+from trainer.contract.architectures import STRETCHED
 from trainer.contract.train import TrainConfig
 from trainer.faults import UserFault
 

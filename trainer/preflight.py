@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer import order, reach, schedule, tasks, trust
+from trainer.config_file import BadConfig, read_config
 from trainer.contract import batches, cells, places
 from trainer.contract.data import DataError, fill, identity
 from trainer.contract.rendezvous import ExitCode
 from trainer.contract.train import TrainConfig, model_files
 from trainer.faults import Fault, UserFault
-from trainer.standalone import BadConfig, read_config
 from trainer.tasks.base import Task
 
 UNCUT = 1_048_576

@@ -3,12 +3,9 @@
 FOLDER is what a job leaves, as `gpubroker artifacts` fetches it. Secrets are environment variables of their names.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -116,36 +113,3 @@ async def publish(
     except NotPublished as e:
         failed.append(str(e))
     return done, failed
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 75 where something was not published, and 64 for a configuration that cannot be read."""
-    from trainer.standalone import BadConfig, read_config
-
-    parser = argparse.ArgumentParser(prog="python -m trainer.publish", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("folder", type=Path, help="a job's results")
-    parser.add_argument("--config", type=Path, required=True, help="a job's spec or a TrainConfig with output")
-    parser.add_argument("--name", help="folder below output.copy_to.url, default that of FOLDER")
-    arguments = parser.parse_args(argv)
-    try:
-        output = read_config(arguments.config).output
-    except (BadConfig, OSError) as e:
-        print(f"{arguments.config}: {e}", file=sys.stderr)
-        return 64
-    if output.push is None and output.copy_to is None:
-        print(f"{arguments.config}: output: has neither push nor copy_to; name where the results go", file=sys.stderr)
-        return 64
-    name = arguments.name or arguments.folder.resolve().name
-    endpoint = os.environ.get("HF_ENDPOINT")
-    done, failed = asyncio.run(publish(arguments.folder, output, job=name, secrets=os.environ, endpoint=endpoint))
-    for line in done:
-        print(line)
-    for line in failed:
-        print(line, file=sys.stderr)
-    return 75 if failed else 0
-
-
-if __name__ == "__main__":
-    from trainer.__main__ import leave
-
-    leave(main())

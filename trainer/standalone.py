@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trainer import checkpoint, fit, leftover, room, same_run, trust
 from trainer.agent import gpus as load
@@ -19,24 +17,17 @@ from trainer.agent.environment import Environment
 from trainer.agent.run import EXIT, Agent
 from trainer.blobs import Objects, StoreError, connect
 from trainer.checkpoint import Origin
-from trainer.contract import batches, keys, places, yamlfile
-from trainer.contract.base import Config
+from trainer.config_file import BadConfig, first_problem, read_config, read_saving
+from trainer.contract import batches, keys, places
 from trainer.contract.data import DataError, digest
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode, Limits, Outcome, Parallelism, World
 from trainer.contract.tables import each_row
 from trainer.contract.train import CheckpointConfig, TrainConfig
-from trainer.contract.wording import worded
 from trainer.ipc import RunFolder
 from trainer.output_folder import STORE, BadOutput, holding
 
-C = TypeVar("C", bound=Config)
 ME = "standalone"
-MODEL_MARKS = ("config.json", "model_index.json")
 RESULTS = ("adapter", "model", "metrics.jsonl", "tensorboard", "samples.json", "samples", "eval.json", "README.md")
-
-
-class BadConfig(ValueError):
-    """The configuration cannot be used; the message names the place and the fix."""
 
 
 class NoRoom(Exception):
@@ -72,7 +63,7 @@ def main(
     try:
         how = Parallelism.model_validate({"kind": "fsdp" if fsdp or several else "ddp", **several})
     except ValidationError as e:
-        print(f"--{': '.join(_first(e, Parallelism, several))}", file=sys.stderr)
+        print(f"--{': '.join(first_problem(e, Parallelism, several))}", file=sys.stderr)
         return ExitCode.USER_ERROR
     try:
         train, saving = read_config(config), read_saving(config, save_every_s)
@@ -94,66 +85,6 @@ def main(
         print(f"{config}: {e}", file=sys.stderr)
         return ExitCode.INFRASTRUCTURE if isinstance(e, places.Unreachable) else ExitCode.DATA
     return int(EXIT[outcome])
-
-
-def read_config(path: Path) -> TrainConfig:
-    """A TrainConfig, or the `train` part of a job's spec. Raises BadConfig naming the key.
-
-    A model that is a folder is one relative to the file, as the data is.
-    """
-    train = _valid(TrainConfig, _read(path)[0])
-    folder = path.parent / os.path.expanduser(train.model)
-    try:
-        found = any((folder / name).is_file() for name in MODEL_MARKS)
-    except OSError:  # such as of a name that is too long for a file
-        found = False
-    return train.model_copy(update={"model": str(folder.resolve())}) if found else train
-
-
-def read_saving(path: Path, save_every_s: float | None) -> CheckpointConfig:
-    """The `checkpoint` part of a job's spec, the default where there is none. Raises BadConfig naming the key.
-
-    `save_every_s`: in the place of its `every_s`.
-    """
-    saving = _valid(CheckpointConfig, _read(path)[1], "checkpoint")
-    if save_every_s is None:
-        return saving
-    changed = {**saving.model_dump(), "every_s": save_every_s}
-    try:
-        return CheckpointConfig.model_validate(changed)
-    except ValidationError as e:
-        raise BadConfig(f"--save-every: {_first(e, CheckpointConfig, changed)[1]}") from None
-
-
-def _read(path: Path) -> tuple[Any, Any]:
-    """(what to train, when to save), as they are written. Raises BadConfig."""
-    try:
-        found = yamlfile.parse(path.read_text("utf-8-sig"), str(path)).data
-    except yamlfile.BadYaml as e:
-        raise BadConfig(f"line {e.line}: {e.message}") from None
-    except OSError as e:
-        raise BadConfig(f"cannot be read ({e.strerror}); name a job's spec or a TrainConfig") from None
-    except UnicodeDecodeError as e:
-        raise BadConfig(f"byte {e.start} is not UTF-8; save the file as UTF-8") from None
-    if "model" in found or not ("train" in found or "script" in found):
-        return found, {}
-    if found.get("train") is None:
-        raise BadConfig("train: the spec has none; a script's data and model are not known")
-    return found["train"], found.get("checkpoint", {})
-
-
-def _valid(kind: type[C], found: Any, *place: str) -> C:
-    """By the API's rules, which converts nothing. Raises BadConfig naming the key."""
-    try:
-        return kind.model_validate_json(json.dumps(found), strict=True)
-    except ValidationError as e:
-        within, message = _first(e, kind, found)
-        raise BadConfig(": ".join(filter(None, (".".join(filter(None, (*place, within))), message)))) from None
-
-
-def _first(error: ValidationError, kind: type[BaseModel], found: Any) -> tuple[str, str]:
-    """(place, message) of the first thing that is wrong."""
-    return next(iter(worded(error, kind, found).items()))
 
 
 def _secrets(train: TrainConfig) -> dict[str, str]:

@@ -10,11 +10,10 @@ from broker.api.models_costs import ForecastView, StorageView
 from broker.api.models_plans import CostsView, HoursView, MemoryView, PlanView
 from broker.api.models_policies import HoldView
 from broker.api.wire import Wire
-from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.job import AttemptState, JobState, LedgerCategory, LedgerKind, Reason
 from broker.domain.offer import Drop, Verdict
-from broker.domain.spec import EnvName, JobSpec, Usd
+from broker.domain.spec import EnvName, IdleKind, JobSpec, Usd
 from broker.domain.workload import SpeedTier
 from trainer.contract.base import Config, Text
 from trainer.contract.rendezvous import Beat, Final

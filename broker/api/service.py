@@ -18,8 +18,8 @@ from broker.api.usecases.costs import Costs, check_data, check_time
 from broker.api.usecases.policies import Policies
 from broker.api.usecases.spending import Spending
 from broker.api.usecases.tenancy import Tenancy
-from broker.decide.billing import Tempo
 from broker.decide.budgets import Refusal
+from broker.decide.drain import Tempo
 from broker.decide.experience import NOTHING, Learned
 from broker.decide.origins import unlike
 from broker.decide.quote import quote

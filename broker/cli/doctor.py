@@ -12,8 +12,9 @@ from broker.cli import words
 from broker.client import connection
 from broker.client.client import AsyncClient
 from broker.client.errors import ApiError, ClientError, Misconfigured
-from broker.config import CONFIG_FILE, DaemonConfig
+from broker.config import DaemonConfig
 from broker.domain.errors import BlobError, InvalidInput
+from broker.paths import CONFIG_FILE
 
 TRAINER = ("torch", "transformers", "accelerate", "peft", "safetensors")
 TOOLS = {"rsync": "rsync", "ssh": "openssh-client"}

@@ -6,9 +6,9 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.api.models import JobDetail, JobView
+from broker.api.models_costs import StorageView
 from broker.cli import words
 from broker.cli.progress import view
-from broker.cli.rm import kept
 from broker.cli.sheet import Column, Sheet
 from broker.domain.job import JobState
 
@@ -100,3 +100,13 @@ def detail(job: JobDetail) -> Table:
         what = f"{run.state.value}{why}, {words.machine(run)}, {words.money(run.charged_usd)}"
         shown.add_row(f"attempt {run.number}", Text(what + (f": {run.detail}" if run.detail else "")))
     return shown
+
+
+def kept(storage: StorageView | None) -> str:
+    """What is kept, what that costs, and what it has cost."""
+    if storage is None:
+        return "keeps data that nobody has measured yet"
+    text = f"keeps {words.size(storage.bytes)}, {words.money(storage.usd_per_month)} a month"
+    text += f", {words.money(storage.usd)} so far"
+    gone = ", ".join(f"{one.what} on {one.at:%Y-%m-%d}" for one in storage.deleted)
+    return text + (f"; deleted already: {gone}" if gone else "")

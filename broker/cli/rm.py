@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from broker.api.models_costs import StorageView, StoredKindView
-from broker.cli import words
+from broker.api.models_costs import StoredKindView
 from broker.cli.asking import agree
 from broker.cli.exits import BadInput
 from broker.cli.find import job_id
+from broker.cli.jobviews import kept
 from broker.cli.output import Output
 from broker.cli.shell import JobArgument, Json, client, command
 
@@ -44,13 +44,3 @@ async def rm(
         after = await c.delete_data(detail.id, kinds)
     out.document(after)
     out.say(f"deleted: {', '.join(kinds)}; the objects follow within minutes")
-
-
-def kept(storage: StorageView | None) -> str:
-    """What is kept, what that costs, and what it has cost."""
-    if storage is None:
-        return "keeps data that nobody has measured yet"
-    text = f"keeps {words.size(storage.bytes)}, {words.money(storage.usd_per_month)} a month"
-    text += f", {words.money(storage.usd)} so far"
-    gone = ", ".join(f"{one.what} on {one.at:%Y-%m-%d}" for one in storage.deleted)
-    return text + (f"; deleted already: {gone}" if gone else "")

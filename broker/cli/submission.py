@@ -6,18 +6,18 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from broker.api.models import JobView, QuoteView, UploadView
+from broker.api.models import JobView, UploadView
 from broker.cli import pack, quoteview, words
 from broker.cli.asking import agree
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
+from broker.cli.prepared import Prepared
 from broker.cli.shell import interruptible, of_client
 from broker.cli.specfile import UPLOAD, SpecFile
 from broker.client.client import AsyncClient
@@ -28,16 +28,6 @@ from trainer.contract.data import DataError
 from trainer.contract.train import DataConfig
 
 CENT = Decimal("0.01")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A spec as the API takes it, its files uploaded, with its quote."""
-
-    file: SpecFile
-    body: dict[str, Any]
-    quote: QuoteView
-    columns: tuple[str, ...] = ()
 
 
 async def prepare(client: AsyncClient, file: SpecFile, *, limit: int = 100) -> Prepared:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from broker.cli.exits import BadInput
 from broker.cli.output import Output
-from broker.cli.submission import Prepared
+from broker.cli.prepared import Prepared
 from broker.decide.hardware import TABLE
 from broker.decide.workload import steps_of
 from broker.domain.offer import GIB, Drop

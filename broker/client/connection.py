@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.client.errors import Misconfigured
-from broker.config import CLIENT_FILE, default_home
+from broker.paths import CLIENT_FILE, default_home
 
 
 @dataclass(frozen=True, kw_only=True)

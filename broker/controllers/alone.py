@@ -2,9 +2,9 @@
 
 from datetime import datetime, timedelta
 
-from broker.controllers.boot import SELF_STOP_S
 from broker.controllers.context import Context
 from broker.controllers.inventory import Inventory
+from broker.domain.instance import SELF_STOP_S
 from broker.domain.job import Attempt, Job
 
 

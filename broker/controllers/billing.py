@@ -12,7 +12,9 @@ from broker.controllers.charges import moved_prices
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.controllers.inventory import Inventory
-from broker.decide.billing import billed_until, due_signal, owed, told_out_of_time, traffic_owed
+from broker.decide.billing import billed_until, owed, traffic_owed
+from broker.decide.signals import due_signal
+from broker.decide.time_limits import told_out_of_time
 from broker.domain.ids import AttemptId
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Event, Signal

@@ -13,7 +13,7 @@ from broker.decide.hazard import losses_per_hour
 from broker.decide.recovery import as_planned
 from broker.decide.world import world
 from broker.domain.errors import AlreadyExists, GpubrokerError
-from broker.domain.instance import BootSpec, CloudOptions, TrainerBundle, TrainerImage
+from broker.domain.instance import SELF_STOP_S, BootSpec, CloudOptions, TrainerBundle, TrainerImage
 from broker.domain.job import Attempt, Job
 from broker.domain.money import ZERO
 from broker.domain.tenancy import Tenant
@@ -26,8 +26,6 @@ from trainer.contract.tables import format_of
 from trainer.contract.train import TrainConfig
 
 UPLOAD = "upload:"
-SELF_STOP_S = 1800.0
-"""How long a machine whose attempt is over waits for the broker to destroy it, before it shuts itself down."""
 
 
 class Unusable(GpubrokerError):

@@ -7,8 +7,8 @@ from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.decide.budgets import Applied, Reached, drains, reached, told_reached
 from broker.decide.policy_windows import window_start
+from broker.domain.channel import Notice
 from broker.domain.job import Signal
-from broker.domain.notice import Notice
 from broker.ports import Leased, Note
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from broker.decide.billing import Tempo
+from broker.decide.drain import Tempo
 from broker.decide.liveness import Patience
 from broker.domain.ids import Installation
 from broker.domain.job import Attempt

@@ -5,12 +5,12 @@ from decimal import Decimal
 from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.decide import forecast, idle
-from broker.decide.billing import least_usd
+from broker.decide.caps import least_usd
 from broker.decide.experience import NOTHING, Learned
 from broker.decide.idle import Idle, judge_idle
-from broker.domain.idle import IdleAction, IdlePolicy, idle_policy
 from broker.domain.ids import AttemptId
 from broker.domain.job import AttemptState, Event, Forecast
+from broker.domain.spec import IdleAction, IdlePolicy, idle_policy
 from broker.ports import Leased, Note
 
 FOLLOWS: dict[IdleAction, str] = {

@@ -6,11 +6,11 @@ from broker.controllers.context import Context
 from broker.controllers.events import event
 from broker.controllers.forsale import ForSale, Offers
 from broker.controllers.restored import Restored
-from broker.decide.billing import told_out_of_time
 from broker.decide.launch import outdated
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.signals import signalled
 from broker.decide.step import after_attempt, due_in_s, step
+from broker.decide.time_limits import told_out_of_time
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.job import LedgerEntry, LedgerKind, Reason
 from broker.ports import Change, Leased

@@ -8,11 +8,11 @@ from broker.controllers.context import Context
 from broker.controllers.each import each
 from broker.controllers.events import event, kept, news
 from broker.controllers.look import Looker
-from broker.decide.billing import grace_over, told_out_of_time
 from broker.decide.lifecycle import AttemptEvent
 from broker.decide.liveness import Observation, judge
-from broker.decide.signals import signalled
+from broker.decide.signals import grace_over, signalled
 from broker.decide.step import reason_of, step
+from broker.decide.time_limits import told_out_of_time
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import AttemptId
 from broker.domain.job import Attempt, AttemptState, Job

@@ -6,8 +6,8 @@ from collections.abc import Set
 
 from broker.controllers.context import Context
 from broker.controllers.events import is_told
+from broker.domain.channel import Notice
 from broker.domain.job import Handle
-from broker.domain.notice import Notice
 
 
 class OrphanNews:

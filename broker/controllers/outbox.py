@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from broker.controllers.context import Context
 from broker.decide.outbox import FOLDED, NOT_TAKEN, back_off_s, channel_after, fold, hopeless
-from broker.domain.channel import Channel, Delivery
+from broker.domain.channel import Channel, Delivery, Notice
 from broker.domain.errors import ChannelRefused, NotifyError, RetryAfter, Undeliverable
 from broker.domain.job import RESTING_JOB_STATES
-from broker.domain.notice import Notice
 from broker.ports import Notifier, Settled, Settlement, State, Stream
 
 log = logging.getLogger(__name__)

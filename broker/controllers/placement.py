@@ -13,8 +13,8 @@ from broker.controllers.events import event
 from broker.controllers.forsale import Offers
 from broker.controllers.inventory import Inventory
 from broker.controllers.restored import Restored
-from broker.decide.billing import least_usd, out_of_time, reservation, reserved
 from broker.decide.budgets import Applied, Hold, Refusal, admission, entry, gpu_room, judge
+from broker.decide.caps import least_usd, reservation, reserved
 from broker.decide.decision import packed
 from broker.decide.experience import NOTHING, Learned
 from broker.decide.lifecycle import JobEvent, next_job_state
@@ -22,6 +22,7 @@ from broker.decide.placement import Queue, choose
 from broker.decide.quote import quote
 from broker.decide.recovery import furthest_first, lasting, workload_left
 from broker.decide.refusals import told_refusals
+from broker.decide.time_limits import out_of_time
 from broker.domain.errors import BlobsUnavailable
 from broker.domain.ids import JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, Job, JobState, LedgerEntry, LedgerKind, Reason

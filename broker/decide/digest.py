@@ -8,9 +8,9 @@ from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from broker.decide.spending import report
+from broker.domain.channel import Notice
 from broker.domain.job import Attempt, Job
 from broker.domain.money import show
-from broker.domain.notice import Notice
 from broker.domain.spending import Paid, SpendRow, SpendWindow
 
 Every = Literal["daily", "weekly"]

@@ -15,9 +15,8 @@ from broker.decide.calibration import CPU_PRIOR, GPU_PRIOR, NO_RUNS, Belief, Evi
 from broker.decide.hardware import TABLE, Hardware
 from broker.decide.hazard import History
 from broker.decide.plans import Planner, shards_of
-from broker.decide.recovery import MOST, shortfall
 from broker.decide.roofline import ideal
-from broker.decide.step import ran_out_of_host
+from broker.decide.shortfall import MOST, shortfall
 from broker.decide.throughput import observed_runs, step_seconds
 from broker.domain.job import Attempt, Job, Reason
 from broker.domain.observation import Observation
@@ -137,7 +136,7 @@ def observed(job: Job, attempt: Attempt) -> Observation | None:
     resumed = last.resumed_from or 0
     # What stands for a GPU here has this computer's memory, not the GPU's.
     emulated = bool(offer.emulated_on)
-    short = attempt.reason is Reason.OOM and not emulated and not ran_out_of_host(attempt)
+    short = attempt.reason is Reason.OOM and not emulated and not attempt.ran_out_of_host
     timed = last.step - resumed >= ENOUGH_STEPS and last.tokens_per_s
     peak = last.peak_memory_bytes if last.step > resumed and not emulated else None
     if not (timed or short or peak):

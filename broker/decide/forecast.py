@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 
-from broker.decide.billing import HOUR, accrued, machine_s, time_left_s, traffic, traffic_cost
+from broker.decide.billing import HOUR, accrued, machine_s, traffic, traffic_cost
 from broker.decide.hazard import History, losses_per_hour, preemptions_per_s
 from broker.decide.prices import price_now
 from broker.decide.quote import CENT
+from broker.decide.time_limits import time_left_s
 from broker.domain.instance import Caps
 from broker.domain.job import Attempt, Forecast, Job, Traffic
 from broker.domain.money import show, usd

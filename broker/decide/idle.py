@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from broker.domain.idle import IdleAction, IdleKind, IdlePolicy
 from broker.domain.job import Signal
+from broker.domain.spec import IdleAction, IdleKind, IdlePolicy
 from trainer.contract.rendezvous import Beat
 
 LEAST_SAMPLES = 5

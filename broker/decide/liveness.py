@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 
 from broker.decide.idle import SETUP
 from broker.decide.lifecycle import AttemptEvent
+from broker.decide.prices import dearer
 from broker.domain.instance import InstanceState, Liveness, Observed
 from broker.domain.job import Attempt, AttemptState
 from broker.domain.money import show
@@ -17,8 +17,6 @@ TAKEN_AWAY = frozenset({InstanceState.GONE, InstanceState.STOPPED})
 """A machine that we did not stop and that has stopped was taken away; unlike a gone one it bills until destroyed."""
 MEMORY_SHARE = 0.9
 """Of the offer's memory: a driver keeps some of it for itself."""
-PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")
-"""A bill above the offer by more than rounding is another machine than the one that was bought."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +135,6 @@ def haste(seen: Observation, patience: Patience) -> float:
     if not seen.seen:
         return 1.0
     return 0.5 if age_s < 12 * patience.beat_s else 0.0
-
-
-def dearer(price: Decimal, offer: Offer) -> bool:
-    """Above what was bought by more than rounding."""
-    return price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD
 
 
 def mismatch(offer: Offer, seen: tuple[Observed, ...]) -> str | None:

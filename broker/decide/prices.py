@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from functools import partial
 
-from broker.decide.liveness import dearer
 from broker.domain.instance import InstanceState, Observed
 from broker.domain.job import Attempt, PriceChange
 from broker.domain.money import ZERO, usd
@@ -173,3 +172,12 @@ def _told_price(attempt: Attempt, seen: Sequence[Observed], known: Decimal) -> D
     if not all(machine.price_moves for machine in seen) and not dearer(price, attempt.line.offer):
         price = offered
     return known if price < 0 or (len(told) < attempt.line.nodes and price < known) else price
+
+
+PRICE_SLACK, PRICE_SLACK_USD = Decimal("1.01"), Decimal("0.001")
+"""A bill above the offer by more than rounding is another machine than the one that was bought."""
+
+
+def dearer(price: Decimal, offer: Offer) -> bool:
+    """Above what was bought by more than rounding."""
+    return price > offer.usd_per_hour * PRICE_SLACK + PRICE_SLACK_USD

@@ -6,6 +6,7 @@ from dataclasses import replace
 from broker.decide.hardware import TABLE
 from broker.decide.memory import divides
 from broker.decide.plans import Planner, shards_of
+from broker.decide.shortfall import shortfall
 from broker.decide.workload import remaining
 from broker.domain.job import Attempt, Job, Remedy
 from broker.domain.offer import GIB, QuoteLine
@@ -17,18 +18,6 @@ MAX_CHANGES = 2
 """Of one job's plan, for memory that ran out."""
 LESS = 0.8
 """A changed plan is estimated to need a fifth less at least: by how much memory fell short is not known [assumed]."""
-SHORT = 1.1
-"""What ran out of memory wanted at least a tenth more than there was [assumed]."""
-MOST = 2.5
-"""Memory is corrected to so many times the estimate at most, whatever one machine says: the worst known estimate was
-2.3 times too low."""
-
-
-def shortfall(device_bytes: int, need: MemoryNeed) -> float:
-    """What an estimate is to be multiplied by after it ran out of `device_bytes`, so that it does not fit there any
-    more; between 1 and `MOST`."""
-    wanted = SHORT * device_bytes / (1 + need.margin) - need.context
-    return min(MOST, max(1.0, wanted / need.peak))
 
 
 def remedy(job: Job, line: QuoteLine, *, host: bool) -> Remedy:

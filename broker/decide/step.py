@@ -165,14 +165,8 @@ def due_in_s(job: Job, now: datetime) -> float:
     return max(0.0, (job.due_at - now).total_seconds()) if job.due_at else 0.0
 
 
-def ran_out_of_host(attempt: Attempt) -> bool:
-    """True when it was the memory of a machine with GPUs that ran out, not that of the GPUs."""
-    offer, final = attempt.line.offer, attempt.final
-    return offer.gpus > 0 and not offer.emulated_on and final is not None and final.ran_out == "host"
-
-
 def _remedy(job: Job, attempt: Attempt) -> Remedy:
-    return remedy(job, attempt.line, host=ran_out_of_host(attempt))
+    return remedy(job, attempt.line, host=attempt.ran_out_of_host)
 
 
 def cap_was_raised(job: Job, attempt: Attempt) -> bool:
@@ -192,7 +186,7 @@ def after_attempt(
         return replace(job, state=next_job_state(job.state, JobEvent.RETRY), reason=why, due_at=now)
     state = next_job_state(job.state, event)
     if state is not JobState.RECOVERING:
-        why = given_up(job, attempt.line, host=ran_out_of_host(attempt)) if reason is Reason.OOM else detail
+        why = given_up(job, attempt.line, host=attempt.ran_out_of_host) if reason is Reason.OOM else detail
         return replace(job, state=state, reason=why or reason.value, finished_at=now)
     used = job.retries_used + (not free)
     return replace(

@@ -6,12 +6,30 @@ from datetime import datetime
 from typing import Any
 
 from broker.domain.job import Attempt, Event, Job
-from broker.domain.notice import Notice
+from broker.domain.tenancy import Scope
 
 NOTICES = "notices"
 """The stream of a channel that holds what is about no job."""
 LOG_CHANNEL = "log"
 """The channel that every installation has: the daemon's log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Goes through the same outbox as a job's events, to the channels of its team and the installation's."""
+
+    id: str
+    """Chosen by whoever posts it: what must be told once has one id, e.g. `digest-daily-2026-03-01-nlp`."""
+    kind: str
+    """Dotted, e.g. `budget.threshold`."""
+    message: str
+    """One line for people."""
+    team: str | None = None
+    """None: the installation's, for its own channels only."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """JSON."""
+    at: datetime | None = None
+    """The database's time, once posted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +97,21 @@ class Delivery:
     @property
     def refresh(self) -> bool:
         return self.event is None and self.notice is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlackUser:
+    """A link: whoever is `user` in `workspace` acts as `owner` of `team`, with these scopes and no token."""
+
+    team: str
+    workspace: str
+    """`T…`, as Slack names it."""
+    user: str
+    """`U…`, as Slack names it."""
+    owner: str
+    scopes: tuple[Scope, ...]
+    name: str = ""
+    """As Slack showed it when the link was made; for people."""
+    linked_by: str = ""
+    linked_at: datetime | None = None
+    """The database's time."""

@@ -132,3 +132,7 @@ class BootSpec:
     options: CloudOptions = CloudOptions()
     trainer: TrainerImage | TrainerBundle | None = None
     """How a rented machine gets the trainer; None where it is there already (local, simulated)."""
+
+
+SELF_STOP_S = 1800.0
+"""How long a machine whose attempt is over waits for the broker to destroy it, before it shuts itself down."""

@@ -7,11 +7,10 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal
 
-from broker.domain.idle import IdleKind
 from broker.domain.ids import AttemptId, InstanceName, JobId
 from broker.domain.money import ZERO
 from broker.domain.offer import QuoteLine
-from broker.domain.spec import JobSpec
+from broker.domain.spec import IdleKind, JobSpec
 from broker.domain.tenancy import DEFAULT_TEAM
 from broker.domain.workload import Workload
 from trainer.contract.rendezvous import Beat, Final
@@ -261,6 +260,12 @@ class Attempt:
     """What people were told of; None: it works."""
     # the lease
     epoch: int = 0
+
+    @property
+    def ran_out_of_host(self) -> bool:
+        """True when it was the memory of a machine with GPUs that ran out, not that of the GPUs."""
+        offer = self.line.offer
+        return offer.gpus > 0 and not offer.emulated_on and self.final is not None and self.final.ran_out == "host"
 
     @property
     def live(self) -> bool:

@@ -10,8 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import Field, field_validator, model_validator
 
-from broker.domain.idle import IdlePolicy
-from broker.domain.spec import Name, Usd
+from broker.domain.spec import IdlePolicy, Name, Usd
 from trainer.contract.base import Config, Text
 
 

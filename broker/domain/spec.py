@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, model_validator
 
 from broker.domain.gpus import gpu_name
-from broker.domain.idle import IdlePolicy
 from broker.domain.ids import JobId
 from trainer.contract.base import Config, Text, shaped
 from trainer.contract.script import ScriptConfig
@@ -130,6 +129,34 @@ class Retention(Config):
     """The job's own copy of its data set or code, which a retry needs."""
 
 
+IdleAction = Literal["notify", "drain", "end"]
+"""Tell people; checkpoint and end; or end at once."""
+
+
+IdleKind = Literal["gpu", "no_progress", "download"]
+"""GPUs that do nothing; no new step; set-up that stands still."""
+
+
+Window = Annotated[int, Field(ge=60, le=604_800)]
+
+
+class IdlePolicy(Config):
+    """When a machine counts as idle, and what follows. Progress of the trainer itself overrules an idle GPU."""
+
+    action: IdleAction = "notify"
+    """For idle GPUs and missing progress: `notify`, `drain` (checkpoint, then end) or `end`; the job fails then."""
+    gpu_below: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """A GPU that is used less than this is idle; 0 never."""
+    window_s: Window = 900
+    """Seconds for which every sample must say so, while no step and no checkpoint is finished."""
+    no_progress_s: Window = 1500
+    """Seconds without a new step, once there was one; the daemon itself ends what is stuck for 1800."""
+    download_action: IdleAction = "end"
+    """For set-up that stands still (model, data, imports); `end` lets the job go on elsewhere, as `retry` allows."""
+    download_s: Window = 1800
+    """Seconds of set-up in which nearly nothing was received and nothing was said."""
+
+
 class JobSpec(Config):
     """A training job."""
 
@@ -184,3 +211,8 @@ class JobSpec(Config):
         if self.train and (local := self.train.metrics.local):
             raise ValueError(f"train.metrics.{local}: is lost with the machine; only `python -m trainer` takes it")
         return self
+
+
+def idle_policy(own: IdlePolicy | None, of_team: IdlePolicy | None) -> IdlePolicy:
+    """The job's own counts, then its team's, then the defaults."""
+    return own or of_team or IdlePolicy()

@@ -9,7 +9,7 @@ from reprlib import repr as shown
 from typing import Any
 
 from broker.models.unet import unet
-from trainer.contract.positions import STRETCHED
+from trainer.contract.architectures import STRETCHED
 
 Config = Mapping[str, Any]
 TIED = frozenset({

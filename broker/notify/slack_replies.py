@@ -5,10 +5,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from broker.decide.spending import billed_hours, lost_share
-from broker.domain.channel import Snapshot
+from broker.domain.channel import Notice, Snapshot
 from broker.domain.job import Attempt, Event
 from broker.domain.money import show, usd
-from broker.domain.notice import Notice
 from broker.domain.words import duration
 from broker.notify.slack_blocks import Message, message
 from broker.notify.slack_text import HEADER_MAX, Json, context, line, mrkdwn, plain, section

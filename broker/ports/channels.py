@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from broker.domain.channel import Channel, Delivery, Snapshot
-from broker.domain.notice import Notice
+from broker.domain.channel import Channel, Delivery, Notice, Snapshot
 from broker.ports.notifier import State
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Protocol
 
-from broker.domain.idle import IdleKind
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt, Event, Forecast, Job, Signal, Stored, StoredKind
+from broker.domain.spec import IdleKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from broker.decide.budgets import Applied, Reached
 from broker.decide.policy_dryrun import History
+from broker.domain.channel import Notice
 from broker.domain.ids import JobId
 from broker.domain.job import Event, Job
-from broker.domain.notice import Notice
 from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 
 Whose = tuple[str, str]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.domain.slack import SlackUser
+from broker.domain.channel import SlackUser
 
 
 class TenantSlack(Protocol):

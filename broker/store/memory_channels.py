@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from broker.domain.channel import NOTICES, Channel, Snapshot
+from broker.domain.channel import NOTICES, Channel, Notice, Snapshot
 from broker.domain.ids import JobId
-from broker.domain.notice import Notice
 from broker.ports import ChannelStatus, Pending, Settled, Settlement, Stream
 from broker.store import channel_rules, fences
 from broker.store.channel_rules import IDLE_S, TOO_MANY, TOO_OLD

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from broker.decide.outbox import wants
-from broker.domain.channel import LOG_CHANNEL, NOTICES, Channel, Delivery
+from broker.domain.channel import LOG_CHANNEL, NOTICES, Channel, Delivery, Notice
 from broker.domain.job import Event
-from broker.domain.notice import Notice
 from broker.ports import State
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)

@@ -8,6 +8,7 @@ from decimal import Decimal
 from broker.decide.budgets import Applied, Reached, extension
 from broker.decide.policy_dryrun import History, Other, Past
 from broker.decide.policy_windows import quarter
+from broker.domain.channel import Notice
 from broker.domain.errors import OverBudget
 from broker.domain.ids import JobId
 from broker.domain.job import (
@@ -19,7 +20,6 @@ from broker.domain.job import (
     StoredKind,
 )
 from broker.domain.money import ZERO
-from broker.domain.notice import Notice
 from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 from broker.ports.policies import Whose
 from broker.store import fences, policy_rules

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker.domain.slack import SlackUser
+from broker.domain.channel import SlackUser
 from broker.store import fences, slack_rules
 from broker.store.memory_state import Part
 

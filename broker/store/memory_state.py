@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
+from broker.domain.channel import SlackUser
 from broker.domain.ids import AttemptId, Installation, JobId
 from broker.domain.job import RESTING_JOB_STATES, Attempt, Event, Job, JobState, LedgerEntry, Signal
 from broker.domain.observation import Observation
-from broker.domain.slack import SlackUser
 from broker.domain.tenancy import DEFAULT_TEAM, AuditEntry, Team, Tenant
 from broker.ports import Clock, Lane, Token, Upload
 from broker.store import fences

@@ -5,10 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from broker.domain.channel import NOTICES, Channel, Delivery, Snapshot
+from broker.domain.channel import NOTICES, Channel, Delivery, Notice, Snapshot
 from broker.domain.ids import JobId
 from broker.domain.job import Attempt
-from broker.domain.notice import Notice
 from broker.ports import ChannelStatus, Pending, Settled, Settlement, State, Stream
 from broker.store import channel_rules, fences, rows
 from broker.store.channel_rules import IDLE_S

@@ -8,10 +8,10 @@ import asyncpg
 
 from broker.decide.budgets import Applied, Reached, extension
 from broker.decide.policy_dryrun import History, Other, Past
+from broker.domain.channel import Notice
 from broker.domain.errors import OverBudget
 from broker.domain.ids import JobId
 from broker.domain.job import TERMINAL_JOB_STATES, Event, Job
-from broker.domain.notice import Notice
 from broker.domain.policy import KeptPolicy, Policy, PolicyVersion
 from broker.ports.policies import Whose
 from broker.store import fences, policy_rules, rows

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from broker.domain.slack import SlackUser
+from broker.domain.channel import SlackUser
 from broker.store import fences, rows, slack_rules
 from broker.store.postgres_part import Part, write_audit
 from broker.store.postgres_pool import QUERIES

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from broker.domain.slack import SlackUser
+from broker.domain.channel import SlackUser
 from broker.domain.tenancy import AuditEntry, Tenant
 
 

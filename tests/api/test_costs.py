@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.checks import Checks
-from broker.decide.billing import Tempo
+from broker.decide.drain import Tempo
 from broker.domain.errors import Problem
 from broker.domain.ids import JobId
 from broker.domain.job import Event, JobState, Stored

@@ -10,10 +10,9 @@ import pytest
 from broker.controllers.budgets import Budgets
 from broker.controllers.inventory import Inventory
 from broker.controllers.placement import Placement
-from broker.domain.channel import NOTICES
+from broker.domain.channel import NOTICES, Notice
 from broker.domain.instance import Caps
 from broker.domain.job import AttemptState, Event, JobState, LedgerKind, Reason, Signal
-from broker.domain.notice import Notice
 from broker.domain.policy import Policy
 from broker.ports import Note, Store
 from providers.simulated import SimulatedProvider

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from broker.controllers.billing import Billing
-from broker.controllers.boot import SELF_STOP_S
 from broker.domain.errors import OutcomeUnknown
 from broker.domain.ids import JobId
-from broker.domain.instance import Observed
+from broker.domain.instance import SELF_STOP_S, Observed
 from broker.domain.job import JobState, Reason, Signal
 from broker.store.memory import MemoryStore
 from providers.sim_config import SimulatedConfig

@@ -5,10 +5,9 @@ from decimal import Decimal
 
 import asyncpg
 
-from broker.domain.channel import Channel
+from broker.domain.channel import Channel, SlackUser
 from broker.domain.job import AttemptState, Job
 from broker.domain.policy import Policy
-from broker.domain.slack import SlackUser
 from broker.domain.tenancy import HOUSE, Tenant
 from broker.ports import Charge, Token, Upload
 from broker.store.postgres import PostgresStore

@@ -20,10 +20,10 @@ from typing import Any
 import aiohttp
 
 from broker.decide.decision import packed
+from broker.domain.channel import SlackUser
 from broker.domain.ids import AttemptId, JobId, base32, job_id
 from broker.domain.job import AttemptState, Job, JobState
 from broker.domain.policy import Policy
-from broker.domain.slack import SlackUser
 from broker.domain.tenancy import Scope, Tenant
 from broker.ports import Change, Charge, Lane, Store
 from tests.api import harness

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from broker.controllers.boot import SELF_STOP_S
 from broker.domain.errors import BlobError, BlobsUnavailable
 from broker.domain.ids import AttemptId, Installation, InstanceName, instance_name
-from broker.domain.instance import BootSpec, InstanceState, Observed
+from broker.domain.instance import SELF_STOP_S, BootSpec, InstanceState, Observed
 from broker.domain.job import Handle
 from providers.body import Machine
 from providers.sim_virtual import VirtualBody, _Instance

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from broker.controllers.boot import SELF_STOP_S
-from broker.decide.billing import drain_lead_s
+from broker.decide.drain import drain_lead_s
 from broker.domain.ids import AttemptId, InstanceName, JobId, attempt_of
-from broker.domain.instance import InstanceState, Observed
+from broker.domain.instance import SELF_STOP_S, InstanceState, Observed
 from broker.domain.job import Attempt, Job, LedgerKind
 from broker.domain.money import ZERO
 from broker.domain.offer import Offer

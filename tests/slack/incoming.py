@@ -14,9 +14,8 @@ import pytest
 from broker.api.slack import SLACK
 from broker.api.usecases.slack import Slack as Incoming
 from broker.clock import SystemClock
-from broker.domain.channel import Channel
+from broker.domain.channel import Channel, SlackUser
 from broker.domain.job import RESTING_JOB_STATES, Job, JobState
-from broker.domain.slack import SlackUser
 from broker.domain.tenancy import Scope
 from broker.notify.slack import SlackNotifier
 from broker.notify.slack_app import SlackApp

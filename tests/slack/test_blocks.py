@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import broker
-from broker.domain.channel import Snapshot
+from broker.domain.channel import Notice, Snapshot
 from broker.domain.job import Attempt, AttemptState, Event, Job, JobState, Reason
-from broker.domain.notice import Notice
 from broker.notify.slack_blocks import Message, buttons, ended, extended, root
 from broker.notify.slack_replies import ENDS, SILENT, TITLES, lost, notice, reply
 from broker.notify.slack_text import code, escape, line

@@ -8,10 +8,9 @@ import pytest
 import yaml
 
 from broker.api.slack import api
-from broker.domain.channel import NOTICES, Delivery, Snapshot
+from broker.domain.channel import NOTICES, Delivery, Notice, Snapshot
 from broker.domain.errors import ChannelRefused, NotifyError
 from broker.domain.job import JobState
-from broker.domain.notice import Notice
 from tests.conformance.samples import START, make_job
 from tests.slack.conftest import Desk
 from tests.slack.server import SCOPES

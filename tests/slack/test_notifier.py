@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.domain.channel import NOTICES, Delivery, Snapshot
+from broker.domain.channel import NOTICES, Delivery, Notice, Snapshot
 from broker.domain.errors import ChannelRefused, NotDelivered, NotifyError, RetryAfter, Undeliverable
 from broker.domain.job import AttemptState, Job, JobState, Reason
-from broker.domain.notice import Notice
 from broker.secrets import SecretsError
 from tests.conformance.samples import START, make_attempt, make_job
 from tests.slack.conftest import BOX, Desk, channel

@@ -4,8 +4,9 @@ a few seconds of the end is not waited for."""
 from functools import partial
 
 from trainer import standalone
-from trainer.__main__ import leave, main
+from trainer.__main__ import main
 from trainer.contract.rendezvous import Limits
+from trainer.process_exit import leave
 
 DRAIN_S = 10.0
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.__main__ import leave, main
+from trainer.__main__ import main
 from trainer.agent.effort import Effort
 from trainer.agent.script_tree import ScriptTree
 from trainer.blobs import Objects
+from trainer.process_exit import leave
 
 FOLDER = "HELD_BY"
 UPLOAD, SNAPSHOT = "upload", "snapshot"

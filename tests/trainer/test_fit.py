@@ -33,11 +33,11 @@ def test_the_rows_fit_divide_the_batch_and_no_more_would(
 
 
 def in_process(argv: Sequence[str]) -> str:
-    from trainer import memtrace
+    from trainer import memtrace_main
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert memtrace.main(argv) == 0
+        assert memtrace_main.main(argv) == 0
     return out.getvalue()
 
 

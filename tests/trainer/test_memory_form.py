@@ -17,7 +17,7 @@ from broker.models import catalogue
 from broker.models.encoders import ENCODERS
 from broker.models.shape import MIXTURES
 from broker.sizing import estimate
-from trainer import memtrace
+from trainer import memtrace_main
 from trainer.contract.train import DataConfig, FullConfig, LoraConfig, TrainConfig
 from trainer.memtrace import extrapolate
 from trainer.memtrace_step import Ask
@@ -85,7 +85,7 @@ def test_the_tape_plays_what_the_model_does(family: str, method: str, precision:
 def test_a_decoder_with_classes_is_played_as_it_is_traced(family: str, method: str, task: str) -> None:
     config = {"model_type": family, **CONFIGS[family], "id2label": {"0": "a", "1": "b", "2": "c"}}
     words = ["--config", "x", "--task", task, "--method", method, "--seq", "256", "--gradient-checkpointing"]
-    traced = extrapolate(config, memtrace._ask(memtrace._arguments().parse_args(words), family))
+    traced = extrapolate(config, memtrace_main.options(memtrace_main.parser().parse_args(words), family))
     found = estimate(config=config, task=task, method=method, seq=256, micro_batch=4, gradient_checkpointing=True)
     assert found["peak_allocated_bytes"] - CUBLAS_WORKSPACE == pytest.approx(traced.peak_allocated_bytes, rel=0.02)
 

@@ -1,7 +1,6 @@
 """The tracer against torch itself: the same step, really computed on this CPU, makes the same storages."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -251,7 +250,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path, capsys: Any) -> None:
-    from trainer.memtrace import main
+    from trainer.memtrace_main import main
 
     config = tmp_path / "config.json"
     config.write_text(text)
@@ -261,31 +260,8 @@ def test_what_cannot_be_traced_is_one_line(text: str, words: str, tmp_path: Path
     assert told.count("\n") == 1
 
 
-def test_a_tracer_that_lacks_a_part_of_a_library_starts_over_with_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from trainer import lean, memtrace
-
-    config, started = tmp_path / "config.json", []
-    config.write_text(json.dumps(LLAMA))
-    monkeypatch.setenv(lean.WHOLE, "")
-    monkeypatch.setattr(memtrace, "extrapolate", lambda *_: lean._no_compiler().unheard_of)
-    monkeypatch.setattr("os.execv", lambda *command: started.append(command) or sys.exit(0))
-    with pytest.raises(SystemExit):
-        memtrace.main(["--config", str(config)])
-    assert started == [(sys.executable, [sys.executable, "-m", "trainer.memtrace", "--config", str(config)])]
-    assert os.environ[lean.WHOLE]
-
-
-def test_a_process_that_shuts_libraries_out_does_without_them() -> None:
-    """transformers and peft import sklearn and bitsandbytes wherever they are, for 2.6 s."""
-    told = "from trainer import lean; lean.shut_out()\ntry: import sklearn\nexcept ImportError: print('absent')"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    assert done.stdout == "absent\n"
-
-
 def test_a_row_of_one_token_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from trainer.memtrace import main
+    from trainer.memtrace_main import main
 
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA))

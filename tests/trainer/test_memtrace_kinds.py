@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 from accelerate.state import AcceleratorState
 
-from trainer import memtrace
+from trainer import memtrace_main
 from trainer.memtrace import extrapolate, trace
 
 ENDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "decoder_start_token_id": 0}
@@ -35,7 +35,7 @@ def fresh_accelerator() -> Iterator[None]:
 @pytest.mark.parametrize("config", [T5, BART | {"model_type": "bart"}, WHISPER], ids=["t5", "bart", "whisper"])
 def test_few_layers_of_both_stacks_tell_the_peak_of_any_depth(config: dict[str, Any], method: str) -> None:
     words = ["--config", "x", "--method", method, "--seq", "64", "--gradient-checkpointing"]
-    ask = memtrace._ask(memtrace._arguments().parse_args(words), config["model_type"])
+    ask = memtrace_main.options(memtrace_main.parser().parse_args(words), config["model_type"])
     whole = {name: sum(by.values()) for name, by in trace(config, (6, 5), ask).items()}
     AcceleratorState._reset_state(True)
     assert extrapolate(config, ask).peak_allocated_bytes == max(whole.values())
@@ -53,7 +53,7 @@ def test_few_layers_of_both_stacks_tell_the_peak_of_any_depth(config: dict[str, 
 )
 def test_the_trace_of_two_stacks_is_what_torch_allocates(config: dict[str, Any], words: list[str]) -> None:
     words = ["--config", "x", "--seq", "48", "--target-seq", "32", "--device", "cpu", *words]
-    ask = memtrace._ask(memtrace._arguments().parse_args(words), config["model_type"])
+    ask = memtrace_main.options(memtrace_main.parser().parse_args(words), config["model_type"])
     traced = trace(config, (3, 3), ask)
     AcceleratorState._reset_state(True)
     real = trace(config, (3, 3), ask, real=True)
@@ -66,7 +66,7 @@ def test_the_trace_of_two_stacks_is_what_torch_allocates(config: dict[str, Any],
 
 def test_a_head_that_the_checkpoint_has_besides_is_no_table_of_words() -> None:
     words = ["--config", "x", "--method", "full", "--seq", "16"]
-    ask = memtrace._ask(memtrace._arguments().parse_args(words), "t5")
+    ask = memtrace_main.options(memtrace_main.parser().parse_args(words), "t5")
     tied = trace(T5, (1, 1), ask)
     AcceleratorState._reset_state(True)
     untied = trace(T5 | {"tie_word_embeddings": False}, (1, 1), ask)

@@ -15,7 +15,7 @@ from torch import distributed
 
 from tests.trainer.shared_step import Segments, really
 from tests.trainer.test_memtrace import LLAMA, QWEN2, ask, totals
-from trainer import memtrace
+from trainer import memtrace_main
 from trainer.memtrace import extrapolate, trace
 from trainer.memtrace_step import Ask
 
@@ -128,6 +128,6 @@ def test_what_several_processes_cannot_do_is_one_line(
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA))
-    assert memtrace.main(["--config", str(config), "--gpus", "2", "--seq", "16", *words]) == 2
+    assert memtrace_main.main(["--config", str(config), "--gpus", "2", "--seq", "16", *words]) == 2
     said = capsys.readouterr().err.splitlines()
     assert told in said[-1]

@@ -16,7 +16,7 @@ from tests.grants.gate import gated
 from tests.trainer import tiny_jobs, workers
 from tests.trainer.hub import TOKEN, Hub
 from tests.trainer.tiny_jobs import KINDS
-from trainer import card, checkpoint, publish
+from trainer import card, checkpoint, publish, publish_main
 from trainer.agent import deliver
 from trainer.blobs import Objects, connect
 from trainer.checkpoint import Origin
@@ -150,7 +150,7 @@ def test_a_configuration_without_output_publishes_nothing_and_says_so(
 ) -> None:
     spec = tmp_path / "train.json"
     spec.write_text(json.dumps({"model": "a/b", "data": {"path": "a.csv", "completion": "{a}"}}))
-    assert publish.main([str(tmp_path), "--config", str(spec)]) == 64
+    assert publish_main.main([str(tmp_path), "--config", str(spec)]) == 64
     said = "output: has neither push nor copy_to; name where the results go"
     assert capsys.readouterr().err == f"{spec}: {said}\n"
 

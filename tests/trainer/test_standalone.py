@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer import output_folder, preflight, same_run, standalone
+from trainer import config_file, output_folder, preflight, same_run, standalone
 from trainer.contract.rendezvous import AttemptSpec, DataFile, ExitCode
 from trainer.contract.train import CheckpointConfig, TrainConfig
 
@@ -28,9 +28,9 @@ def train(folder: Path) -> dict[str, Any]:
 
 def test_a_spec_s_checkpoint_counts_and_the_option_before_it(tmp_path: Path) -> None:
     path = written(tmp_path, {"train": train(tmp_path), "checkpoint": {"every_s": 60, "keep": 3, "keep_every": 500}})
-    assert standalone.read_saving(path, None) == CheckpointConfig(every_s=60, keep=3, keep_every=500)
-    assert standalone.read_saving(path, 5) == CheckpointConfig(every_s=5, keep=3, keep_every=500)
-    assert standalone.read_saving(written(tmp_path, train(tmp_path)), None) == CheckpointConfig()
+    assert config_file.read_saving(path, None) == CheckpointConfig(every_s=60, keep=3, keep_every=500)
+    assert config_file.read_saving(path, 5) == CheckpointConfig(every_s=5, keep=3, keep_every=500)
+    assert config_file.read_saving(written(tmp_path, train(tmp_path)), None) == CheckpointConfig()
 
 
 def test_a_folder_of_a_model_is_relative_to_the_spec_as_the_data_is(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_folder_of_a_model_is_relative_to_the_spec_as_the_data_is(tmp_path: Pa
     pairs = {"../models/tiny": str(tmp_path / "models/tiny"), "owner/name": "owner/name", "gpt2": "gpt2"}
     for given, taken in (pairs | {"x" * 300: "x" * 300}).items():
         path = written(spec, train(tmp_path) | {"model": given})
-        assert standalone.read_config(path).model == taken
+        assert config_file.read_config(path).model == taken
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_folder_of_a_model_is_relative_to_the_spec_as_the_data_is(tmp_path: Pa
 )
 def test_what_cannot_be_used_is_named(saving: Any, option: float | None, why: str, tmp_path: Path) -> None:
     path = written(tmp_path, {"train": train(tmp_path), "checkpoint": saving})
-    with pytest.raises(standalone.BadConfig, match=why):
-        standalone.read_saving(path, option)
+    with pytest.raises(config_file.BadConfig, match=why):
+        config_file.read_saving(path, option)
 
 
 @pytest.mark.parametrize(

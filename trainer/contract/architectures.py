@@ -49,3 +49,7 @@ def _sees_ahead(config: Mapping[str, Any]) -> bool:
     kind = config.get("model_type")
     causal = config.get("is_decoder") or (kind == "xlm" and config.get("causal")) or config.get("attn_type") == "uni"
     return kind in BOTH_WAYS and not causal
+
+
+STRETCHED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary positions that multiply how far a model reaches; `llama3` and `longrope` have counted it already."""

@@ -8,10 +8,9 @@ from typing import Any
 
 from broker.api.auth import Caller, Forbidden
 from broker.api.problems import Conflict, NotFound
-from broker.domain.channel import LOG_CHANNEL, NOTICES, Channel, Delivery
+from broker.domain.channel import LOG_CHANNEL, NOTICES, Channel, Delivery, Notice
 from broker.domain.errors import GpubrokerError, InvalidInput, Problem
 from broker.domain.ids import ID_LENGTH, base32
-from broker.domain.notice import Notice
 from broker.ports import ChannelStatus, Clock, Notifier, Store
 from broker.secrets import SecretBox
 

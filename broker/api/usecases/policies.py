@@ -6,8 +6,9 @@ from decimal import Decimal
 
 from broker.api.auth import Caller
 from broker.api.problems import Conflict, NotFound
-from broker.decide.billing import Tempo, least_usd, reserved
 from broker.decide.budgets import Applied, Refusal
+from broker.decide.caps import least_usd, reserved
+from broker.decide.drain import Tempo
 from broker.decide.placement import foresee
 from broker.decide.policy_dryrun import DryRun, dry_run
 from broker.decide.policy_windows import ROLLING

@@ -13,12 +13,10 @@ from broker.api.auth import Caller, Forbidden, Unauthenticated
 from broker.api.problems import Conflict, NotFound
 from broker.api.service import Service
 from broker.api.usecases.slack_acts import HELP, SlackActs, may
-from broker.decide.tenancy import over_since, withheld
-from broker.domain.channel import Channel, Snapshot
+from broker.domain.channel import Channel, SlackUser, Snapshot
 from broker.domain.errors import GpubrokerError, InvalidInput, NotifyError, Problem
 from broker.domain.ids import JobId
-from broker.domain.slack import SlackUser
-from broker.domain.tenancy import Scope, Tenant
+from broker.domain.tenancy import Scope, Tenant, over_since, withheld
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from uuid import UUID
 
 from broker.api.auth import Caller, Forbidden, hashed, mint
 from broker.api.problems import Conflict, NotFound
-from broker.decide.tenancy import stays, withheld
 from broker.domain.errors import InvalidInput, Problem
-from broker.domain.tenancy import AuditEntry, Scope, Team
+from broker.domain.tenancy import AuditEntry, Scope, Team, stays, withheld
 from broker.ports import AuditFilter, Clock, Store, Token
 
 

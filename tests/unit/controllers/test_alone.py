@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from broker.controllers.alone import gone_by
-from broker.controllers.boot import SELF_STOP_S
-from broker.domain.instance import Caps, InstanceState, Observed, SelfStop
+from broker.domain.instance import SELF_STOP_S, Caps, InstanceState, Observed, SelfStop
 from broker.domain.job import Handle
 from tests.unit.controllers.test_inventory import NAME, Scripted, inventory
 from tests.unit.decide import build

@@ -6,8 +6,8 @@ from decimal import Decimal
 from broker.controllers.context import Context
 from broker.controllers.digest import Digest
 from broker.decide.digest import DigestPlan
+from broker.domain.channel import Notice
 from broker.domain.ids import Installation
-from broker.domain.notice import Notice
 from broker.ports import Charge
 from broker.store.memory import MemoryStore
 from tests.conformance.samples import ManualClock, running

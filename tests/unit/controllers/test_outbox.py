@@ -11,11 +11,10 @@ import pytest
 from broker.controllers.context import Context, Rhythm
 from broker.controllers.outbox import AT_ONCE, LEASE_S, TRIM_S, Keep, Outbox
 from broker.decide.outbox import DISABLE_AFTER, GIVE_UP_AFTER
-from broker.domain.channel import Channel, Delivery, Snapshot
+from broker.domain.channel import Channel, Delivery, Notice, Snapshot
 from broker.domain.errors import ChannelRefused, NotDelivered, RetryAfter, Undeliverable
 from broker.domain.ids import Installation
 from broker.domain.job import Event, Job, JobState
-from broker.domain.notice import Notice
 from broker.ports import Change, ChannelStatus, Settings, State
 from broker.store.memory import MemoryStore
 from tests.conformance.samples import START, ManualClock, claimed_job, make_event, make_job

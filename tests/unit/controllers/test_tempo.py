@@ -1,7 +1,7 @@
 """What the house takes itself is part of the lead before a cap: docs/money.md has the same formula."""
 
 from broker.controllers.context import Rhythm
-from broker.decide.billing import Tempo
+from broker.decide.drain import Tempo
 
 
 def test_every_round_and_listing_between_the_line_and_the_proof_is_counted() -> None:

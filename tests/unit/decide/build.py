@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from broker.decide.billing import Tempo
+from broker.decide.drain import Tempo
 from broker.domain.ids import Installation, JobId, attempt_id, instance_name
 from broker.domain.job import Attempt, AttemptState, Job, JobState, PriceChange
 from broker.domain.offer import GIB, Offer, QuoteLine, Verdict

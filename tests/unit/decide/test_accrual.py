@@ -11,26 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.decide.billing import (
-    accrued,
-    cap_is_near,
-    counted,
-    drain_lead_s,
-    due_signal,
-    least_usd,
-    limit,
-    machine_s,
-    out_of_time,
-    owed,
-    reserved,
-    time_is_up,
-    time_left_s,
-    told_out_of_time,
-    traffic,
-    traffic_cost,
-    traffic_owed,
-)
+from broker.decide.billing import accrued, counted, machine_s, owed, traffic, traffic_cost, traffic_owed
+from broker.decide.caps import cap_is_near, least_usd, limit, reserved
+from broker.decide.drain import drain_lead_s
 from broker.decide.prices import price_changes, price_now
+from broker.decide.signals import due_signal
+from broker.decide.time_limits import out_of_time, time_is_up, time_left_s, told_out_of_time
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Signal, Traffic

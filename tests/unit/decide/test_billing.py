@@ -9,21 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.billing import (
-    accrued,
-    billed_until,
-    cap_is_near,
-    drain_lead_s,
-    grace_over,
-    least_usd,
-    machine_s,
-    out_of_time,
-    owed,
-    owed_late,
-    reservation,
-    runs_since,
-)
+from broker.decide.billing import accrued, billed_until, machine_s, owed, owed_late, runs_since
+from broker.decide.caps import cap_is_near, least_usd, reservation
+from broker.decide.drain import drain_lead_s
 from broker.decide.prices import price_changes
+from broker.decide.signals import grace_over
+from broker.decide.time_limits import out_of_time
 from broker.domain.ids import InstanceName
 from broker.domain.instance import Caps, InstanceState, Observed
 from broker.domain.job import Attempt, AttemptState, Handle, PriceChange, Reason

@@ -11,7 +11,8 @@ from broker.decide.experience import LEAST, NOTHING, Assessed, Experience, asses
 from broker.decide.fit import fit
 from broker.decide.hardware import TABLE
 from broker.decide.plans import Planner
-from broker.decide.recovery import MOST, remedy
+from broker.decide.recovery import remedy
+from broker.decide.shortfall import MOST
 from broker.decide.throughput import step_seconds
 from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, Job, Reason

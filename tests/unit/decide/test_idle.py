@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from broker.decide.idle import Idle, Watched, idle_signal, judge_idle, watch
-from broker.domain.idle import IdleAction, IdleKind, IdlePolicy, idle_policy
 from broker.domain.job import Signal
+from broker.domain.spec import IdleAction, IdleKind, IdlePolicy, idle_policy
 from trainer.contract.rendezvous import Beat, CheckpointRef
 
 POLICY = IdlePolicy(action="drain", window_s=60, no_progress_s=120, download_s=90)

@@ -13,17 +13,16 @@ from broker.decide.hardware import TABLE
 from broker.decide.plans import Planner
 from broker.decide.recovery import (
     MAX_CHANGES,
-    MOST,
     as_planned,
     furthest_first,
     given_up,
     lasting,
     planned,
     remedy,
-    shortfall,
     told,
     workload_left,
 )
+from broker.decide.shortfall import MOST, shortfall
 from broker.domain.ids import attempt_id
 from broker.domain.job import Attempt, AttemptState, Job, Reason, Remedy
 from broker.domain.offer import GIB, Drop, Offer, QuoteLine, Verdict

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.billing import least_usd
+from broker.decide.caps import least_usd
 from broker.decide.rows import HOURS_A_GIB, MOST, rows_bytes
 from broker.domain.instance import Caps
 from broker.domain.offer import GIB, HostFacts

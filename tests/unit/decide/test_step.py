@@ -14,7 +14,6 @@ from broker.decide.step import (
     end_reason,
     job_event,
     kept_until,
-    ran_out_of_host,
     reason_of,
     setup_reason,
     step,
@@ -291,7 +290,7 @@ def test_only_the_memory_of_a_machine_with_gpus_is_not_the_devices(
 ) -> None:
     ended = Final(attempt="x", outcome=Outcome.OOM, **said)  # type: ignore[arg-type]
     attempt = ending(line=build.line(**offer), final=ended)
-    assert ran_out_of_host(attempt) is host
+    assert attempt.ran_out_of_host is host
     after = after_attempt(build.active_job(), attempt, Reason.OOM, "", build.T0)
     assert after.remedy is not None
     assert (after.remedy.ram_above > 0) is host

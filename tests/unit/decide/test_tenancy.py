@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.decide.tenancy import over_since, stays, withheld
+from broker.domain.tenancy import over_since, stays, withheld
 from tests.unit.decide.build import at
 
 SCOPES = ["read", "submit", "manage", "metrics", "admin"]

@@ -12,9 +12,8 @@ from datetime import timedelta
 import pytest
 from aiohttp import web
 
-from broker.domain.channel import NOTICES, Delivery
+from broker.domain.channel import NOTICES, Delivery, Notice
 from broker.domain.errors import ChannelRefused, InvalidInput, NotDelivered, RetryAfter
-from broker.domain.notice import Notice
 from broker.notify.webhook import ROTATION_S
 from broker.secrets import SecretBox
 from tests.conformance.samples import START
